@@ -1,0 +1,53 @@
+# Two commands to start with: `make demo` and `make test`. Each target does its own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_DOCS := $(VENV)/.ready-docs
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# Two test workers of one thread each use two cores fully; more threads in each would only fight for them.
+TEST_ENV := OMP_NUM_THREADS=1
+TEST_ARGS ?= -n 2 --dist worksteal
+
+.PHONY: help setup demo test test-full lint bench docs clean
+.DEFAULT_GOAL := help
+
+help: ## what each target does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with everything pinned (done once; again when the pins change)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "Python 3.11, 3.12 or 3.13 is needed: make setup PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(READY_DOCS): $(READY)
+	$(PIP_INSTALL) --editable '.[docs]'
+	@touch $@
+
+demo: $(READY) ## slides in, trained classifier and report out, in a few minutes
+	$(BIN)/wsi-train demo
+
+test: $(READY) ## what CI runs
+	$(TEST_ENV) $(BIN)/python -m pytest $(TEST_ARGS)
+
+test-full: $(READY) ## the counts that the project promises; hours; writes benchmarks/results/
+	$(TEST_ENV) $(BIN)/python -m pytest --full $(TEST_ARGS)
+
+lint: $(READY) ## ruff, formatter, type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## the benchmarks, with pictures
+	$(BIN)/python -m benchmarks
+
+docs: $(READY_DOCS) ## the documentation, into site/
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove the environment and what builds made
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,90 @@
+"""What all tests share: how much is run, where real slides are, and where a result is recorded.
+
+`pytest` runs sampled counts and is what CI runs. `pytest --full` (or `make test-full`) runs the counts that the
+project promises: tests marked `full` too, `count(...)` in full, and the hypothesis profile `full`.
+"""
+
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the stated counts, not a sample of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    config.addinivalue_line("markers", "full: runs only with --full, because it takes long")
+    config.addinivalue_line("markers", "slow: takes more than some ten seconds")
+    hypothesis.settings.load_profile("full" if config.getoption("--full") else "ci")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    full = config.getoption("--full")
+    for item in items:
+        if item.get_closest_marker("full") and not full:
+            item.add_marker(pytest.mark.skip(reason="runs with --full"))
+        if item.get_closest_marker("gpu") and not has_cuda():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def count(request: pytest.FixtureRequest) -> Callable[..., int]:
+    """How many cases to run: `for seed in range(count(ci=20, full=500))`."""
+    full_run = bool(request.config.getoption("--full"))
+
+    def choose(*, ci: int, full: int) -> int:
+        return full if full_run else ci
+
+    return choose
+
+
+@pytest.fixture(scope="session")
+def record_result(request: pytest.FixtureRequest) -> Callable[[str, dict[str, Any]], None]:
+    """Keep what a full run measured: `record_result("kill_and_rerun", {"kills": 100, "identical": 100})`.
+
+    Written to `benchmarks/results/NAME.json` with the versions it was measured with; a sampled run writes nothing.
+    """
+    full_run = bool(request.config.getoption("--full"))
+
+    def write(name: str, values: dict[str, Any]) -> None:
+        if not full_run:
+            return
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        record = {"name": name, "environment": environment(), "values": values}
+        (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+    return write
+
+
+def environment() -> dict[str, str]:
+    import torch
+
+    return {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with real slides and label tables, which lies beside the repository and is not part of it."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real slides: {folder} does not exist")
+    return folder

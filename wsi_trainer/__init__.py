@@ -1,0 +1,6 @@
+"""Slides in, a trained and explained slide classifier out.
+
+Importing this package imports nothing heavy: its parts are imported by name when they are used.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,47 @@
+"""A function's typed arguments as options: jsonargparse reads the signature and the docstring."""
+
+from argparse import ArgumentError
+from collections.abc import Callable
+from typing import Any
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+
+from wsi_trainer.cli.messages import explain, typehint_of
+from wsi_trainer.cli.table import Command
+
+BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
+
+
+def run(function: Callable[..., Any], command: Command, words: list[str]) -> Any:
+    """Parse the words by the function's signature and call it."""
+    parser = build_parser(function, command)
+    return function(**parse(parser, words))
+
+
+def build_parser(function: Callable[..., Any], command: Command) -> ArgumentParser:
+    """The parser of one subcommand: `--config`, then the function's arguments."""
+    parser = ArgumentParser(prog=f"wsi-train {command.name}", description=command.help, exit_on_error=False)
+    parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
+    parser.add_function_arguments(function, as_group=False, as_positional=True)
+    return parser
+
+
+def parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
+    """The arguments by name; whatever the parser refuses becomes one clear `UserError`."""
+    try:
+        values: Namespace = parser.instantiate(parser.parse_args(spell_out_flags(parser, words)))
+    except ArgumentError as error:
+        raise explain(parser, error, words) from error
+    return {name: value for name, value in vars(values).items() if name != "config"}
+
+
+def spell_out_flags(parser: ArgumentParser, words: list[str]) -> list[str]:
+    """`--json` as `--json=true`: a boolean option needs no value, but may have one, as it does in a config."""
+    flags = {
+        name for action in parser._actions if typehint_of(action) is bool for name in action.option_strings
+    }
+    following = [*words[1:], ""]
+    return [
+        f"{word}=true" if word in flags and after.lower() not in BOOLEANS else word
+        for word, after in zip(words, following)
+    ]

@@ -1,0 +1,109 @@
+"""From the words on the command line to a subcommand's exit code. Imports only the standard library."""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from wsi_trainer import __version__
+from wsi_trainer.cli.table import COMMANDS, Command
+from wsi_trainer.errors import UserError
+
+DEBUG_FLAG = "--debug"
+USAGE_EXIT = 2
+INTERRUPTED_EXIT = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `wsi-train` with these arguments (those of the process by default) and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = DEBUG_FLAG in words
+    words = [word for word in words if word != DEBUG_FLAG]
+    try:
+        return dispatch(words)
+    except KeyboardInterrupt:
+        print("wsi-train: interrupted", file=sys.stderr)
+        return INTERRUPTED_EXIT
+    except SystemExit as stop:  # argparse ends the process after --help
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except Exception as error:
+        mendable = as_user_error(error)
+        if mendable is None:
+            raise
+        if debug:
+            traceback.print_exc()
+        print(f"wsi-train: error: {' '.join(str(mendable).split())}", file=sys.stderr)
+        return mendable.exit_code
+
+
+def dispatch(words: list[str]) -> int:
+    """Choose the subcommand by the first word and call it with the rest."""
+    if not words or words[0] in ("-h", "--help"):
+        print(help_text())
+        return 0 if words else USAGE_EXIT
+    if words[0] == "--version":
+        print(f"wsi-train {__version__}")
+        return 0
+    return call(find(words[0]), words[1:])
+
+
+def find(name: str) -> Command:
+    """The row with this name, or an error with the nearest one."""
+    names = [command.name for command in COMMANDS]
+    if name in names:
+        return COMMANDS[names.index(name)]
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    kind = "option" if name.startswith("-") else "command"
+    raise UserError(f"unknown {kind} '{name}'; {hint}the commands are: {', '.join(names)}")
+
+
+def call(command: Command, words: list[str]) -> int:
+    """Import the command's function and run it on the remaining words."""
+    if not command.target:
+        raise UserError(f"'{command.name}' is not there yet in wsi-train {__version__} ({command.help})")
+    module_name, _, function_name = command.target.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+    if command.own_parser:
+        return int(function(words) or 0)
+    from wsi_trainer.cli.arguments import run  # jsonargparse is slow to import: only when a command runs
+
+    return int(run(function, command, words) or 0)
+
+
+def help_text() -> str:
+    """What `wsi-train --help` prints."""
+    width = max(len(command.name) for command in COMMANDS)
+    rows = "\n".join(
+        f"  {command.name:<{width}}  {command.help}{'' if command.target else ' [not there yet]'}"
+        for command in COMMANDS
+    )
+    return (
+        "usage: wsi-train COMMAND [OPTIONS]\n\n"
+        "Train deep networks end to end on whole slides, exactly, within a memory budget.\n\n"
+        f"commands:\n{rows}\n\n"
+        "options:\n"
+        "  -h, --help  this text; `wsi-train COMMAND --help` shows the options of a command\n"
+        "  --version   the version\n"
+        f"  {DEBUG_FLAG}     show the traceback of an error"
+    )
+
+
+def as_user_error(error: Exception) -> UserError | None:
+    """The error as one the user can mend, or None if it is a bug whose traceback should be seen."""
+    if isinstance(error, UserError):
+        return error
+    if is_budget_error(error):
+        return UserError(str(error))
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return UserError(f"{error.filename}: {error.strerror}")
+    return None
+
+
+def is_budget_error(error: Exception) -> bool:
+    """Whether the engine says that the budget is too small. The engine is asked only if it is imported anyway."""
+    engine = sys.modules.get("lightning_plugin")
+    budget_error = getattr(engine, "BudgetError", None)
+    return isinstance(budget_error, type) and isinstance(error, budget_error)

@@ -1,0 +1,42 @@
+"""The subcommands of `wsi-train`, one row each.
+
+How to add a subcommand:
+
+1. Write a function with typed arguments and a docstring with an `Args:` section, in the folder it belongs to,
+   e.g. `def verify(store: Path, workers: int = 2) -> int | None` in `wsi_trainer/slides/verify.py`.
+   Arguments without a default become positional, the others options; a dataclass becomes a group of options.
+   `--config FILE.yaml`, `--print_config` and `--help` come by themselves. Return an exit code, or None for 0.
+2. Point its row below at `"module:function"`. The module is imported only when the command is chosen, so
+   `wsi-train --help` stays fast and imports no torch; import what is heavy wherever you like.
+3. Report what the user can mend with `raise UserError("one line: what, where, the way out")`.
+4. A command with a parser of its own (LightningCLI) sets `own_parser=True` and is called as `function(argv)`;
+   it turns what its parser raises into a UserError with `wsi_trainer.cli.messages.explain(parser, error, argv)`.
+5. Test it with `main([...])`, which returns the exit code.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A row: the subcommand's name, one line of help, and where its function is ("" while it is not there yet)."""
+
+    name: str
+    help: str
+    target: str = ""
+    own_parser: bool = False
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("demo", "make slides, train on them, and write the report: everything once, in a few minutes"),
+    Command("doctor", "what is installed, which device, which readers and codecs work, what is missing"),
+    Command("preprocess", "convert slides to zarr: checked, resumable, background for free"),
+    Command("verify", "read converted slides again and compare them with their manifest of hashes"),
+    Command("plan", "plan a model at an image size under a memory budget, without a device or an image"),
+    Command("fit", "train a slide classifier end to end"),
+    Command("validate", "evaluate a checkpoint on the validation split"),
+    Command("test", "evaluate a checkpoint on the test split, with confidence intervals"),
+    Command("predict", "write a prediction for each slide"),
+    Command("heatmap", "write exact whole-slide maps of what the model looked at"),
+    Command("report", "write the HTML report of a run"),
+)
