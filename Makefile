@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 TEST_ENV := OMP_NUM_THREADS=1
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full lint bench docs clean
+.PHONY: help setup demo test test-full lint bench docs constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -48,6 +48,14 @@ bench: $(READY) ## the benchmarks, with pictures
 
 docs: $(READY_DOCS) ## the documentation, into site/
 	$(BIN)/mkdocs build --strict
+
+constraints: $(READY) ## pin everything anew, keeping what need not change
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --python-version 3.11 --quiet \
+	  --constraint constraints.txt --no-annotate --no-header \
+	  | grep -vE '^(nvidia-|cuda-|triton==)' > constraints.new
+	{ grep '^#' constraints.txt; cat constraints.new; } > constraints.txt.new
+	mv constraints.txt.new constraints.txt && rm constraints.new
 
 clean: ## remove the environment and what builds made
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
