@@ -51,11 +51,12 @@ docs: $(READY_DOCS) ## the documentation, into site/
 
 constraints: $(READY) ## pin everything anew, keeping what need not change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	cp constraints.txt $(VENV)/pins.txt
 	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --python-version 3.11 --quiet \
-	  --constraint constraints.txt --no-annotate --no-header \
-	  | grep -vE '^(nvidia-|cuda-|triton==)' > constraints.new
-	{ grep '^#' constraints.txt; cat constraints.new; } > constraints.txt.new
-	mv constraints.txt.new constraints.txt && rm constraints.new
+	  --no-annotate --no-header --output-file $(VENV)/pins.txt
+	grep '^#' constraints.txt > $(VENV)/constraints.txt
+	grep -vE '^(#|nvidia-|cuda-|triton==)' $(VENV)/pins.txt >> $(VENV)/constraints.txt
+	mv $(VENV)/constraints.txt constraints.txt
 
 clean: ## remove the environment and what builds made
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,7 @@
 """What all tests share: how much is run, where real slides are, and where a result is recorded.
 
-`pytest` runs sampled counts and is what CI runs. `pytest --full` (or `make test-full`) runs the counts that the
-project promises: tests marked `full` too, `count(...)` in full, and the hypothesis profile `full`.
+`pytest` runs sampled counts and is what CI runs. `pytest --full` (or `make test-full`) runs the counts that
+the project promises: tests marked `full` too, `count(...)` in full, and the hypothesis profile `full`.
 """
 
 import json
@@ -61,7 +61,8 @@ def count(request: pytest.FixtureRequest) -> Callable[..., int]:
 def record_result(request: pytest.FixtureRequest) -> Callable[[str, dict[str, Any]], None]:
     """Keep what a full run measured: `record_result("kill_and_rerun", {"kills": 100, "identical": 100})`.
 
-    Written to `benchmarks/results/NAME.json` with the versions it was measured with; a sampled run writes nothing.
+    Written to `benchmarks/results/NAME.json` with the versions it was measured with; a sampled run writes
+    nothing.
     """
     full_run = bool(request.config.getoption("--full"))
 
@@ -83,7 +84,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with real slides and label tables, which lies beside the repository and is not part of it."""
+    """The folder with real slides and label tables: it lies beside the repository, if at all."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"no real slides: {folder} does not exist")

@@ -4,7 +4,7 @@ from argparse import ArgumentError
 from collections.abc import Callable
 from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace
 
 from wsi_trainer.cli.messages import explain, typehint_of
 from wsi_trainer.cli.table import Command
@@ -21,7 +21,7 @@ def run(function: Callable[..., Any], command: Command, words: list[str]) -> Any
 def build_parser(function: Callable[..., Any], command: Command) -> ArgumentParser:
     """The parser of one subcommand: `--config`, then the function's arguments."""
     parser = ArgumentParser(prog=f"wsi-train {command.name}", description=command.help, exit_on_error=False)
-    parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
+    parser.add_argument("--config", action="config", help="a YAML file with any of the options below")
     parser.add_function_arguments(function, as_group=False, as_positional=True)
     return parser
 
@@ -36,7 +36,7 @@ def parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
 
 
 def spell_out_flags(parser: ArgumentParser, words: list[str]) -> list[str]:
-    """`--json` as `--json=true`: a boolean option needs no value, but may have one, as it does in a config."""
+    """`--json` as `--json=true`: a boolean option needs no value, but may have one, as in a config."""
     flags = {
         name for action in parser._actions if typehint_of(action) is bool for name in action.option_strings
     }

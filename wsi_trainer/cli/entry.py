@@ -103,7 +103,7 @@ def as_user_error(error: Exception) -> UserError | None:
 
 
 def is_budget_error(error: Exception) -> bool:
-    """Whether the engine says that the budget is too small. The engine is asked only if it is imported anyway."""
+    """Whether the engine says that the budget is too small; the engine is asked only if it is imported."""
     engine = sys.modules.get("lightning_plugin")
     budget_error = getattr(engine, "BudgetError", None)
     return isinstance(budget_error, type) and isinstance(error, budget_error)

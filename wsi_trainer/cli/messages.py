@@ -1,9 +1,10 @@
-"""What a parser refused, in one line a user can act on: the name, the nearest valid one, the valid choices."""
+"""What a parser refused, in one line to act on: the name, the nearest valid one, the valid choices."""
 
 import argparse
 import re
 from difflib import get_close_matches
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -40,7 +41,9 @@ def explain_value(parser: argparse.ArgumentParser, key: str, why: str, words: li
     if not actions or got is None:
         return UserError(f"{key}: {why}")
     where = in_config(words) if not mentions(words, key) else ""
-    return UserError(f"{key}{where}: '{got['value'].strip()}' is not valid; {expected(typehint_of(actions[0]), why)}")
+    return UserError(
+        f"{key}{where}: '{got['value'].strip()}' is not valid; {expected(typehint_of(actions[0]), why)}"
+    )
 
 
 def expected(hint: Any, why: str) -> str:
@@ -61,7 +64,7 @@ def typehint_of(action: argparse.Action) -> Any:
 
 def keys_of(parser: argparse.ArgumentParser, positional: bool = True) -> list[str]:
     """The keys that a config file may hold, without the parser's own."""
-    own = {"help", "config", "print_config", argparse.SUPPRESS}
+    own = {"help", "config", "print_config", "print_shtab", argparse.SUPPRESS}
     return [
         action.dest
         for action in parser._actions
@@ -78,7 +81,7 @@ def suggest(wrong: str, valid: list[str]) -> str:
 
 def in_config(words: list[str]) -> str:
     """The config files named on the command line, as a place."""
-    files = [after for word, after in zip(words, words[1:]) if word == "--config"]
+    files = [after for word, after in pairwise(words) if word == "--config"]
     files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
     return f" in {', '.join(str(Path(file)) for file in files)}" if files else ""
 

@@ -10,7 +10,7 @@ How to add a subcommand:
    `wsi-train --help` stays fast and imports no torch; import what is heavy wherever you like.
 3. Report what the user can mend with `raise UserError("one line: what, where, the way out")`.
 4. A command with a parser of its own (LightningCLI) sets `own_parser=True` and is called as `function(argv)`;
-   it turns what its parser raises into a UserError with `wsi_trainer.cli.messages.explain(parser, error, argv)`.
+   it turns what its parser raises into a UserError with `explain(parser, error, argv)` of `cli.messages`.
 5. Test it with `main([...])`, which returns the exit code.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A row: the subcommand's name, one line of help, and where its function is ("" while it is not there yet)."""
+    """A row: the subcommand's name, one line of help, and where its function is ("" while not there yet)."""
 
     name: str
     help: str
@@ -29,7 +29,11 @@ class Command:
 
 COMMANDS: tuple[Command, ...] = (
     Command("demo", "make slides, train on them, and write the report: everything once, in a few minutes"),
-    Command("doctor", "what is installed, which device, which readers and codecs work, what is missing"),
+    Command(
+        "doctor",
+        "what is installed, which device, which readers and codecs work, what is missing",
+        "wsi_trainer.doctor.command:doctor",
+    ),
     Command("preprocess", "convert slides to zarr: checked, resumable, background for free"),
     Command("verify", "read converted slides again and compare them with their manifest of hashes"),
     Command("plan", "plan a model at an image size under a memory budget, without a device or an image"),

@@ -1,0 +1,60 @@
+"""The subcommand: run all checks and show them as a table or as JSON; the exit code says if all is well."""
+
+import json as json_format
+import tempfile
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from wsi_trainer import __version__
+from wsi_trainer.doctor.check import Check, Status, healthy
+from wsi_trainer.doctor.formats import check_formats
+from wsi_trainer.doctor.machine import check_machine
+from wsi_trainer.doctor.packages import check_packages
+
+COLOURS = {Status.OK: "green", Status.ABSENT: "dim", Status.WARNING: "yellow", Status.FAILED: "bold red"}
+
+
+def doctor(json: bool = False) -> int:
+    """Try everything that training needs and say what works, what is missing and how to add it.
+
+    Args:
+        json: print the checks as JSON instead of a table
+    """
+    checks = examine()
+    if json:
+        listed = [asdict(check) for check in checks]
+        print(json_format.dumps({"version": __version__, "checks": listed}, indent=2))
+    else:
+        show(checks, Console())
+    return 0 if healthy(checks) else 1
+
+
+def examine() -> list[Check]:
+    """All checks; the files that they make are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="wsi-train-doctor-") as folder:
+        formats = check_formats(Path(folder))
+    return [*check_packages(), *check_machine(Path.cwd()), *formats]
+
+
+def show(checks: list[Check], console: Console) -> None:
+    """The table, one heading for each group, then the commands that mend or add something."""
+    table = Table(title=f"wsi-train {__version__}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "status", "detail"):
+        table.add_column(heading, overflow="fold")
+    for group, members in groupby(checks, lambda check: check.group):
+        table.add_row(Text(group, style="bold"))
+        for check in members:
+            status = Text(check.status.value, style=COLOURS[check.status])
+            table.add_row(Text(f"  {check.name}"), status, Text(check.detail))
+    console.print(table)
+    for check in checks:
+        if check.fix:
+            line = f"{check.name} ({check.status.value}): {check.fix}"
+            console.print(Text(line, style=COLOURS[check.status]))
+    verdict = "all that must work works" if healthy(checks) else "what must work does not: see above"
+    console.print(Text(verdict, style="bold"))

@@ -1,0 +1,73 @@
+"""The device, the memory and the disk that a run would have."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from wsi_trainer.doctor.check import Check, Status, attempt
+
+GIB = 1024**3
+LOW_DISK = 10 * GIB
+GROUP = "machine"
+
+
+def check_machine(folder: Path) -> list[Check]:
+    """Device, memory, cores and the free disk of the working and the temporary folder."""
+    return [
+        attempt(GROUP, "device", device, "pip install 'torch>=2.11,<2.14'"),
+        attempt(GROUP, "memory", memory),
+        Check(GROUP, "cores", Status.OK, f"{usable_cores()} usable of {os.cpu_count()}"),
+        disk("disk, working folder", folder),
+        disk("disk, temporary folder", Path(tempfile.gettempdir())),
+    ]
+
+
+def device() -> str:
+    """The device that training would use, after one small convolution and its backward on it."""
+    import torch
+
+    name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    convolution = torch.nn.Conv2d(3, 4, 3).to(name)
+    convolution(torch.ones(1, 3, 8, 8, device=name)).sum().backward()
+    if name == "cuda":
+        found = torch.cuda.get_device_properties(0)
+        return f"cuda: {torch.cuda.device_count()} × {found.name}, {size(found.total_memory)} each"
+    return f"{name}: {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def memory() -> str:
+    """The memory of this process: the machine's, or the limit of its container if that is smaller."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = container_limit()
+    if limit is not None and limit < total:
+        return f"{size(limit)} (container limit; the machine has {size(total)})"
+    return size(total)
+
+
+def container_limit() -> int | None:
+    """The memory limit of the control group, if there is one."""
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        path = Path(name)
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            return int(text)
+    return None
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def disk(name: str, folder: Path) -> Check:
+    """The free space of a folder: a warning where it is too little for slides."""
+    free = shutil.disk_usage(folder).free
+    if free < LOW_DISK:
+        fix = f"free some space, or work in a folder with more than {size(LOW_DISK)}"
+        return Check(GROUP, name, Status.WARNING, f"{size(free)} free in {folder}", fix)
+    return Check(GROUP, name, Status.OK, f"{size(free)} free in {folder}")
+
+
+def size(count: int) -> str:
+    """Bytes as GiB."""
+    return f"{count / GIB:.1f} GiB"
