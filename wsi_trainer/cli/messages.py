@@ -13,6 +13,7 @@ from wsi_trainer.errors import UserError
 UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[^']+)' does not accept option|Option) '(?P<key>[^']+)'")
 UNKNOWN_WORD = re.compile(r"unrecognized arguments: (?P<word>\S+)")
 BAD_VALUE = re.compile(r"Parser key \"(?P<key>[^\"]+)\":\s*(?P<why>.*)", re.DOTALL)
+BAD_FILE = re.compile(r"Problems parsing config: (?P<why>.*)", re.DOTALL)
 GOT_VALUE = re.compile(r"Got value: (?P<value>.*)", re.DOTALL)
 MAX_LISTED = 24
 
@@ -29,6 +30,8 @@ def explain(parser: argparse.ArgumentParser, error: Exception, words: list[str])
         return UserError(f"unknown argument '{word}'; {suggest(word, options)}")
     if found := BAD_VALUE.search(text):
         return explain_value(parser, found["key"], found["why"], words)
+    if found := BAD_FILE.search(text):
+        return UserError(f"cannot parse the configuration{in_config(words)}: {found['why']}")
     return UserError(f"{parser.prog}: {text}")
 
 

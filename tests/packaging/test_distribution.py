@@ -1,0 +1,78 @@
+"""The wheel holds the two packages and nothing else, and works where it is installed."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from this tree with the build backend that is installed here."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A clean environment that holds only the wheel: not even its requirements."""
+    folder = tmp_path_factory.mktemp("clean")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(command, check=True)
+    return folder / "bin"
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+
+
+def test_wheel_holds_only_the_two_packages(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"lightning_plugin", "wsi_trainer"}
+    assert "wsi_trainer/py.typed" in names
+    assert "lightning_plugin/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_help_works_without_any_requirement(installed, tmp_path):
+    run = subprocess.run(
+        [installed / "wsi-train", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=clean_environment(),
+    )
+    assert run.returncode == 0, run.stderr
+    assert "usage: wsi-train COMMAND" in run.stdout
+
+
+def test_importing_the_engine_imports_no_application():
+    program = "import lightning_plugin, json, sys; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    modules = json.loads(run.stdout.splitlines()[-1])
+    assert "lightning_plugin" in modules
+    assert [name for name in ("wsi_trainer", "openslide") if name in modules] == []
+
+
+def test_no_requirement_brings_torchvision():
+    assert "torchvision" not in (ROOT / "constraints.txt").read_text()
+
+
+def test_constraints_name_no_cuda_package():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert "torch==2.13.0" in lines
+    assert [line for line in lines if line.startswith(("nvidia-", "cuda-", "triton"))] == []

@@ -1,0 +1,63 @@
+"""`wsi-train --help` lists every command and imports nothing that is slow to import."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from wsi_trainer.cli import main
+from wsi_trainer.cli.table import COMMANDS
+
+HEAVY = (
+    "torch",
+    "pytorch_lightning",
+    "lightning",
+    "zarr",
+    "openslide",
+    "numpy",
+    "jsonargparse",
+    "lightning_plugin",
+)
+PROGRAM = """
+import contextlib, io, json, sys
+from wsi_trainer.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as shown:
+    code = main({argv!r})
+print(json.dumps({{"code": code, "shown": shown.getvalue(), "modules": sorted(sys.modules)}}))
+"""
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--version"]])
+def test_help_imports_nothing_heavy(argv):
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(argv=argv)], capture_output=True, text=True, check=True
+    )
+    result = json.loads(run.stdout)
+    assert result["code"] == 0
+    assert "wsi-train" in result["shown"]
+    assert [name for name in HEAVY if name in result["modules"]] == []
+
+
+def test_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"  {command.name} " in shown
+        assert command.help in shown
+
+
+def test_no_command_shows_help_and_fails(capsys):
+    assert main([]) == 2
+    assert "usage: wsi-train COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.target], ids=lambda command: command.name)
+def test_every_command_has_help(command, capsys):
+    assert main([command.name, "--help"]) == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+def test_names_are_unique():
+    names = [command.name for command in COMMANDS]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,123 @@
+"""The doctor finds what is broken, says how to mend it, and fails only for what must work."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from wsi_trainer.cli import main
+from wsi_trainer.doctor import formats, machine, packages
+from wsi_trainer.doctor.check import Check, Status, attempt, healthy
+from wsi_trainer.doctor.command import show
+
+
+def by_name(checks):
+    return {check.name: check for check in checks}
+
+
+def test_everything_that_must_work_works_here(capsys):
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = {check["name"]: check for check in report["checks"]}
+    for name in ("torch", "device", "memory", "OpenSlide, pyramidal TIFF", "zarr v3, sharded zstd + crc32c"):
+        assert found[name]["status"] == "ok", found[name]
+    for codec in formats.TIFF_CODECS:
+        assert found[f"tifffile, {codec}"]["status"] == "ok"
+
+
+def test_table_shows_every_check_and_every_fix(capsys):
+    checks = [
+        Check("readers", "OpenSlide", Status.FAILED, "OSError: gone", "pip install openslide-bin"),
+        Check("extras", "dicom", Status.ABSENT, "wsidicom not installed", "pip install 'wsi-trainer[dicom]'"),
+    ]
+    show(checks, Console(width=120))
+    shown = capsys.readouterr().out
+    for check in checks:
+        assert check.detail in shown
+        assert check.fix in shown
+    assert "does not" in shown
+
+
+def test_a_broken_reader_fails_the_doctor(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "openslide", None)
+    assert main(["doctor", "--json"]) == 1
+    found = by_name_json(capsys.readouterr().out)
+    assert found["OpenSlide, pyramidal TIFF"]["status"] == "failed"
+    assert "openslide-bin" in found["OpenSlide, pyramidal TIFF"]["fix"]
+
+
+def by_name_json(text):
+    return {check["name"]: check for check in json.loads(text)["checks"]}
+
+
+def test_a_codec_that_changes_pixels_is_found(monkeypatch, tmp_path):
+    import tifffile
+
+    monkeypatch.setattr(tifffile, "imread", lambda path: formats.picture()[..., ::-1])
+    found = by_name(formats.check_formats(tmp_path))
+    assert found["tifffile, lzw"].status is Status.FAILED
+    assert "pixels differ" in found["tifffile, lzw"].detail
+    assert found["zarr v3, sharded zstd + crc32c"].status is Status.OK
+
+
+def test_compare_accepts_equal_and_refuses_another_shape():
+    assert formats.compare(formats.picture()) == 0
+    with pytest.raises(ValueError, match="read back as"):
+        formats.compare(np.zeros((2, 2, 3), dtype=np.uint8))
+
+
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--json"]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_extra_names_the_command_that_adds_it(monkeypatch):
+    monkeypatch.setattr(packages, "version_of", lambda name: None if name == "tensorstore" else "1.0")
+    found = by_name(packages.check_packages())
+    assert found["fast"].status is Status.ABSENT
+    assert found["fast"].fix == "pip install 'wsi-trainer[fast]'"
+    assert "tensorstore not installed" in found["fast"].detail
+    assert found["dicom"].status is Status.OK
+    assert healthy(found.values())
+
+
+def test_missing_requirement_fails(monkeypatch):
+    monkeypatch.setattr(packages, "version_of", lambda name: None if name == "tifffile" else "1.0")
+    found = by_name(packages.check_packages())
+    assert found["tifffile"].status is Status.FAILED
+    assert found["tifffile"].fix == "pip install tifffile"
+    assert not healthy(found.values())
+
+
+def test_declared_separates_requirements_from_extras():
+    required, extras = packages.declared()
+    assert {"torch", "pytorch-lightning", "jsonargparse"} <= set(required)
+    assert extras["dicom"] == ["wsidicom"]
+    assert "dev" not in extras
+    assert "wsidicom" not in required
+
+
+def test_little_disk_is_a_warning(tmp_path, monkeypatch):
+    usage = machine.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: usage._replace(free=5 * machine.GIB))
+    check = machine.disk("disk", tmp_path)
+    assert check.status is Status.WARNING
+    assert "5.0 GiB free" in check.detail
+    assert healthy([check])
+
+
+def test_container_limit_is_reported(monkeypatch):
+    monkeypatch.setattr(machine, "container_limit", lambda: 2 * machine.GIB)
+    assert machine.memory().startswith("2.0 GiB (container limit")
+
+
+def test_attempt_turns_an_error_into_a_failed_check():
+    def broken() -> str:
+        raise OSError("library not found\nsecond line")
+
+    check = attempt("readers", "x", broken, "pip install x")
+    assert check == Check("readers", "x", Status.FAILED, "OSError: library not found", "pip install x")
