@@ -1,0 +1,19 @@
+"""The manifest, the splits, and the loaders that make batches of one slide."""
+
+from wsi_trainer.data.datamodule import DataConfig, SlideData, SlideDataset
+from wsi_trainer.data.images import dense, open_image
+from wsi_trainer.data.manifest import SlideRecord, read_manifest, write_manifest
+from wsi_trainer.data.splits import check_leakage, complete_splits
+
+__all__ = [
+    "DataConfig",
+    "SlideData",
+    "SlideDataset",
+    "SlideRecord",
+    "check_leakage",
+    "complete_splits",
+    "dense",
+    "open_image",
+    "read_manifest",
+    "write_manifest",
+]

@@ -1,0 +1,129 @@
+"""From the manifest to batches of one slide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from lightning_plugin.source import TileSource
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from wsi_trainer.data.images import dense, open_image
+from wsi_trainer.data.manifest import SlideRecord, check_files, check_labels, read_manifest
+from wsi_trainer.data.orientation import Oriented
+from wsi_trainer.data.sampling import EpochSampler, InOrder, Visit
+from wsi_trainer.data.splits import complete_splits
+from wsi_trainer.errors import UserError
+from wsi_trainer.models.classifier import SlideBatch
+
+ToImage = Callable[[TileSource], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which slides, and how they are read."""
+
+    manifest: Path
+    """CSV file with the columns slide, label, and optionally patient, split and site."""
+    root: Path | None = None
+    """Folder at which relative paths of slides start; by default the manifest's."""
+    downsample: int = 1
+    """Shrink the slide by this factor in each direction: 1 trains on every pixel, 16 on a thumbnail."""
+    validation: float = 0.2
+    """Share of the patients that choose the checkpoint, where the manifest has no split val."""
+    test: float = 0.2
+    """Share of the patients that are held out, where the manifest has no splits."""
+    turn: bool = True
+    """Show each slide in one of its eight orientations in training."""
+    workers: int = 0
+    """Processes that open slides ahead of the training step."""
+
+    def __post_init__(self) -> None:
+        if self.downsample < 1:
+            raise UserError(f"data.downsample is {self.downsample}; it must be 1 or more")
+        for name, share in (("validation", self.validation), ("test", self.test)):
+            if not 0 <= share < 1:
+                raise UserError(f"data.{name} is {share}; it must be at least 0 and below 1")
+
+
+class SlideDataset(Dataset[SlideBatch]):
+    """Slides by their place in the manifest, each a batch of one."""
+
+    def __init__(
+        self, records: Sequence[SlideRecord], classes: Sequence[str], downsample: int, to_image: ToImage
+    ) -> None:
+        self.records = list(records)
+        self.classes = list(classes)
+        self.downsample = downsample
+        self.to_image = to_image
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, visit: Visit) -> SlideBatch:
+        record = self.records[visit.index]
+        source = open_image(record.path, self.downsample)
+        source = Oriented(source, visit.orientation) if visit.orientation else source
+        label = torch.tensor([self.classes.index(record.label)])
+        return SlideBatch(image=self.to_image(source), label=label, slide=record.slide)
+
+
+class SlideData(pl.LightningDataModule):
+    """The loaders of the three splits. Batches hold one slide, since slides differ in size."""
+
+    def __init__(
+        self, config: DataConfig, classes: Sequence[str], seed: int = 0, to_image: ToImage = dense
+    ) -> None:
+        """Read the manifest and fix the splits.
+
+        Args:
+            config: Which slides.
+            classes: The labels in the order of the task.
+            seed: Decides the splits that the manifest leaves open, the order and the orientations.
+            to_image: Makes the image of the batch from a source: `dense` reads it, `LazyImage` only wraps it.
+        """
+        super().__init__()
+        self.config = config
+        self.classes = tuple(classes)
+        self.seed = seed
+        self.to_image = to_image
+        records = read_manifest(config.manifest, config.root)
+        check_labels(records, classes)
+        check_files(records)
+        self.records = complete_splits(records, config.validation, config.test, seed)
+
+    def of(self, split: str) -> list[SlideRecord]:
+        """The slides of a split, in the order of the manifest."""
+        return [record for record in self.records if record.split == split]
+
+    def train_dataloader(self) -> DataLoader[SlideBatch]:
+        records = self.of("train")
+        return self._loader(records, EpochSampler(len(records), self.seed, self.config.turn))
+
+    def val_dataloader(self) -> DataLoader[SlideBatch]:
+        return self.loader("val")
+
+    def test_dataloader(self) -> DataLoader[SlideBatch]:
+        return self.loader("test")
+
+    def loader(self, split: Literal["train", "val", "test"]) -> DataLoader[SlideBatch]:
+        """The slides of a split in order and not turned, for evaluation."""
+        records = self.of(split)
+        return self._loader(records, InOrder(len(records)))
+
+    def _loader(self, records: Sequence[SlideRecord], sampler: Sampler[Visit]) -> DataLoader[SlideBatch]:
+        dataset = SlideDataset(records, self.classes, self.config.downsample, self.to_image)
+        workers = self.config.workers
+        options: dict[str, Any] = {"multiprocessing_context": "spawn", "persistent_workers": True} if workers else {}
+        return DataLoader(
+            dataset, batch_size=None, sampler=sampler, num_workers=workers, collate_fn=_as_it_is, **options
+        )
+
+
+def _as_it_is(batch: SlideBatch) -> SlideBatch:
+    return batch

@@ -1,0 +1,108 @@
+"""The manifest: a CSV file with one line for each slide.
+
+Columns: `slide` (its name, and its path relative to the manifest or to a folder given), `label`, and optionally `path`
+(where the name is not the path), `patient` (the slide's own name where it is absent), `split` (train, val, test) and
+`site`. Other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from wsi_trainer.errors import UserError
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[str, ...] = get_args(Split)
+
+
+@dataclass(frozen=True)
+class SlideRecord:
+    """One line of the manifest."""
+
+    slide: str
+    """The slide's name as the manifest writes it, unique."""
+    path: Path
+    label: str
+    patient: str
+    split: str
+    """train, val, test, or empty where the manifest leaves it to the trainer."""
+    site: str = ""
+
+
+def read_manifest(path: Path, root: Path | None = None) -> list[SlideRecord]:
+    """Read and check the manifest; relative paths of slides start at `root`, by default the manifest's folder."""
+    if not path.is_file():
+        raise UserError(f"there is no manifest at {path}; it is a CSV file with the columns slide and label")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        columns = reader.fieldnames or []
+        for column in ("slide", "label"):
+            if column not in columns:
+                raise UserError(f"{path} has no column {column!r}; its columns are {', '.join(columns) or 'none'}")
+        base = path.parent if root is None else root
+        records = [_record(path, reader.line_num, row, base) for row in reader]
+    if not records:
+        raise UserError(f"{path} lists no slides; add one line for each")
+    _check_unique(path, records)
+    return records
+
+
+def write_manifest(path: Path, records: Sequence[SlideRecord]) -> None:
+    """Write the records with absolute paths, so that the file means the same wherever it is copied to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["slide", "path", "label", "patient", "split", "site"])
+        for record in records:
+            path_ = record.path.resolve()
+            writer.writerow([record.slide, path_, record.label, record.patient, record.split, record.site])
+
+
+def check_files(records: Sequence[SlideRecord]) -> None:
+    """Raise an error that names the first slide whose file is missing."""
+    missing = [record for record in records if not record.path.exists()]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of {len(records)} slides are missing, the first is {missing[0].path}; "
+            "correct the column slide of the manifest, or give the folder of the slides"
+        )
+
+
+def check_labels(records: Sequence[SlideRecord], classes: Sequence[str]) -> None:
+    """Raise an error that names the first label that is not among the classes."""
+    for record in records:
+        if record.label not in classes:
+            raise UserError(
+                f"slide {record.slide} has the label {record.label!r}, which is none of the classes "
+                f"{', '.join(map(repr, classes))}; correct the manifest or the task's classes"
+            )
+
+
+def _record(manifest: Path, line: int, row: dict[str, str | None], base: Path) -> SlideRecord:
+    values = {column: (value or "").strip() for column, value in row.items() if column is not None}
+    for column in ("slide", "label"):
+        if not values[column]:
+            raise UserError(f"{manifest}, line {line}: the column {column!r} is empty")
+    split = values.get("split", "")
+    if split and split not in SPLITS:
+        raise UserError(f"{manifest}, line {line}: split is {split!r}; it must be one of {', '.join(SPLITS)} or empty")
+    slide = values["slide"]
+    return SlideRecord(
+        slide=slide,
+        path=base / (values.get("path") or slide),
+        label=values["label"],
+        patient=values.get("patient") or Path(slide).name,
+        split=split,
+        site=values.get("site", ""),
+    )
+
+
+def _check_unique(manifest: Path, records: Sequence[SlideRecord]) -> None:
+    slide, count = Counter(record.slide for record in records).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{manifest} lists slide {slide} {count} times; each slide has one line")

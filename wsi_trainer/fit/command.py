@@ -1,0 +1,91 @@
+"""The commands `fit`, `validate`, `test` and `predict`."""
+
+from __future__ import annotations
+
+import functools
+from argparse import ArgumentError
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from rich.console import Console
+
+from wsi_trainer.cli.messages import explain
+from wsi_trainer.data import DataConfig
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.training import seed_everything, test, train
+from wsi_trainer.models import SlideClassifier
+
+
+def make_parser(name: str, description: str) -> ArgumentParser:
+    """The parser of a run: `--out`, and the groups `model`, `data` and `train`."""
+    parser = ArgumentParser(prog=f"wsi-train {name}", description=description, exit_on_error=False)
+    parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the run")
+    parser.add_class_arguments(SlideClassifier, "model")
+    parser.add_class_arguments(DataConfig, "data")
+    parser.add_class_arguments(TrainConfig, "train")
+    return parser
+
+
+def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    """The options, not yet instantiated; what the parser refuses becomes one clear line."""
+    try:
+        return parser.parse_args(list(words))
+    except ArgumentError as error:
+        raise explain(parser, error, list(words)) from error
+
+
+def fit(words: Sequence[str]) -> int:
+    """Train a slide classifier end to end, then test it."""
+    parser = make_parser("fit", "Train a slide classifier end to end, and test it on the held-out slides.")
+    parser.add_argument("--resume", type=str, default=None, help="continue from this checkpoint: last, or a path")
+    options = parse(parser, words)
+    run(parser, options, resume=options.pop("resume"))
+    return 0
+
+
+def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, progress: bool = True) -> RunFolder:
+    """Train and test with these options."""
+    folder = RunFolder(Path(options.out))
+    if folder.config.is_file() and resume is None:
+        raise UserError(f"{folder.path} holds a run already; choose another --out, or continue it with --resume last")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    model, data, config = instantiate(parser, options)
+    kept = Namespace(**{key: value for key, value in vars(options).items() if key not in ("config", "resume")})
+    folder.config.write_text(parser.dump(kept, skip_none=False), encoding="utf-8")
+    train(model, data, config, folder, resume, progress)
+    scores = test(model, data, config, folder, "test", progress=progress)
+    show(scores)
+    return folder
+
+
+def instantiate(parser: ArgumentParser, options: Namespace) -> tuple[SlideClassifier, DataConfig, TrainConfig]:
+    """The model with its seeded initial weights, and the configs."""
+    seed_everything(options.train.seed)
+    objects = parser.instantiate_classes(options)
+    return objects.model, objects.data, objects.train
+
+
+def evaluate_split(name: str, split: str, words: Sequence[str]) -> int:
+    parser = make_parser(name, f"Predict the slides of the split {split} with a checkpoint of the run, and score them.")
+    parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
+    options = parse(parser, words)
+    model, data, config = instantiate(parser, options)
+    show(test(model, data, config, RunFolder(Path(options.out)).existing(), split, options.checkpoint))
+    return 0
+
+
+validate_command = functools.partial(evaluate_split, "validate", "val")
+test_command = functools.partial(evaluate_split, "test", "test")
+
+
+def show(scores: dict[str, Any]) -> None:
+    """Print the scores of a split."""
+    console = Console()
+    console.print(f"{scores['slides']} slides of {scores['patients']} patients in the split {scores['split']}:")
+    for name, interval in scores["slide"].items():
+        console.print(f"  {name:18} {interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})")

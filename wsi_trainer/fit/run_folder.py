@@ -1,0 +1,86 @@
+"""The folder of a run: everything a later command, or a reader in a year, needs to know about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wsi_trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Names of the files of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def splits(self) -> Path:
+        return self.path / "splits.csv"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def memory(self) -> Path:
+        return self.path / "memory.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def predictions(self, split: str) -> Path:
+        return self.path / "predictions" / f"{split}.csv"
+
+    def evaluation(self, split: str) -> Path:
+        return self.path / "evaluation" / f"{split}.json"
+
+    def checkpoint(self, which: str = "best") -> Path:
+        """The best or last checkpoint, or the path of any; an error where there is none."""
+        path = self.checkpoints / f"{which}.ckpt" if which in ("best", "last") else Path(which)
+        if not path.is_file():
+            raise UserError(f"there is no checkpoint at {path}; `wsi-train fit` writes best.ckpt and last.ckpt")
+        return path
+
+    def existing(self) -> RunFolder:
+        """This folder, or an error if it is not one of a run."""
+        if not self.config.is_file():
+            raise UserError(f"{self.path} is not the folder of a run: it has no {self.config.name}")
+        return self
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object so that a killed process leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or an empty one where the file is not there."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

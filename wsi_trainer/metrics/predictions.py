@@ -1,0 +1,117 @@
+"""What a model said of each slide, as arrays and as a CSV file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PREFIX = "probability_"
+
+
+class PredictionsError(ValueError):
+    """A file of predictions that cannot be used, with the column or line to change."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Labels and predicted probabilities, one row for each slide (or each patient)."""
+
+    slides: tuple[str, ...]
+    patients: tuple[str, ...]
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    """Index into `classes` of each row."""
+    probabilities: NDArray[np.float64]
+    """(rows, classes), each row summing to one."""
+
+    def __post_init__(self) -> None:
+        rows = len(self.slides)
+        if len(self.patients) != rows or self.labels.shape != (rows,):
+            raise PredictionsError(f"{rows} slides, {len(self.patients)} patients and {self.labels.shape} labels differ")
+        if self.probabilities.shape != (rows, len(self.classes)):
+            shape = self.probabilities.shape
+            raise PredictionsError(f"probabilities have shape {shape}, not ({rows}, {len(self.classes)})")
+        if not np.isfinite(self.probabilities).all():
+            bad = self.slides[int(np.flatnonzero(~np.isfinite(self.probabilities).all(axis=1))[0])]
+            raise PredictionsError(f"the prediction of slide {bad} is not a finite number")
+
+    def __len__(self) -> int:
+        return len(self.slides)
+
+    def take(self, rows: NDArray[np.int64]) -> Predictions:
+        """The rows with these indices, in this order, repeats included."""
+        return Predictions(
+            tuple(self.slides[i] for i in rows),
+            tuple(self.patients[i] for i in rows),
+            self.classes,
+            self.labels[rows],
+            self.probabilities[rows],
+        )
+
+    def aligned_to(self, slides: Sequence[str]) -> Predictions:
+        """The rows of these slides in this order; an error names the first that is missing."""
+        index = {slide: row for row, slide in enumerate(self.slides)}
+        missing = [slide for slide in slides if slide not in index]
+        if missing:
+            raise PredictionsError(f"{len(missing)} slides have no prediction, the first is {missing[0]}")
+        return self.take(np.array([index[slide] for slide in slides], dtype=np.int64))
+
+    def by_patient(self) -> Predictions:
+        """One row for each patient.
+
+        With two classes a patient is positive when any slide is, and has the highest probability of its slides. With
+        more, the probabilities are averaged and the slides of a patient have to agree on the label.
+        """
+        rows = {patient: np.flatnonzero(np.array(self.patients) == patient) for patient in dict.fromkeys(self.patients)}
+        labels, probabilities = zip(*(self._patient(patient, index) for patient, index in rows.items()), strict=True)
+        names = tuple(rows)
+        return Predictions(names, names, self.classes, np.array(labels, dtype=np.int64), np.stack(probabilities))
+
+    def _patient(self, patient: str, rows: NDArray[np.int64]) -> tuple[int, NDArray[np.float64]]:
+        labels, probabilities = self.labels[rows], self.probabilities[rows]
+        if len(self.classes) == 2:
+            return int(labels.max()), probabilities[probabilities[:, 1].argmax()]
+        if len(set(labels.tolist())) > 1:
+            raise PredictionsError(f"the slides of patient {patient} have different labels; use slide-level metrics")
+        return int(labels[0]), probabilities.mean(axis=0)
+
+    def write(self, path: Path) -> None:
+        """Write the CSV file: slide, patient, label, probability_<class> ..."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["slide", "patient", "label", *(_PREFIX + name for name in self.classes)])
+            for row in range(len(self)):
+                values = [repr(float(value)) for value in self.probabilities[row]]
+                writer.writerow([self.slides[row], self.patients[row], self.classes[self.labels[row]], *values])
+
+    @staticmethod
+    def read(path: Path) -> Predictions:
+        """Read what `write` wrote."""
+        if not path.is_file():
+            raise FileNotFoundError(f"there are no predictions at {path}; run `wsi-train test` for this run first")
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or []
+            classes = tuple(name.removeprefix(_PREFIX) for name in columns if name.startswith(_PREFIX))
+            absent = {"slide", "patient", "label"} - set(columns)
+            if absent or not classes:
+                raise PredictionsError(f"{path} lacks the columns {sorted(absent) or [_PREFIX + '<class>']}")
+            rows = list(reader)
+        unknown = next((row["label"] for row in rows if row["label"] not in classes), None)
+        if unknown is not None:
+            raise PredictionsError(f"{path} has the label {unknown!r}, which is none of its classes {list(classes)}")
+        return Predictions(
+            tuple(row["slide"] for row in rows),
+            tuple(row["patient"] for row in rows),
+            classes,
+            np.array([classes.index(row["label"]) for row in rows], dtype=np.int64),
+            np.array([[float(row[_PREFIX + name]) for name in classes] for row in rows], dtype=np.float64).reshape(
+                len(rows), len(classes)
+            ),
+        )

@@ -1,0 +1,63 @@
+"""Layers that the backbones share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+NormKind = Literal["none", "batch", "group", "channel"]
+
+
+class ChannelNorm(nn.Module):
+    """LayerNorm over the channels of each position, as ConvNeXt uses.
+
+    It looks at one position only, so it costs a tiled network nothing: no statistic of the whole slide is needed.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(dim=1, keepdim=True)
+        centred = x - mean
+        variance = (centred * centred).mean(dim=1, keepdim=True)
+        scaled = centred * torch.rsqrt(variance + self.eps)
+        return scaled * self.weight[None, :, None, None] + self.bias[None, :, None, None]
+
+
+def make_norm(kind: NormKind, channels: int) -> nn.Module:
+    """The normalisation layer that `kind` names, for a map of `channels` channels."""
+    if kind == "none":
+        return nn.Identity()
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group":
+        return nn.GroupNorm(_groups(channels), channels)
+    if kind == "channel":
+        return ChannelNorm(channels)
+    raise ValueError(f"norm is {kind!r}; it must be one of none, batch, group, channel")
+
+
+def _groups(channels: int) -> int:
+    """The largest of 8, 4, 2, 1 groups that divides the channels."""
+    return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1, bias: bool = True) -> nn.Conv2d:
+    """A padded 3×3 convolution, initialised for the ReLU that follows it."""
+    conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=bias)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+    return conv
+
+
+def conv_norm_relu(inputs: int, outputs: int, norm: NormKind, stride: int = 1) -> nn.Sequential:
+    """A padded 3×3 convolution, its normalisation and a ReLU."""
+    conv = conv3x3(inputs, outputs, stride, bias=norm in ("none", "channel"))
+    return nn.Sequential(conv, make_norm(norm, outputs), nn.ReLU(inplace=True))

@@ -1,0 +1,30 @@
+"""The command `report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.report.render import write_report
+
+
+def report(
+    run: Path,
+    baseline: Path | None = None,
+    split: Literal["val", "test"] = "test",
+    out: Path | None = None,
+) -> None:
+    """Write the HTML report of a run.
+
+    Args:
+        run: The folder of the run.
+        baseline: The folder of a second run on the same slides, to compare with.
+        split: Which slides the report is about.
+        out: Where to write the page; by default report.html in the folder of the run.
+    """
+    other = None if baseline is None else RunFolder(baseline)
+    page = write_report(RunFolder(run), other, split, out)
+    Console().print(f"report: {page}", soft_wrap=True)
