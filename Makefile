@@ -47,7 +47,7 @@ bench: $(READY) ## the benchmarks, with pictures
 	$(BIN)/python -m benchmarks
 
 docs: $(READY_DOCS) ## the documentation, into site/
-	$(BIN)/mkdocs build --strict
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs site
 
 constraints: $(READY) ## pin everything anew, keeping what need not change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
