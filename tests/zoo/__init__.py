@@ -1,0 +1,81 @@
+"""The networks that the exactness tests run on, in plain PyTorch, as their users write them.
+
+Nothing here knows of the engine.  ``ZOO`` holds the networks that return one tensor, ``STRUCTURED`` those
+that return a tuple or a dict of tensors; ``fill`` makes the parameters deterministic.
+"""
+
+from __future__ import annotations
+
+from . import (
+    attention,
+    bisenet,
+    convnext,
+    darknet,
+    deeplab,
+    densenet,
+    efficientnet,
+    fpn,
+    googlenet,
+    hrnet,
+    inception,
+    mil_heads,
+    mobilenet_v2,
+    mobilenet_v3,
+    regnet,
+    resnet,
+    resnet_variants,
+    sequence,
+    shufflenet,
+    squeezenet,
+    unet,
+    unet3d,
+    unet_variants,
+    vgg,
+    vnet,
+    xception,
+)
+from .entry import ZooEntry
+from .fill import fill
+
+__all__ = ["STRUCTURED", "ZOO", "ZooEntry", "fill"]
+
+
+def _registry(*families: tuple[ZooEntry, ...]) -> dict[str, ZooEntry]:
+    registry: dict[str, ZooEntry] = {}
+    for entry in (entry for family in families for entry in family):
+        if entry.name in registry:
+            raise ValueError(f"two zoo entries are named {entry.name!r}")
+        registry[entry.name] = entry
+    return registry
+
+
+ZOO: dict[str, ZooEntry] = _registry(
+    vgg.ENTRIES,
+    resnet.ENTRIES,
+    resnet_variants.ENTRIES,
+    densenet.ENTRIES,
+    inception.ENTRIES,
+    googlenet.ENTRIES,
+    mobilenet_v2.ENTRIES,
+    mobilenet_v3.ENTRIES,
+    convnext.ENTRIES,
+    efficientnet.ENTRIES,
+    darknet.ENTRIES,
+    squeezenet.ENTRIES,
+    shufflenet.ENTRIES,
+    regnet.ENTRIES,
+    xception.ENTRIES,
+    attention.ENTRIES,
+    unet.ENTRIES,
+    unet_variants.ENTRIES,
+    unet3d.ENTRIES,
+    vnet.ENTRIES,
+    hrnet.ENTRIES,
+    fpn.ENTRIES,
+    deeplab.ENTRIES,
+    bisenet.ENTRIES,
+    mil_heads.ENTRIES,
+    sequence.ENTRIES,
+)
+
+STRUCTURED: dict[str, ZooEntry] = _registry(inception.STRUCTURED, unet_variants.STRUCTURED, fpn.STRUCTURED)
