@@ -1,0 +1,190 @@
+"""N-dimensional half-open boxes and the grids that cut an extent into them.
+
+A *box* is a product of half-open integer intervals, one for each spatial axis. Everything that the engine knows about
+geometry is said in boxes: which part of a map a tile owns, which part of an input it needs, where a map ends. They are
+small immutable values without any tensor in them, so that planning for a gigapixel image costs what planning for a
+thumbnail costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """The positions ``lo <= p < hi``, axis by axis."""
+
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.lo) != len(self.hi):
+            raise ValueError(f"a box needs as many lower as upper ends, got lo={self.lo} and hi={self.hi}")
+
+    @staticmethod
+    def whole(extent: Sequence[int]) -> Box:
+        """The box that covers a map of this extent."""
+        return Box((0,) * len(extent), tuple(extent))
+
+    @staticmethod
+    def of(intervals: Iterable[tuple[int, int]]) -> Box:
+        """A box from one ``(lo, hi)`` pair for each axis."""
+        pairs = tuple(intervals)
+        return Box(tuple(lo for lo, _ in pairs), tuple(hi for _, hi in pairs))
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return tuple(max(0, hi - lo) for lo, hi in zip(self.lo, self.hi, strict=True))
+
+    @property
+    def positions(self) -> int:
+        """How many positions the box holds."""
+        count = 1
+        for size in self.extent:
+            count *= size
+        return count
+
+    @property
+    def empty(self) -> bool:
+        return any(hi <= lo for lo, hi in zip(self.lo, self.hi, strict=True))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.lo)
+
+    def intervals(self) -> Iterator[tuple[int, int]]:
+        return zip(self.lo, self.hi, strict=True)
+
+    def replace(self, axis: int, lo: int, hi: int) -> Box:
+        """The same box with another interval on one axis."""
+        return Box((*self.lo[:axis], lo, *self.lo[axis + 1 :]), (*self.hi[:axis], hi, *self.hi[axis + 1 :]))
+
+    def shift(self, offset: Sequence[int]) -> Box:
+        return Box.of((lo + o, hi + o) for (lo, hi), o in zip(self.intervals(), offset, strict=True))
+
+    def hull(self, other: Box) -> Box:
+        """The smallest box that holds both; an empty box adds nothing."""
+        if self.empty:
+            return other
+        if other.empty:
+            return self
+        return Box(
+            tuple(map(min, self.lo, other.lo)),
+            tuple(map(max, self.hi, other.hi)),
+        )
+
+    def intersect(self, other: Box) -> Box:
+        lo = tuple(map(max, self.lo, other.lo))
+        return Box(lo, tuple(max(a, b) for a, b in zip(lo, map(min, self.hi, other.hi), strict=True)))
+
+    def contains(self, other: Box) -> bool:
+        return other.empty or (
+            all(a <= b for a, b in zip(self.lo, other.lo, strict=True))
+            and all(a >= b for a, b in zip(self.hi, other.hi, strict=True))
+        )
+
+    def __str__(self) -> str:
+        return "[" + " x ".join(f"{lo}:{hi}" for lo, hi in self.intervals()) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One axis of a window operator: output ``o`` looks at inputs ``o*stride - before + dilation*[0, kernel)``."""
+
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    before: int = 0
+
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        """The inputs, inside the map or not, that the outputs ``[lo, hi)`` look at."""
+        start = lo * self.stride - self.before
+        return start, start + (hi - lo - 1) * self.stride + self.dilation * (self.kernel - 1) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A required interval cut at the borders of a map: what to read, and how much to pad on either side."""
+
+    lo: int
+    hi: int
+    before: int
+    after: int
+
+    @staticmethod
+    def at(lo: int, hi: int, size: int) -> Clip:
+        """Clip ``[lo, hi)`` to ``[0, size)``; an interval that lies outside reads one position and pads the rest.
+
+        Reading one position keeps every tile non-empty, so that operators that refuse empty tensors need no special
+        case; the caller drops it again through negative padding.
+        """
+        inside_lo, inside_hi = max(lo, 0), min(hi, size)
+        if inside_hi <= inside_lo:
+            inside_lo = min(max(lo, 0), size - 1)
+            inside_hi = inside_lo + 1
+        return Clip(inside_lo, inside_hi, inside_lo - lo, hi - inside_hi)
+
+
+def cuts(size: int, pieces: int) -> tuple[int, ...]:
+    """Where ``pieces`` intervals of one length (the last may be shorter, later ones empty) cut ``[0, size)``."""
+    step = -(-size // max(1, pieces))
+    return tuple(min(size, step * i) for i in range(pieces)) + (size,)
+
+
+def scaled_cuts(reference: Sequence[int], size: int) -> tuple[int, ...]:
+    """The cuts of another map that keeps step with a reference: the same pieces, scaled to ``size``.
+
+    Where the two sizes differ by a stride (possibly after rounding), the scale is that integer, so that tiles of both
+    maps start at the same image positions; else it is their ratio.
+    """
+    full = reference[-1]
+    if full <= 0 or size == full:
+        return tuple(min(size, c) for c in reference[:-1]) + (size,)
+    stride = max(1, round(size / full))
+    exact = abs(size - full * stride) < stride
+    inner = (c * stride if exact else (c * size) // full for c in reference[:-1])
+    return tuple(min(size, c) for c in inner) + (size,)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A tile grid: into how many tiles each spatial axis is cut."""
+
+    counts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.counts or any(c < 1 for c in self.counts):
+            raise ValueError(f"a tile grid needs at least one tile on each axis, got {self.counts}")
+
+    @property
+    def tiles(self) -> int:
+        count = 1
+        for c in self.counts:
+            count *= c
+        return count
+
+    def indices(self) -> Iterator[tuple[int, ...]]:
+        """Tile indices in row-major order."""
+        return itertools.product(*(range(c) for c in self.counts))
+
+    def partition(self, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[Box, ...]]:
+        """For each tile, the box it owns in each of several maps; the boxes of one map partition it.
+
+        The smallest map is the reference, the others follow it (`scaled_cuts`): a position has exactly one owner,
+        also where tiles overlap in what they compute, and also where a later stride skips it.
+        """
+        reference = min(extents, key=lambda e: Box.whole(e).positions)
+        ends = [cuts(size, pieces) for size, pieces in zip(reference, self.counts, strict=True)]
+        maps = [[scaled_cuts(c, size) for c, size in zip(ends, extent, strict=True)] for extent in extents]
+        for index in self.indices():
+            boxes = tuple(
+                Box.of((axis[i], axis[i + 1]) for axis, i in zip(axes, index, strict=True)) for axes in maps
+            )
+            if not all(b.empty for b in boxes):
+                yield boxes
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.counts))

@@ -1,0 +1,31 @@
+"""The engine's errors. Each names the operator or number at fault and the way out."""
+
+from __future__ import annotations
+
+
+class EngineError(RuntimeError):
+    """Anything the engine refuses to do."""
+
+
+class RecordingError(EngineError):
+    """The user's code did something with a lazy tensor that cannot be recorded."""
+
+
+class BarrierError(EngineError):
+    """An operator has to run whole and may not."""
+
+
+class PlanError(EngineError):
+    """A plan does not fit the network it is used for."""
+
+
+class BudgetError(EngineError):
+    """No plan keeps the budget.
+
+    ``smallest`` is the smallest budget in bytes for which there is one, ``operator`` the operator that sets it.
+    """
+
+    def __init__(self, message: str, smallest: int = 0, operator: str = ""):
+        super().__init__(message)
+        self.smallest = smallest
+        self.operator = operator

@@ -1,0 +1,1 @@
+"""Running a recorded network as a plan says."""

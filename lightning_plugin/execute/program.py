@@ -1,0 +1,139 @@
+"""A segment made ready to run: which nodes a tile evaluates, in which order, on which boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What a segment makes: a stored map, or the vectors of a reduce node."""
+
+    node: Node
+    stored: Value | None = None
+
+    @property
+    def map(self) -> Value:
+        """The map whose positions the target's tiles partition."""
+        return self.stored if self.stored is not None else self.node.maps[0]
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.stored.requires_grad if self.stored is not None else any(v.requires_grad for v in self.node.outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The part of the graph between what is stored and a segment's targets."""
+
+    targets: tuple[Target, ...]
+    steps: tuple[Node, ...]
+    reads: tuple[Value, ...]
+    vectors: tuple[Value, ...]
+    last_use: Mapping[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def build(targets: Sequence[Target], available: Callable[[Value], bool]) -> Program:
+        """Walk from the targets to what is available: sources, spread vectors and maps that are stored already."""
+        steps: dict[int, Node] = {}
+        reads: dict[int, Value] = {}
+        vectors: dict[int, Value] = {}
+        stack: list[Node] = []
+        for t in targets:
+            if t.stored is None:
+                stack.append(t.node)
+            elif available(t.stored):
+                raise ValueError(f"{t.stored.label} is stored twice")
+            else:
+                stack.append(t.node)
+        while stack:
+            node = stack.pop()
+            if node.serial in steps:
+                continue
+            steps[node.serial] = node
+            for v in node.inputs:
+                if not v.is_map:
+                    vectors.setdefault(id(v), v)
+                elif available(v) or isinstance(v.node.op, (Source, Spread)):  # type: ignore[union-attr]
+                    reads.setdefault(id(v), v)
+                else:
+                    stack.append(v.node)  # type: ignore[arg-type]
+        order = tuple(steps[s] for s in sorted(steps))
+        last = {id(v): i for i, node in enumerate(order) for v in node.inputs if v.is_map}
+        return Program(tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last)
+
+    def owned(self, grid: Grid) -> Iterator[tuple[Box, ...]]:
+        """For each tile, the box it owns of every target."""
+        return grid.partition([t.map.space.extent for t in self.targets])
+
+    def boxes(self, owned: Sequence[Box]) -> dict[int, Box]:
+        """The box of every map that a tile has to hold: hulls of what its readers need, from the targets back."""
+        need: dict[int, Box] = {}
+        reducing = {t.node.serial: box for t, box in zip(self.targets, owned, strict=True) if t.stored is None}
+        for t, box in zip(self.targets, owned, strict=True):
+            if t.stored is not None and not box.empty:
+                need[id(t.stored)] = box
+        for node in reversed(self.steps):
+            if isinstance(node.op, ReduceOp):
+                box = reducing[node.serial]
+            else:
+                box = need.get(id(node.outputs[0]))  # type: ignore[assignment]
+            if box is None or box.empty:
+                continue
+            for v, wanted in zip(node.maps, node.op.need(box), strict=True):  # type: ignore[attr-defined]
+                held = need.get(id(v))
+                need[id(v)] = wanted if held is None else held.hull(wanted)
+        return need
+
+    def run(
+        self,
+        owned: Sequence[Box],
+        read: Callable[[Value, Box], Tensor],
+        vectors: Mapping[int, Tensor],
+        emit: Callable[[int, Box, Sequence[Tensor]], None],
+        grad: bool,
+    ) -> None:
+        """Evaluate one tile; ``emit(i, box, tiles)`` gets each target's share: its tile, or a reduction's inputs."""
+        need = self.boxes(owned)
+        held: dict[int, Tensor] = {id(v): read(v, need[id(v)]) for v in self.reads if id(v) in need}
+        stored = {t.node.serial: i for i, t in enumerate(self.targets) if t.stored is not None}
+        reducing = {t.node.serial: i for i, t in enumerate(self.targets) if t.stored is None}
+        for place, node in enumerate(self.steps):
+            if isinstance(node.op, ReduceOp):
+                i = reducing[node.serial]
+                if not owned[i].empty:
+                    emit(i, owned[i], self.tiles(node, node.op.need(owned[i]), held, need, grad))
+            elif id(node.outputs[0]) in need:
+                box = need[id(node.outputs[0])]
+                assert isinstance(node.op, TileOp)
+                tiles = self.tiles(node, node.op.need(box), held, need, grad)
+                with torch.set_grad_enabled(grad and node.outputs[0].requires_grad):
+                    tile = node.op.apply(box, tiles, [vectors[id(v)] for v in node.vectors])
+                del tiles
+                i = stored.get(node.serial, -1)
+                if i >= 0 and not owned[i].empty:
+                    with torch.set_grad_enabled(grad):
+                        share = node.outputs[0].space.narrow(tile, box, owned[i])
+                    emit(i, owned[i], [share])
+                    del share
+                if self.last_use.get(id(node.outputs[0]), -1) > place:
+                    held[id(node.outputs[0])] = tile
+                del tile
+            for v in node.inputs:
+                if self.last_use.get(id(v)) == place:
+                    held.pop(id(v), None)
+
+    @staticmethod
+    def tiles(
+        node: Node, boxes: Sequence[Box], held: Mapping[int, Tensor], need: Mapping[int, Box], grad: bool
+    ) -> list[Tensor]:
+        with torch.set_grad_enabled(grad):
+            return [v.space.narrow(held[id(v)], need[id(v)], box) for v, box in zip(node.maps, boxes, strict=True)]

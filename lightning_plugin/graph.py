@@ -1,0 +1,131 @@
+"""The recorded network: values, and the nodes that compute them.
+
+A *map* is a value with space in its layout and is never held whole unless a plan says so; a *vector* is any other
+value, small, and an ordinary tensor once it is computed. Nodes point at their inputs, so a graph is whatever can be
+reached from the values that are wanted; there is no container to keep in step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.layout import Layout
+
+if TYPE_CHECKING:
+    from lightning_plugin.execute.store import Handle
+    from lightning_plugin.rules.base import Op
+
+_serial = itertools.count()
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """One tensor of the recorded network.
+
+    ``fake`` knows shape, dtype and device and holds no data. ``layout`` is None for a vector. ``real`` is the tensor
+    of a vector once it was computed, with its autograd history; ``handle`` is where a map is stored, if it is.
+    """
+
+    fake: Tensor
+    layout: Layout | None
+    requires_grad: bool
+    node: Node | None = None
+    real: Tensor | None = None
+    handle: Handle | None = None
+    token: Tensor | None = None
+
+    @property
+    def is_map(self) -> bool:
+        return self.layout is not None
+
+    @property
+    def space(self) -> Layout:
+        """The layout of a map."""
+        if self.layout is None:
+            raise TypeError(f"a vector of shape {tuple(self.fake.shape)} has no spatial layout")
+        return self.layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.fake.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fake.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.fake.device
+
+    @property
+    def bytes(self) -> int:
+        return self.fake.numel() * self.fake.element_size()
+
+    @property
+    def label(self) -> str:
+        return self.node.label if self.node is not None else f"tensor of shape {self.shape}"
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One operator call: its rule's operator, what it reads and what it makes."""
+
+    op: Op
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...] = ()
+    name: str = ""
+    path: str = ""
+    serial: int = field(default_factory=lambda: next(_serial))
+
+    @property
+    def maps(self) -> tuple[Value, ...]:
+        return tuple(v for v in self.inputs if v.is_map)
+
+    @property
+    def vectors(self) -> tuple[Value, ...]:
+        return tuple(v for v in self.inputs if not v.is_map)
+
+    @property
+    def label(self) -> str:
+        """The operator and the module it belongs to, as messages name it."""
+        return f"{self.name} in '{self.path}'" if self.path else self.name
+
+
+@dataclass(eq=False)
+class Effect:
+    """Something that must happen once when its values are known: running statistics are updated, say."""
+
+    values: tuple[Value, ...]
+    run: Callable[[Sequence[Tensor]], None]
+    writes: Tensor | None = None
+
+
+def ancestors(wanted: Iterable[Value]) -> list[Node]:
+    """The nodes that still have to run to make the wanted values, in the order in which they were recorded."""
+    seen: dict[int, Node] = {}
+    stack = [v for v in wanted]
+    while stack:
+        value = stack.pop()
+        node = value.node
+        if node is None or value.real is not None or value.handle is not None or node.serial in seen:
+            continue
+        seen[node.serial] = node
+        stack.extend(node.inputs)
+    return [seen[s] for s in sorted(seen)]
+
+
+def constants_of(args: Any) -> Any:
+    """The arguments of a call without its tensors, as something that can be compared and hashed."""
+    if isinstance(args, (list, tuple)):
+        return tuple(constants_of(a) for a in args)
+    if isinstance(args, dict):
+        return tuple((k, constants_of(args[k])) for k in sorted(args))
+    if isinstance(args, (Tensor, Value)):
+        return "tensor"
+    return args if isinstance(args, (int, float, bool, str, complex, type(None))) else str(args)

@@ -1,0 +1,157 @@
+"""Which dimensions of a map are space.
+
+A tensor dimension is an ordered list of *factors*: plain numbers (batch, channels, heads) and spatial axes, major
+first. ``(N, C, H, W)`` is ``((N,), (C,), (axis 0,), (axis 1,))``; after ``flatten(2)`` it is
+``((N,), (C,), (axis 0, axis 1))``; a linear layer that flattens ``(N, H, W, C)`` to rows makes
+``((N, axis 0, axis 1), (C,))``. A view regroups factors and a permutation reorders dimensions, so a tile keeps its
+box, which is always said in axes, whatever the user does to the shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A spatial axis as a factor of a dimension."""
+
+    index: int
+
+
+Factor = int | Axis
+Dim = tuple[Factor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The factors of every dimension, and the extent of the map on each axis."""
+
+    dims: tuple[Dim, ...]
+    extent: tuple[int, ...]
+
+    @staticmethod
+    def channels_first(shape: Sequence[int]) -> Layout:
+        """The layout of an image: batch and channel, then one dimension for each axis."""
+        axes = tuple((Axis(i),) for i in range(len(shape) - 2))
+        return Layout(((shape[0],), (shape[1],), *axes), tuple(shape[2:]))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tile_shape(Box.whole(self.extent))
+
+    def tile_shape(self, box: Box) -> tuple[int, ...]:
+        """The shape of the tile that holds ``box``."""
+        return tuple(math.prod(self.sizes(dim, box)) for dim in self.dims)
+
+    def sizes(self, dim: Dim, box: Box) -> list[int]:
+        sizes = box.extent
+        return [sizes[f.index] if isinstance(f, Axis) else f for f in dim]
+
+    def is_space(self, dim: int) -> bool:
+        return any(isinstance(f, Axis) for f in self.dims[dim])
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """The dimensions that have a spatial axis among their factors."""
+        return tuple(d for d in range(len(self.dims)) if self.is_space(d))
+
+    def axis_of(self, dim: int) -> int | None:
+        """The axis that alone makes up a dimension, if one does."""
+        factors = [f for f in self.dims[dim] if f != 1]
+        return factors[0].index if len(factors) == 1 and isinstance(factors[0], Axis) else None
+
+    def with_extent(self, extent: Sequence[int]) -> Layout:
+        return Layout(self.dims, tuple(extent))
+
+    def with_dim(self, dim: int, factors: Dim) -> Layout:
+        return Layout((*self.dims[:dim], factors, *self.dims[dim + 1 :]), self.extent)
+
+    def permute(self, order: Sequence[int]) -> Layout:
+        return Layout(tuple(self.dims[d] for d in order), self.extent)
+
+    def regroup(self, shape: Sequence[int]) -> Layout | None:
+        """The layout after a view to ``shape``, or None where it would cut through an axis."""
+        factors: list[Factor] = [f for dim in self.dims for f in dim if f != 1]
+        sizes: list[int] = [self.extent[f.index] if isinstance(f, Axis) else f for f in factors]
+        dims: list[Dim] = []
+        for size in shape:
+            dim: list[Factor] = []
+            left = size
+            if size == 1 and factors and sizes[0] == 1:
+                dim.append(factors.pop(0))
+                sizes.pop(0)
+            while left > 1:
+                if not factors:
+                    return None
+                if left % sizes[0] == 0:
+                    left //= sizes[0]
+                    dim.append(factors.pop(0))
+                    sizes.pop(0)
+                elif not isinstance(factors[0], Axis) and sizes[0] % left == 0:
+                    dim.append(left)
+                    sizes[0] //= left
+                    factors[0] = sizes[0]
+                    left = 1
+                else:
+                    return None
+            dims.append(tuple(dim) or (1,))
+        # Axes of extent one vanish in `shape`; they must live somewhere so that every box keeps all its axes.
+        while dims and factors and sizes[0] == 1:
+            dims[-1] = (*dims[-1], factors.pop(0))
+            sizes.pop(0)
+        return None if factors else Layout(tuple(dims), self.extent)
+
+    def narrow(self, tile: Tensor, held: Box, wanted: Box) -> Tensor:
+        """The part ``wanted`` of a tile that holds ``held``."""
+        if held == wanted:
+            return tile
+        for d, dim in enumerate(self.dims):
+            axes = [f.index for f in dim if isinstance(f, Axis)]
+            if all(held.lo[a] == wanted.lo[a] and held.hi[a] == wanted.hi[a] for a in axes):
+                continue
+            if len(dim) == 1:
+                a = axes[0]
+                tile = tile.narrow(d, wanted.lo[a] - held.lo[a], wanted.hi[a] - wanted.lo[a])
+                continue
+            tile = tile.unflatten(d, self.sizes(dim, held))
+            for i, f in enumerate(dim):
+                if isinstance(f, Axis):
+                    tile = tile.narrow(
+                        d + i, wanted.lo[f.index] - held.lo[f.index], wanted.hi[f.index] - wanted.lo[f.index]
+                    )
+            tile = tile.flatten(d, d + len(dim) - 1)
+        return tile
+
+    def add_into(self, whole: Tensor, held: Box, part: Tensor, box: Box) -> None:
+        """Add a tile's values at its box of ``whole``, which holds ``held``, in place."""
+        self._writable(whole, held, box).add_(self.spread(part, box))
+
+    def write_into(self, whole: Tensor, held: Box, part: Tensor, box: Box) -> None:
+        self._writable(whole, held, box).copy_(self.spread(part, box))
+
+    def spread(self, tile: Tensor, box: Box) -> Tensor:
+        """A tile with every factor in a dimension of its own."""
+        if all(len(dim) == 1 for dim in self.dims):
+            return tile
+        return tile.reshape([size for dim in self.dims for size in self.sizes(dim, box)])
+
+    def _writable(self, whole: Tensor, held: Box, box: Box) -> Tensor:
+        view = whole.view([size for dim in self.dims for size in self.sizes(dim, held)]) if any(
+            len(dim) > 1 for dim in self.dims
+        ) else whole
+        factors = [f for dim in self.dims for f in dim]
+        for i, f in enumerate(factors):
+            if isinstance(f, Axis):
+                view = view.narrow(i, box.lo[f.index] - held.lo[f.index], box.hi[f.index] - box.lo[f.index])
+        return view
+
+    def empty(self, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(self.tile_shape(box), dtype=dtype, device=device)

@@ -1,0 +1,80 @@
+"""`TiledModule`: any module, run tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from lightning_plugin.lazy import LazyImage, LazyTensor, materialize
+from lightning_plugin.plan import Plan
+from lightning_plugin.settings import Settings
+
+
+class TiledModule(nn.Module):
+    """The same module, the same parameters, the same result, a tile at a time::
+
+        tiled = TiledModule(net, tiles=(8, 8))
+        tiled(x).sum().backward()          # what net(x).sum().backward() computes
+
+    Tensors with at least one spatial axis ``(N, C, *spatial)`` go in tiled; arguments with fewer dimensions go in as
+    they are. Where the input was an ordinary tensor, so are the results; where it was a `LazyImage`, results are lazy,
+    so that a loss on a map is computed tile by tile too.
+
+    The module is wrapped, not changed: its parameters, hooks and modes are the user's own. ``state_dict`` of the
+    wrapper is the module's, key for key.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        tiles: int | Sequence[int] | None = None,
+        backward_tiles: int | Sequence[int] | None = None,
+    ):
+        super().__init__()
+        self.module = module
+        self.settings = Settings(_grid(tiles), _grid(backward_tiles))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        gather = not any(isinstance(a, LazyTensor) for a in _leaves((args, kwargs)))
+        args, kwargs = tree_map(self._lazy, (args, kwargs))
+        out = self.module(*args, **kwargs)
+        return tree_map(_settle, out) if gather else out
+
+    def _lazy(self, a: Any) -> Any:
+        if isinstance(a, LazyImage):
+            a._session.root().settings = self.settings
+            return a
+        if isinstance(a, Tensor) and not isinstance(a, LazyTensor) and a.dim() >= 3:
+            return LazyImage.from_tensor(a, settings=self.settings)
+        return a
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last execution."""
+        return self.settings.plan
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+def _grid(tiles: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if tiles is None:
+        return None
+    return (tiles,) if isinstance(tiles, int) else tuple(tiles)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    tree_map(found.append, tree)
+    return found
+
+
+def _settle(a: Any) -> Any:
+    return materialize(a) if isinstance(a, LazyTensor) else a

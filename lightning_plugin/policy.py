@@ -1,0 +1,102 @@
+"""Choosing a plan without a budget: fixed grids, and a map stored wherever a statistic would make it be recomputed.
+
+The *stage* of a value is how many segments have to be finished before it can be computed: a reduction's result is one
+stage after the map it reduces. A map that is needed in a later stage than its own is stored there and then; so is the
+result of an operator that shrinks its map, because it is small and what comes after it has a halo to start from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from lightning_plugin.boxes import Grid
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.rules.base import Gather, ReduceOp, Source, Spread
+
+
+def choose(nodes: Sequence[Node], settings: object) -> Plan:
+    """The plan for a recording."""
+    if settings is not None:
+        return settings.choose(nodes)  # type: ignore[attr-defined,no-any-return]
+    return fixed(nodes, None)
+
+
+def stages(nodes: Sequence[Node], stored: set[int]) -> dict[int, int]:
+    """The stage of every value, with ``stored`` (ids of maps) read back by window operators one stage later."""
+    stage: dict[int, int] = {}
+    for node in nodes:
+        here = 0
+        for v in node.inputs:
+            cut = id(v) in stored and node.op.kind in ("window", "resample")
+            here = max(here, stage.get(id(v), 0) + cut)
+        after = isinstance(node.op, (ReduceOp, Gather))
+        for v in node.outputs:
+            stage[id(v)] = here + after
+    return stage
+
+
+def crossing(nodes: Sequence[Node], stage: dict[int, int]) -> set[int]:
+    """Maps that an operator of a later stage needs."""
+    found: set[int] = set()
+    for node in nodes:
+        here = max((stage.get(id(v), 0) for v in node.outputs), default=0) - isinstance(node.op, ReduceOp)
+        for v in node.inputs:
+            if v.is_map and stored_kind(v) and (stage.get(id(v), 0) < here or isinstance(node.op, Gather)):
+                found.add(id(v))
+    return found
+
+
+def stored_kind(v: Value) -> bool:
+    """Sources and spread vectors lie somewhere already."""
+    return v.node is not None and not isinstance(v.node.op, (Source, Spread))
+
+
+def shrinking(nodes: Sequence[Node]) -> set[int]:
+    found: set[int] = set()
+    for node in nodes:
+        if node.op.kind in ("window", "resample") and node.maps and node.outputs[0].is_map:
+            before, after = node.maps[0].space.extent, node.outputs[0].space.extent
+            if all(a * 2 <= b + 2 for a, b in zip(after, before, strict=True)):
+                found.add(id(node.outputs[0]))
+    return found
+
+
+def fixed(nodes: Sequence[Node], grid: Grid | None, backward: Grid | None = None, cut: bool = True) -> Plan:
+    """Segments by stage, all on the same grid (one tile where ``grid`` is None)."""
+    cuts = {i for i in shrinking(nodes)} if cut else set()
+    stored = set(cuts)
+    while True:
+        stage = stages(nodes, stored)
+        more = stored | crossing(nodes, stage)
+        if more == stored:
+            break
+        stored = more
+    return by_stage(nodes, stored, stage, grid, backward)
+
+
+def by_stage(nodes: Sequence[Node], stored: set[int], stage: dict[int, int], grid: Grid | None, backward: Grid | None) -> Plan:
+    groups: dict[int, list[int]] = defaultdict(list)
+    axes: dict[int, int] = {}
+    for place, node in enumerate(nodes):
+        if isinstance(node.op, ReduceOp):
+            when, space = stage[id(node.outputs[0])] - 1, node.maps[0].space
+        elif node.outputs and id(node.outputs[0]) in stored:
+            when, space = stage[id(node.outputs[0])], node.outputs[0].space
+        else:
+            continue
+        groups[when].append(place)
+        axes[when] = len(space.extent)
+    segments = []
+    for when in sorted(groups):
+        forward = fit(grid, axes[when])
+        segments.append(SegmentPlan(tuple(groups[when]), forward, fit(backward, axes[when]) if backward else forward))
+    return Plan(tuple(segments))
+
+
+def fit(grid: Grid | None, axes: int) -> Grid:
+    """A grid for a number of axes: given for fewer, it repeats its last count."""
+    if grid is None:
+        return Grid((1,) * axes)
+    return Grid((*grid.counts, *(grid.counts[-1:] * axes))[:axes])

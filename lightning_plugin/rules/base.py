@@ -1,0 +1,209 @@
+"""What a rule makes of an operator call: one of a few kinds of operator that the executor can run.
+
+The executor knows nothing about convolutions or losses. It knows these kinds:
+
+- `TileOp` maps tiles to a tile. It says which box of each input map an output box needs, and computes that output.
+  Local, window, resample, layout and broadcast operators are of this kind.
+- `ReduceOp` takes tiles that partition its input map and makes vectors out of them.
+- `VectorOp` makes vectors from vectors: ordinary PyTorch with ordinary autograd.
+- `Barrier` needs its input maps whole.
+- `Source`, `Captured` and `Spread` bring tensors into the graph.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.layout import Layout
+
+if TYPE_CHECKING:
+    from lightning_plugin.source import TileSource
+
+
+class Op(ABC):
+    """Anything that a node can do."""
+
+    kind: ClassVar[str]
+
+
+class TileOp(Op):
+    """Tiles in, a tile out."""
+
+    @abstractmethod
+    def need(self, box: Box) -> tuple[Box, ...]:
+        """For each input map, the box inside that map which the output box depends on."""
+
+    @abstractmethod
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        """The output on ``box`` from input tiles that hold exactly ``need(box)``."""
+
+    def whole(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
+        """The operator on whole maps as plain PyTorch runs it, or None where `apply` is already that."""
+        return None
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a reduce operator accumulates: tensors in a wide type, merged over tiles in tile order."""
+
+    parts: tuple[Tensor, ...]
+
+
+class ReduceOp(Op):
+    """Tiles in, vectors out.
+
+    Forward merges in a numerically stable form (`partial`, `merge`, `finish`). Backward uses `pull`: plain sums over
+    the tile's own positions, with the final vectors as constants, whose derivative, summed over tiles, is that of the
+    reduction.
+    """
+
+    kind = "reduce"
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        """The boxes of all input maps for an owned box of the first; alike unless the operator says otherwise."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction: ...
+
+    @abstractmethod
+    def merge(self, left: Reduction, right: Reduction) -> Reduction: ...
+
+    @abstractmethod
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]: ...
+
+    @abstractmethod
+    def pull(
+        self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """One differentiable tensor for each output (None for one without gradient)."""
+
+
+@dataclass(frozen=True)
+class VectorOp(Op):
+    """A call on vectors. ``rebind`` marks calls that write into their first argument: it is copied first."""
+
+    kind: ClassVar[str] = "vector"
+    call: Call
+    rebind: bool = False
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        if self.rebind:
+            tensors = [tensors[0].clone(), *tensors[1:]]
+        result = self.call(tensors)
+        return tensors[0] if self.rebind else result
+
+
+@dataclass(frozen=True)
+class Barrier(Op):
+    """A call that needs its maps whole; ``reason`` is what the plan and messages say."""
+
+    kind: ClassVar[str] = "barrier"
+    call: Call
+    reason: str
+    rebind: bool = False
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        return VectorOp(self.call, self.rebind).run(tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Source(Op):
+    """An image read box by box; ``device`` is where the tiles go."""
+
+    kind: ClassVar[str] = "source"
+    image: TileSource
+    device: torch.device
+
+    def read(self, box: Box) -> Tensor:
+        return self.image.read(box).to(self.device, non_blocking=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Captured(Op):
+    """A real tensor that the recorded code used: a parameter, a buffer, a target."""
+
+    kind: ClassVar[str] = "captured"
+    tensor: Tensor
+    version: int
+
+
+@dataclass(frozen=True)
+class Spread(Op):
+    """A vector with spatial dimensions that meets a map: each tile takes its slice of it."""
+
+    kind: ClassVar[str] = "broadcast"
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Gather(Op):
+    """A map made whole: the tensor a barrier, or the user, asked for."""
+
+    kind: ClassVar[str] = "gather"
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The autocast state under which a call was recorded."""
+
+    device_type: str
+    dtype: torch.dtype
+    enabled: bool
+
+    @staticmethod
+    def now(device: torch.device) -> Autocast:
+        kind = device.type if torch.amp.is_autocast_available(device.type) else "cpu"
+        return Autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+    def replay(self) -> AbstractContextManager[Any]:
+        if not self.enabled and not torch.is_autocast_enabled(self.device_type):
+            return nullcontext()
+        return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of the i-th tensor in the arguments of a recorded call."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function with its arguments; tensors are `Slot`s to be filled at each run."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    autocast: Autocast | None = None
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        args = fill(self.args, tensors)
+        kwargs = {k: fill(v, tensors) for k, v in self.kwargs}
+        if self.autocast is None:
+            return self.func(*args, **kwargs)
+        with self.autocast.replay():
+            return self.func(*args, **kwargs)
+
+
+def fill(template: Any, tensors: Sequence[Tensor]) -> Any:
+    """A template with its slots filled."""
+    if isinstance(template, Slot):
+        return tensors[template.index]
+    if isinstance(template, tuple):
+        items = [fill(t, tensors) for t in template]
+        return type(template)(*items) if hasattr(template, "_fields") else tuple(items)
+    if isinstance(template, list):
+        return [fill(t, tensors) for t in template]
+    if isinstance(template, dict):
+        return {k: fill(v, tensors) for k, v in template.items()}
+    return template

@@ -1,0 +1,170 @@
+"""Local operators that act along a dimension that is not space: softmax over channels, concatenation, slicing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Layout
+from lightning_plugin.rules.pointwise import local, spread
+from lightning_plugin.rules.table import API, ATEN
+
+aten = torch.ops.aten
+
+
+def dim_of(args: Sequence[Any], kwargs: dict[str, Any], position: int, default: int = 0) -> int:
+    return kwargs.get("dim", args[position] if len(args) > position else default)
+
+
+def name_of(func: Any) -> str:
+    return func._schema.name.removeprefix("aten::")
+
+
+def plain(value: Value, dim: int) -> bool:
+    """Whether a dimension of a map is free of space."""
+    return not value.space.is_space(dim % len(value.shape))
+
+
+def resized(layout: Layout, shape: Sequence[int]) -> Layout:
+    """A layout with its plain dimensions set to a result's sizes."""
+    return Layout(
+        tuple(dim if layout.is_space(d) else (shape[d],) for d, dim in enumerate(layout.dims)), layout.extent
+    )
+
+
+@ATEN.rule(
+    aten._softmax, aten._log_softmax, aten.glu, aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort, aten._safe_softmax,
+    kind="local",
+)  # fmt: skip
+def along_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x = args[0]
+    if len(outs) != 1 or not plain(x, dim_of(args, kwargs, 1, -1)):
+        return NotImplemented
+    return local(rec, func, args, kwargs, outs[0], resized(x.space, outs[0].shape), name=name_of(func))
+
+
+@ATEN.rule(aten.cat, aten.concat, kind="local")
+def cat(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    values, dim = list(args[0]), dim_of(args, kwargs, 1)
+    first = next(v for v in values if v.is_map)
+    dim %= len(outs[0].shape)
+    if first.space.is_space(dim):
+        return NotImplemented
+    layout = resized(first.space, outs[0].shape)
+    space = set(layout.space)
+    values = [v if v.is_map else spread(rec, v, resized(first.space, v.shape), space) for v in values]
+    if any(not v.is_map or resized(v.space, outs[0].shape) != layout for v in values):
+        return NotImplemented
+    return local(rec, func, [values, dim], {}, outs[0], layout, name="cat")
+
+
+@ATEN.rule(aten.stack, kind="local")
+def stack(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    values, dim = list(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
+    if any(not v.is_map or v.space != values[0].space for v in values):
+        return NotImplemented
+    dims = list(values[0].space.dims)
+    dims.insert(dim, (len(values),))
+    return local(rec, func, [values, dim], {}, outs[0], Layout(tuple(dims), values[0].space.extent), name="stack")
+
+
+@ATEN.rule(aten.slice.Tensor, aten.narrow.default, aten.flip.default, aten.index_select.default, kind="local")
+def slice_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, dim = args[0], dim_of(args, kwargs, 1)
+    dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
+    if not x.is_map or not all(plain(x, d) for d in dims):
+        return NotImplemented
+    return local(rec, func, args, kwargs, outs[0], resized(x.space, outs[0].shape), name=name_of(func))
+
+
+@ATEN.rule(aten.select.int, kind="local")
+def select(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, dim, index = args
+    dim %= len(x.shape)
+    if not plain(x, dim):
+        return NotImplemented
+    layout = Layout((*x.space.dims[:dim], *x.space.dims[dim + 1 :]), x.space.extent)
+    return local(rec, func, [x, dim, index], {}, outs[0], layout, name="select")
+
+
+@ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default, kind="local")
+def split(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Each piece is a node of its own, so that one is not kept alive for another's sake."""
+    x = args[0]
+    unbind = func is aten.unbind.int
+    dim = dim_of(args, kwargs, 1 if unbind else 2) % len(x.shape)
+    if not plain(x, dim):
+        return NotImplemented
+    pieces, start = [], 0
+    for i, out in enumerate(outs):
+        if unbind:
+            pieces.append(select(rec, aten.select.int, [x, dim, i], {}, [out]))
+            continue
+        size = out.shape[dim]
+        layout = resized(x.space, out.shape)
+        pieces.append(local(rec, aten.slice.Tensor, [x, dim, start, start + size], {}, out, layout, name="split"))
+        start += size
+    return tuple(pieces)
+
+
+@ATEN.rule(
+    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default, aten.var.correction,
+    aten.std.correction, aten.linalg_vector_norm.default, aten.prod.dim_int, aten.any.dim, aten.all.dim, aten.argmax.default,
+    aten.argmin.default,
+    kind="local",
+)  # fmt: skip
+def reduce_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """A reduction over dimensions that are not space; the ones over space are in `reduce`."""
+    from lightning_plugin.rules import reduce
+
+    x = args[0]
+    names = [a.name for a in func._schema.arguments]
+    position = names.index("dim")
+    dims = dim_of(args, kwargs, position, None)  # type: ignore[arg-type]
+    keep = kwargs.get("keepdim", args[names.index("keepdim")] if len(args) > names.index("keepdim") else False)
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        dims = list(range(len(x.shape)))
+    dims = [d % len(x.shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
+    if not all(plain(x, d) for d in dims):
+        return reduce.over_space(rec, func, args, kwargs, outs, dims, keep)
+    layout = Layout(
+        tuple((1,) if d in dims else dim for d, dim in enumerate(x.space.dims) if keep or d not in dims), x.space.extent
+    )
+    return local(rec, func, args, kwargs, outs[0], layout, name=name_of(func))
+
+
+@ATEN.rule(aten.max.dim, aten.min.dim, aten.topk.default, kind="local")
+def max_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Value and index along channels, as two nodes; the maximum over space is in `reduce`."""
+    from lightning_plugin.rules import reduce
+
+    x = args[0]
+    topk = func is aten.topk.default
+    dim = dim_of(args, kwargs, 2 if topk else 1, -1) % len(x.shape)
+    if not plain(x, dim):
+        return reduce.extreme(rec, func, args, kwargs, outs, dim)
+    keep = len(outs[0].shape) == len(x.shape)
+    layout = Layout(
+        tuple((outs[0].shape[d],) if d == dim else f for d, f in enumerate(x.space.dims) if keep or d != dim), x.space.extent
+    )
+    first = lambda *a, **k: func(*a, **k)[0]  # noqa: E731
+    second = lambda *a, **k: func(*a, **k)[1]  # noqa: E731
+    return (
+        local(rec, first, args, kwargs, outs[0], layout, name=name_of(func)),
+        local(rec, second, args, kwargs, outs[1], layout, name=name_of(func)),
+    )
+
+
+@API.rule(F.linear, kind="local")
+def linear(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """A linear layer over channels-last maps: rows are positions, and nothing is flattened."""
+    x = args[0]
+    if not x.is_map or not plain(x, -1):
+        return NotImplemented
+    layout = x.space.with_dim(len(x.shape) - 1, (outs[0].shape[-1],))
+    return local(rec, func, args, kwargs, outs[0], layout, name="linear", autocast=rec.autocast)

@@ -1,0 +1,233 @@
+"""Normalisation: statistics over space are a reduction, applying them is a broadcast.
+
+    y = (x - μ) / sqrt(v + ε) · w + b
+
+A training-mode BatchNorm is a `VarMean` over batch and space and a `Normalize`; GroupNorm, InstanceNorm and a LayerNorm
+over space are the same on a map whose batch and channels are regrouped. Where the statistics are given (eval mode) or
+do not extend over space, the operator is local and PyTorch's own kernel does it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Effect, Value
+from lightning_plugin.layout import Layout
+from lightning_plugin.rules.base import Captured, TileOp
+from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.reduce import VarMean, wide
+from lightning_plugin.rules.table import API
+
+aten = torch.ops.aten
+
+
+class Normalization(torch.autograd.Function):
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` on channel dimension 1, in PyTorch's own kernels.
+
+    The kernel's backward gives Σ g·x̂ and Σ g for every channel; the gradients of mean and variance follow from these,
+    so nothing but x is kept for backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        ctx.save_for_backward(x, mean, var, weight)
+        ctx.eps = eps
+        return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, mean, var, weight = ctx.saved_tensors
+        rstd = (var + ctx.eps).rsqrt()
+        # Without a weight the kernel skips Σ g·x̂, which the variance needs.
+        unit = torch.ones_like(mean) if weight is None else weight
+        dx, scaled, total = aten.native_batch_norm_backward(
+            grad.contiguous() if not grad.is_contiguous(memory_format=torch.channels_last) else grad,
+            x, unit.to(mean.dtype), mean, var, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True],
+        )  # fmt: skip
+        d_mean = -unit * rstd * total
+        d_var = -0.5 * unit * rstd.square() * scaled
+        return dx, d_mean, d_var, None if weight is None else scaled.to(weight.dtype), total if weight is not None else None, None
+
+
+@dataclass(frozen=True)
+class Normalize(TileOp):
+    """Apply statistics; with ``fold``, batch and channels are one channel dimension (GroupNorm and its kin)."""
+
+    kind: ClassVar[str] = "broadcast"
+    eps: float
+    weight: bool
+    bias: bool
+    fold: bool = False
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return (box,)
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        mean, var, *rest = vectors
+        weight = rest.pop(0) if self.weight else None
+        bias = rest.pop(0) if self.bias else None
+        flat = x.reshape(1, x.shape[0] * x.shape[1], -1) if self.fold else x
+        if weight is None and bias is not None:
+            weight = torch.ones_like(bias)
+        return Normalization.apply(flat, mean, var, weight, bias, self.eps).reshape(x.shape)
+
+
+def arguments(func: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """A call's arguments by name, defaults filled in."""
+    call = inspect.signature(func).bind(*args, **kwargs)
+    call.apply_defaults()
+    return dict(call.arguments)
+
+
+def statistics(rec: Any, x: Value, dims: Sequence[int], shape: Sequence[int]) -> tuple[Value, Value, int]:
+    """(mean, biased variance, count) of a map over dimensions that hold all of space."""
+    size = math.prod(x.shape[d] for d in dims)
+    dtype = wide(x.dtype)
+    fakes = [rec.fake(shape, dtype, x.device) for _ in range(2)]
+    var, mean = rec.emit(VarMean(tuple(dims), False, dtype, size), [x], fakes, None, "statistics")
+    return mean, var, size
+
+
+def normalize(rec: Any, x: Value, mean: Value, var: Value, weight: Value | None, bias: Value | None, eps: float, out: Tensor, fold: bool) -> Value:
+    op = Normalize(eps, weight is not None, bias is not None, fold)
+    inputs = [v for v in (x, mean, var, weight, bias) if v is not None]
+    # Inputs are told apart by position, so a tensor that is used twice must not be merged into one.
+    return rec.emit(op, inputs, [out], x.space, "normalize")[0]
+
+
+def update(buffer: Tensor, value: Tensor, momentum: float) -> None:
+    buffer.mul_(1 - momentum).add_(value.to(buffer.dtype), alpha=momentum)
+
+
+def running(rec: Any, a: dict[str, Any], mean: Value, var: Value, size: int, momentum: float) -> None:
+    """Update running statistics once, when the batch's are known; the running variance is the unbiased one."""
+    targets = [(a["running_mean"], mean), (a["running_var"], var)]
+    for i, (target, value) in enumerate(targets):
+        if target is None:
+            continue
+        buffer = target.node.op.tensor
+        target.node.op = Captured(buffer, -1)
+        scale = size / max(1, size - 1) if i else 1.0
+
+        def write(tensors: Sequence[Tensor], buffer: Tensor = buffer, scale: float = scale) -> None:
+            update(buffer, tensors[0].view(-1, buffer.numel()).mean(0) * scale, momentum)
+
+        rec.session.effects.append(Effect((value,), write, buffer))
+
+
+@API.rule(F.batch_norm, torch.batch_norm, kind="reduce + broadcast")
+def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
+    a = arguments(F.batch_norm, args, kwargs) if func is F.batch_norm else dict(zip(names, args, strict=False)) | kwargs
+    x = a["input"]
+    vectors = [a[k] for k in ("running_mean", "running_var", "weight", "bias")]
+    if not x.is_map or x.space.is_space(1) or any(v is not None and v.is_map for v in vectors):
+        return NotImplemented
+    if not a["training"]:
+        rec.session.settle(v for v in vectors if v is not None)
+        return local(rec, func, args, kwargs, outs[0], x.space, name="batch_norm", autocast=rec.autocast)
+    dims = [d for d in range(len(x.shape)) if d != 1]
+    mean, var, size = statistics(rec, x, dims, [x.shape[1]])
+    running(rec, a, mean, var, size, a["momentum"])
+    return normalize(rec, x, mean, var, a["weight"], a["bias"], a["eps"], outs[0], False)
+
+
+def grouped(rec: Any, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor) -> tuple[Value, Value, Value, int]:
+    """Normalise each of ``groups`` channel groups of each image over its channels and space."""
+    from lightning_plugin.rules.views import Reshape
+
+    n, c = x.shape[:2]
+    layout = Layout(((n,), (groups,), (c // groups,), *x.space.dims[2:]), x.space.extent)
+    view = rec.emit(Reshape(layout), [x], [rec.fake(layout.shape, x.dtype, x.device)], layout, "view")[0]
+    mean, var, size = statistics(rec, view, range(2, len(layout.dims)), [n, groups])
+
+    def each_channel(v: Value) -> Value:
+        fake = rec.fake([n * c], v.dtype, x.device)
+        return rec.vector(lambda t: t.reshape(-1).repeat_interleave(c // groups), [v], {}, [fake], name="repeat")[0]
+
+    def each_image(v: Value | None) -> Value | None:
+        if v is None:
+            return None
+        fake = rec.fake([n * c], v.dtype, x.device)
+        return rec.vector(lambda t: t.repeat(n), [v], {}, [fake], name="repeat")[0]
+
+    y = normalize(rec, x, each_channel(mean), each_channel(var), each_image(weight), each_image(bias), eps, out, True)
+    return y, mean, var, size
+
+
+def batched_channels(x: Value) -> bool:
+    """Whether dimensions 0 and 1 are batch and channels, and the rest is all of space."""
+    layout = x.space
+    return not layout.is_space(0) and not layout.is_space(1) and all(layout.is_space(d) for d in range(2, len(layout.dims)))
+
+
+@API.rule(F.group_norm, kind="reduce + broadcast")
+def group_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    a = arguments(func, args, kwargs)
+    x = a["input"]
+    if not x.is_map or not batched_channels(x):
+        return NotImplemented
+    return grouped(rec, x, a["num_groups"], a["weight"], a["bias"], a["eps"], outs[0])[0]
+
+
+@API.rule(F.instance_norm, kind="reduce + broadcast")
+def instance_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    a = arguments(func, args, kwargs)
+    x = a["input"]
+    if not x.is_map or not batched_channels(x):
+        return NotImplemented
+    if not a["use_input_stats"]:
+        names = ("running_mean", "running_var", "weight", "bias")
+        values = [x, *(a[k] for k in names)]
+        rec.session.settle(v for v in values[1:] if v is not None)
+        return local(
+            rec, lambda *t: F.batch_norm(*t, False, 0.0, a["eps"]), values, {}, outs[0], x.space, name="instance_norm",
+            autocast=rec.autocast,
+        )  # fmt: skip
+    y, mean, var, size = grouped(rec, x, x.shape[1], a["weight"], a["bias"], a["eps"], outs[0])
+    running(rec, a, mean, var, size, a["momentum"])
+    return y
+
+
+@API.rule(F.layer_norm, kind="local or reduce + broadcast")
+def layer_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Over channels it is local; over channels and all of space it is a GroupNorm of one group."""
+    a = arguments(func, args, kwargs)
+    x, count = a["input"], len(a["normalized_shape"])
+    if not x.is_map:
+        return NotImplemented
+    rank = len(x.shape)
+    normalized = range(rank - count, rank)
+    if not any(x.space.is_space(d) for d in normalized):
+        return local(rec, func, args, kwargs, outs[0], x.space, name="layer_norm", autocast=rec.autocast)
+    if count != rank - 1 or not batched_channels(x):
+        return NotImplemented
+    from lightning_plugin.rules.pointwise import pointwise
+
+    y = grouped(rec, x, 1, None, None, a["eps"], outs[0])[0]
+    for operator, vector in ((aten.mul.Tensor, a["weight"]), (aten.add.Tensor, a["bias"])):
+        if vector is not None:
+            y = pointwise(rec, operator, [y, vector], {}, outs)
+    return y
+
+
+@API.effect(F.batch_norm)
+def batch_norm_of_vectors(rec: Any, args: Any, kwargs: Any, values: Sequence[Value]) -> None:
+    """A BatchNorm on vectors updates its buffers itself when it runs: make sure that it does, once."""
+    a = arguments(F.batch_norm, args, kwargs)
+    if a["training"] and a["running_mean"] is not None:
+        for name in ("running_mean", "running_var"):
+            a[name].node.op = Captured(a[name].node.op.tensor, -1)
+        rec.session.effects.append(Effect(tuple(values), lambda tensors: None))

@@ -1,0 +1,161 @@
+"""Local operators: an output position depends on the same position of the inputs, whatever happens to channels.
+
+Operands are broadcast as PyTorch does. A vector whose dimensions line up with space (a positional embedding, a mask)
+meets a map as a map: each tile takes its slice of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Dim, Layout
+from lightning_plugin.rules.base import Call, TileOp
+from lightning_plugin.rules.table import ATEN
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Local(TileOp):
+    """A call whose output box needs the same box of every map (the one position, where a map is broadcast)."""
+
+    kind: ClassVar[str] = "local"
+    call: Call
+    extents: tuple[tuple[int, ...], ...]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return tuple(
+            Box.of((0, 1) if size == 1 else (lo, hi) for (lo, hi), size in zip(box.intervals(), extent, strict=True))
+            for extent in self.extents
+        )
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        return self.call([*tiles, *vectors])
+
+
+def local(rec: Any, func: Any, args: Any, kwargs: Any, out: Tensor, layout: Layout, **how: Any) -> Value:
+    """A node that calls ``func`` on tiles as it would be called on whole maps."""
+    values, new_args, new_kwargs = rec.template(args, kwargs)
+    call = Call(func, new_args, new_kwargs, how.pop("autocast", None))
+    extents = tuple(v.space.extent for v in values if v.is_map)
+    return rec.emit(Local(call, extents), values, [out], layout, **how)[0]
+
+
+def broadcast(rec: Any, operands: Sequence[Value], shape: Sequence[int]) -> tuple[list[Value], Layout] | None:
+    """The operands with spatial vectors spread, and the layout of the result; None where layouts do not agree."""
+    dims: list[Dim | None] = [None] * len(shape)
+    maps = [v for v in operands if v.is_map]
+    extent = tuple(max(sizes) for sizes in zip(*(m.space.extent for m in maps), strict=True))
+    for m in maps:
+        if any(size not in (1, full) for size, full in zip(m.space.extent, extent, strict=True)):
+            return None
+        offset = len(shape) - len(m.shape)
+        for d, dim in enumerate(m.space.dims):
+            if m.space.is_space(d):
+                seen = dims[d + offset]
+                if seen is not None and seen != dim:
+                    return None
+                dims[d + offset] = dim
+    space = {d for d, dim in enumerate(dims) if dim is not None}
+    layout = Layout(tuple(dim if dim is not None else (shape[d],) for d, dim in enumerate(dims)), extent)
+    if layout.shape != tuple(shape):
+        return None
+    for m in maps:  # a plain dimension of one map must not lie under a spatial one of another
+        offset = len(shape) - len(m.shape)
+        if any(d + offset in space and not m.space.is_space(d) and size > 1 for d, size in enumerate(m.shape)):
+            return None
+    return [v if v.is_map else spread(rec, v, layout, space) for v in operands], layout
+
+
+def spread(rec: Any, vector: Value, layout: Layout, space: set[int]) -> Value:
+    """A vector operand: as it is, or as a map where it extends over space."""
+    offset = len(layout.dims) - len(vector.shape)
+    mine = [d for d in range(len(vector.shape)) if d + offset in space]
+    if all(vector.shape[d] == 1 for d in mine):
+        return vector
+    extent = [1] * len(layout.extent)
+    dims: list[Dim] = []
+    for d, size in enumerate(vector.shape):
+        full = layout.dims[d + offset]
+        if d in mine and size > 1:
+            for f in full:
+                if isinstance(f, Axis):
+                    extent[f.index] = layout.extent[f.index]
+            dims.append(full)
+        else:
+            dims.append((size,))
+    missing = [a for a in range(len(extent)) if not any(Axis(a) in dim for dim in dims)]
+    dims[0] = (*(Axis(a) for a in missing), *dims[0])
+    return rec.spread(vector, Layout(tuple(dims), tuple(extent)))
+
+
+def pointwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Any operator that treats every position alike."""
+    if len(outs) != 1:
+        return NotImplemented
+    operands = list(dict.fromkeys(a for a in [*args, *kwargs.values()] if isinstance(a, Value)))
+    found = broadcast(rec, operands, outs[0].shape)
+    if found is None:
+        return NotImplemented
+    replaced = {id(old): new for old, new in zip(operands, found[0], strict=True)}
+    swap = lambda a: replaced[id(a)] if isinstance(a, Value) else a  # noqa: E731
+    name = func._schema.name.removeprefix("aten::")
+    grad = name not in NO_GRADIENT
+    return local(
+        rec, func, [swap(a) for a in args], {k: swap(v) for k, v in kwargs.items()}, outs[0], found[1], name=name, grad=grad
+    )
+
+
+#: Operators that cut the gradient.
+NO_GRADIENT = {"detach", "sign", "round", "floor", "ceil", "trunc", "zeros_like", "ones_like", "full_like"}
+
+#: Every operator of aten that acts on positions one by one. Comparisons and integer operators are here too: masks are
+#: maps.
+POINTWISE = """
+    abs absolute acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
+    bitwise_xor ceil celu clamp clamp_max clamp_min clone contiguous copysign cos cosh deg2rad detach digamma div elu eq erf
+    erfc erfinv exp exp2 expm1 fill floor floor_divide fmax fmin fmod frac full_like ge gelu gt hardshrink hardsigmoid
+    hardswish hardtanh heaviside huber_loss_none hypot i0 isfinite isinf isnan le leaky_relu lerp lgamma log log10 log1p
+    log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt masked_fill
+    maximum minimum mish mul nan_to_num ne neg nextafter ones_like polygamma positive pow rad2deg reciprocal relu relu6
+    remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink special_erfcx
+    special_log_ndtr special_ndtri special_xlog1py sqrt square sub tan tanh threshold trunc where xlogy zeros_like
+    _prelu_kernel _to_copy alias lift_fresh
+""".split()
+
+
+def _register() -> None:
+    for name in POINTWISE:
+        packet = getattr(aten, name, None)
+        if packet is not None and packet not in ATEN.rules:
+            ATEN.rule(packet, kind="local")(pointwise)
+
+
+_register()
+
+
+@ATEN.rule(aten.log_sigmoid_forward, replace=True, kind="local")
+def log_sigmoid(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """The second result is a buffer of the CPU kernel that nobody reads outside of its backward."""
+    out = local(rec, torch.nn.functional.logsigmoid, args, {}, outs[0], args[0].space, name="log_sigmoid")
+    return out, rec.vector(aten.empty.memory_format, ([0],), {}, [outs[1]])[0]
+
+
+@ATEN.rule(aten.copy.default, kind="local")
+def copy(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """What an in-place copy leaves behind: the source, in the shape and type of the target."""
+    target, source = args[0], args[1]
+    if not source.is_map or source.shape != target.shape:
+        return NotImplemented
+    if target.is_map and target.space != source.space:
+        return NotImplemented
+    return local(
+        rec, aten._to_copy.default, [source], {"dtype": target.dtype}, outs[0], source.space, name="copy"
+    )

@@ -1,0 +1,359 @@
+"""Reductions over space: what every tile contributes to, and what comes back to every tile.
+
+Forward merges partial results of tiles in a stable form, in float64. Backward pulls back plain sums in which the final
+results are constants. For a mean μ and a variance v over n positions, for instance,
+
+    forward    (n, μ, Σ(x-μ)²) merged pairwise            backward    Σ x / n     and    Σ (x-μ)² / n
+
+have the same derivative: that of v through μ is Σ(x-μ)·(-2/n) = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.rules.base import ReduceOp, Reduction
+from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.table import ATEN
+
+aten = torch.ops.aten
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a value's reductions are computed: float32 for halves, the type itself otherwise."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def widen(x: Tensor) -> Tensor:
+    return x.to(wide(x.dtype))
+
+
+@dataclass(frozen=True)
+class SpaceOp(ReduceOp):
+    """A reduction over ``dims``, which hold all of space; ``size`` is how many elements it reduces in all."""
+
+    dims: tuple[int, ...]
+    keep: bool
+    dtype: torch.dtype
+    size: int
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return (box,)
+
+
+@dataclass(frozen=True)
+class Sum(SpaceOp):
+    """Sum or mean: the total, divided by ``divisor``."""
+
+    divisor: float = 1.0
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        return Reduction((widen(tiles[0]).sum(self.dims, keepdim=self.keep).to(self.total),))
+
+    @property
+    def total(self) -> torch.dtype:
+        return torch.float64 if self.dtype.is_floating_point else self.dtype
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction((left.parts[0] + right.parts[0],))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        value = total.parts[0]
+        return ((value / self.divisor if self.divisor != 1 else value).to(self.dtype),)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        return (widen(tiles[0]).sum(self.dims, keepdim=self.keep).to(self.dtype) / self.divisor,)
+
+
+@dataclass(frozen=True)
+class VarMean(SpaceOp):
+    """Variance (with ``correction`` taken off the count) and mean, by merged moments (Chan, Golub and LeVeque)."""
+
+    correction: float = 0.0
+    root: bool = False
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = widen(tiles[0])
+        var, mean = torch.var_mean(x, self.dims, correction=0, keepdim=self.keep)
+        count = x.numel() / max(1, mean.numel())
+        n = torch.tensor(count, dtype=torch.float64, device=x.device)
+        return Reduction((n, mean.double(), var.double() * count))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        (n, mean, square), (m, other, squares) = left.parts, right.parts
+        total = n + m
+        delta = other - mean
+        return Reduction((total, mean + delta * (m / total), square + squares + delta * delta * (n * m / total)))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        _, mean, squares = total.parts
+        free = max(0.0, self.size - self.correction)
+        var = squares / free if free else torch.full_like(squares, math.nan)
+        return (var.sqrt() if self.root else var).to(self.dtype), mean.to(self.dtype)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        spread, mean = outputs
+        x = widen(tiles[0])
+        centre = mean.to(x.dtype)
+        if not self.keep:
+            for d in sorted(self.dims):
+                centre = centre.unsqueeze(d)
+        square = (x - centre).square().sum(self.dims, keepdim=self.keep) / (self.size - self.correction)
+        if self.root:  # d sqrt(v) = dv / (2 sqrt(v)), and nothing where v is zero, as PyTorch has it
+            square = torch.where(spread == 0, 0.0, 0.5 / spread) * square
+        return square.to(self.dtype), x.sum(self.dims, keepdim=self.keep).to(self.dtype) / self.size
+
+
+@dataclass(frozen=True)
+class LogSumExp(SpaceOp):
+    """log Σ exp x: forward with a running maximum, backward as Σ exp(x - result)."""
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        return Reduction((torch.logsumexp(widen(tiles[0]), self.dims, keepdim=self.keep).double(),))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction((torch.logaddexp(left.parts[0], right.parts[0]),))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (total.parts[0].to(self.dtype),)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        x = widen(tiles[0])
+        result = kept(outputs[0].to(x.dtype), self)
+        result = torch.where(result.isinf(), 0.0, result)
+        return ((x - result).exp().sum(self.dims, keepdim=self.keep).to(self.dtype),)
+
+
+@dataclass(frozen=True)
+class Norm(SpaceOp):
+    """The p-norm for 0 < p < ∞: Σ|x|^p merged, its root at the end."""
+
+    order: float = 2.0
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        power = widen(tiles[0]).abs().pow(self.order)
+        return Reduction((power.sum(self.dims, keepdim=self.keep).double(),))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction((left.parts[0] + right.parts[0],))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (total.parts[0].pow(1 / self.order).to(self.dtype),)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        # d (Σ|x|^p)^(1/p) = Σ|x|^(p-1) sign(x) dx / norm^(p-1), and nothing where the norm is zero.
+        x = widen(tiles[0])
+        norm = outputs[0].to(x.dtype)
+        power = (x.square() if self.order == 2 else x.abs().pow(self.order)).sum(self.dims, keepdim=self.keep)
+        scale = torch.where(norm == 0, 0.0, 1.0 / (self.order * norm.pow(self.order - 1)))
+        return ((power * scale).to(self.dtype),)
+
+
+def kept(result: Tensor, op: SpaceOp) -> Tensor:
+    """A result with the reduced dimensions in place as ones."""
+    if not op.keep:
+        for d in sorted(op.dims):
+            result = result.unsqueeze(d)
+    return result
+
+
+@dataclass(frozen=True)
+class Extreme(SpaceOp):
+    """Largest (``sign`` 1) or smallest (-1) value; positions that tie for it share the gradient, as `amax` has it."""
+
+    sign: int = 1
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = tiles[0]
+        best = (x.amax if self.sign > 0 else x.amin)(self.dims, keepdim=True)
+        ties = ((x == best) | (x.isnan() & best.isnan())).sum(self.dims, keepdim=True)
+        return Reduction((best, ties))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        (a, n), (b, m) = left.parts, right.parts
+        best = torch.maximum(a, b) if self.sign > 0 else torch.minimum(a, b)
+        return Reduction((best, torch.where(a == best, n, 0) + torch.where(b == best, m, 0)))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        best, ties = total.parts
+        if not self.keep:
+            best = squeeze(best, self.dims)
+        return best, ties
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        best, ties = outputs
+        x = tiles[0]
+        share = (x == kept(best, self)).to(x.dtype) / ties
+        return (x * share).sum(self.dims, keepdim=self.keep), None
+
+
+@dataclass(frozen=True)
+class First(SpaceOp):
+    """Extreme value with its index, the first in row-major order among equals; it takes the whole gradient.
+
+    ``layout`` tells where a tile's positions lie in the reduced dimension of the whole map; -1 as the reduced
+    dimension's size marks "all of space", the flat index of adaptive pooling.
+    """
+
+    layout: Layout
+    sign: int = 1
+
+    def positions(self, box: Box, device: torch.device) -> Tensor:
+        """Flat index, in the whole map, of every position of the tile along the reduced dimensions."""
+        extent = self.layout.extent
+        index = torch.zeros([1] * len(extent), dtype=torch.int64, device=device)
+        step = 1
+        for a in reversed(range(len(extent))):
+            line = torch.arange(box.lo[a], box.hi[a], device=device) * step
+            index = index + line.view([-1 if i == a else 1 for i in range(len(extent))])
+            step *= extent[a]
+        return index.reshape(-1)
+
+    def flat(self, x: Tensor) -> Tensor:
+        """The reduced dimensions, which are the last in row-major order of space, as one."""
+        return x.movedim(self.dims, tuple(range(-len(self.dims), 0))).flatten(-len(self.dims))
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = self.flat(tiles[0])
+        best, where = (x.max if self.sign > 0 else x.min)(-1)
+        where = (x == best.unsqueeze(-1)).to(torch.uint8).argmax(-1) if not best.isnan().any() else where
+        return Reduction((best, self.positions(box, x.device)[where]))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        (a, i), (b, j) = left.parts, right.parts
+        better = (b > a) if self.sign > 0 else (b < a)
+        take = better | ((b == a) & (j < i)) | (b.isnan() & ~a.isnan())
+        return Reduction((torch.where(take, b, a), torch.where(take, j, i)))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        best, where = total.parts
+        if self.keep:
+            for d in sorted(self.dims):
+                best, where = best.unsqueeze(d), where.unsqueeze(d)
+        return best, where
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        x = self.flat(tiles[0])
+        where = squeeze(outputs[1], self.dims) if self.keep else outputs[1]
+        mine = self.positions(box, x.device) == where.unsqueeze(-1)
+        value = torch.where(mine, x, 0).sum(-1)
+        if self.keep:
+            for d in sorted(self.dims):
+                value = value.unsqueeze(d)
+        return value, None
+
+
+def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
+    for d in sorted(dims, reverse=True):
+        x = x.squeeze(d)
+    return x
+
+
+def covers(value: Value, dims: Sequence[int]) -> bool:
+    """Whether reducing these dimensions reduces all of space."""
+    return all(d in dims for d in value.space.space)
+
+
+def reduced_size(value: Value, dims: Sequence[int]) -> int:
+    return math.prod(value.shape[d] for d in dims)
+
+
+def over_space(
+    rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
+) -> Any:
+    """The reductions of `channels.reduce_channels` where space is among the reduced dimensions."""
+    x = args[0]
+    name = name_of(func)
+    if not covers(x, dims):
+        return NotImplemented
+    requested = kwargs.get("dtype")
+    if requested is not None and requested != x.dtype:
+        return NotImplemented
+    dtype = outs[0].dtype
+    base = (tuple(dims), keep, dtype, reduced_size(x, dims))
+    if name in ("sum", "mean"):
+        op: SpaceOp = Sum(*base, divisor=float(base[3]) if name == "mean" else 1.0)
+        return rec.emit(op, [x], outs, None, name)
+    if name in ("amax", "amin"):
+        op = Extreme(*base, sign=1 if name == "amax" else -1)
+        ties = rec.fake([1 if d in dims else s for d, s in enumerate(x.shape)], torch.int64, x.device)
+        return rec.emit(op, [x], [outs[0], ties], None, name)[:1]
+    if name == "logsumexp":
+        return rec.emit(LogSumExp(*base), [x], outs, None, name)
+    if name in ("var", "std"):
+        correction = kwargs.get("correction", args[2] if len(args) > 2 else 1)
+        op = VarMean(*base, correction=1 if correction is None else correction, root=name == "std")
+        return rec.emit(op, [x], [outs[0], outs[0]], None, name)[:1]
+    if name == "linalg_vector_norm":
+        order = kwargs.get("ord", args[1] if len(args) > 1 else 2)
+        if not 0 < float(order) < math.inf:
+            return NotImplemented
+        return rec.emit(Norm(*base, order=float(order)), [x], outs, None, name)
+    return NotImplemented
+
+
+def extreme(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dim: int) -> Any:
+    """max and min with indices along a dimension that holds all of space, and nothing else."""
+    x = args[0]
+    if name_of(func) == "topk" or not covers(x, [dim]) or not row_major(x, [dim]):
+        return NotImplemented
+    keep = len(outs[0].shape) == len(x.shape)
+    op = First((dim,), keep, x.dtype, x.shape[dim], x.space, sign=1 if name_of(func) == "max" else -1)
+    return rec.emit(op, [x], outs, None, name_of(func))
+
+
+def row_major(value: Value, dims: Sequence[int]) -> bool:
+    """Whether the given dimensions list exactly the axes of space, in order."""
+    factors = [f for d in sorted(dims) for f in value.space.dims[d] if f != 1]
+    return factors == [Axis(i) for i in range(len(value.space.extent))]
+
+
+@ATEN.rule(aten.sum.default, aten.mean.default, aten.amax, aten.max.default, aten.min.default, aten.std.default, aten.var.default)
+def reduce_all(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """The reductions to one number."""
+    name = {"max": "amax", "min": "amin"}.get(name_of(func), name_of(func))
+    packet = getattr(aten, name)
+    x = args[0]
+    dims = list(range(len(x.shape)))
+    named = packet.dim if name in ("mean",) else packet.dim_IntList if name == "sum" else None
+    return over_space(rec, named or getattr(packet, "default", packet), args, kwargs, outs, dims, False)
+
+
+@ATEN.rule(aten.var_mean.correction)
+def var_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x = args[0]
+    dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    dims = [d % len(x.shape) for d in (dims or range(len(x.shape)))]
+    if not covers(x, dims):
+        return NotImplemented
+    correction = kwargs.get("correction", 1)
+    op = VarMean(
+        tuple(dims), bool(kwargs.get("keepdim", False)), x.dtype, reduced_size(x, dims),
+        correction=1 if correction is None else correction,
+    )  # fmt: skip
+    return rec.emit(op, [x], outs, None, "var_mean")
+
+
+@ATEN.rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def adaptive_max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """To one position; other sizes are in `resample`."""
+    from lightning_plugin.rules import resample
+
+    x, size = args
+    count = len(size)
+    dims = tuple(range(len(x.shape) - count, len(x.shape)))
+    if any(s != 1 for s in size):
+        return resample.adaptive_max(rec, x, size, outs)
+    if not covers(x, dims) or not row_major(x, dims):
+        return NotImplemented
+    op = First(dims, True, x.dtype, reduced_size(x, dims), x.space)
+    return rec.emit(op, [x], outs, None, name_of(func))

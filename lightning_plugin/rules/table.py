@@ -1,0 +1,65 @@
+"""The tables of rules, and how to add one.
+
+A *rule* gets the recorder and a call whose tensors are values, and answers with the values of its results, or with
+`NotImplemented` where it does not know these arguments (the call is then a barrier)::
+
+    from lightning_plugin.rules import ATEN
+
+    @ATEN.rule(torch.ops.mylib.swirl.default)
+    def swirl(rec, func, args, kwargs, outs):
+        x, = args
+        return rec.emit(Swirl(...), [x], outs, x.layout)
+
+`ATEN` is asked for operators as the dispatcher sees them, `API` for Python functions as the user calls them, where
+the function says more than its pieces do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Rule = Callable[..., Any]
+
+
+class RuleTable:
+    """A dictionary from functions to rules that refuses to be overwritten by accident."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rules: dict[Any, Rule] = {}
+        self.kinds: dict[Any, str] = {}
+        self.effects: dict[Any, Rule] = {}
+
+    def rule(self, *functions: Any, kind: str = "", replace: bool = False) -> Callable[[Rule], Rule]:
+        """Register the decorated rule for these functions (an operator packet stands for all its overloads)."""
+
+        def add(rule: Rule) -> Rule:
+            for function in functions:
+                if function in self.rules and not replace:
+                    raise ValueError(f"{self.name} has a rule for {function} already; pass replace=True to change it")
+                self.rules[function] = rule
+                self.kinds[function] = kind or rule.__module__.rsplit(".", 1)[-1]
+            return rule
+
+        return add
+
+    def effect(self, *functions: Any) -> Callable[[Rule], Rule]:
+        """Register what a call on vectors does besides returning a result."""
+
+        def add(rule: Rule) -> Rule:
+            for function in functions:
+                self.effects[function] = rule
+            return rule
+
+        return add
+
+    def get(self, function: Any) -> Rule | None:
+        found = self.rules.get(function)
+        if found is None:
+            found = self.rules.get(getattr(function, "overloadpacket", None))
+        return found
+
+
+ATEN = RuleTable("ATEN")
+API = RuleTable("API")

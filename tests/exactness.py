@@ -1,0 +1,83 @@
+"""Tiled against plain PyTorch, in the norm of the design: max|a-b| / max(max|b|, 1e-3 x the largest gradient)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, materialize
+from lightning_plugin.settings import Settings
+
+TOLERANCE = 1e-9
+
+
+def difference(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
+    """The error of one tensor."""
+    if actual.shape != expected.shape:
+        raise AssertionError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if expected.numel() == 0:
+        return 0.0
+    scale = max(expected.abs().max().item(), floor)
+    error = (actual.double() - expected.double()).abs().max().item()
+    return error / scale if scale > 0 else error
+
+
+def errors(
+    net: nn.Module,
+    shape: Sequence[int],
+    tiles: Any = (3, 2),
+    backward_tiles: Any = (2, 3),
+    loss: Callable[[Any], Tensor] | None = None,
+    seed: int = 0,
+    settings: Any = None,
+) -> dict[str, float]:
+    """Errors of output, input gradient, every parameter's gradient and every buffer, after one step in float64."""
+    torch.manual_seed(seed)
+    net = net.double()
+    net.zero_grad()
+    other = copy.deepcopy(net)
+    x = torch.randn(tuple(shape), dtype=torch.float64, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    expected = net(x)
+    weights = [torch.randn_like(e) for e in flat(expected)]
+    objective = loss or (lambda out: sum(((o * w).sum() for o, w in zip(flat(out), weights, strict=True)), torch.zeros(())))
+    objective(expected).backward()
+    actual = other(LazyImage.from_tensor(twin, settings=settings or Settings(tiles, backward_tiles)))
+    objective(actual).backward()
+    return compare(net, other, [materialize(a) for a in flat(actual)], flat(expected), (twin.grad, x.grad))
+
+
+def compare(
+    net: nn.Module, other: nn.Module, actual: Sequence[Tensor], expected: Sequence[Tensor], inputs: tuple[Any, Any]
+) -> dict[str, float]:
+    found = {f"output {i}": difference(a.detach(), e.detach()) for i, (a, e) in enumerate(zip(actual, expected, strict=True))}
+    grads = {n: p.grad for n, p in net.named_parameters()}
+    largest = max([g.abs().max().item() for g in [*grads.values(), inputs[1]] if g is not None and g.numel()], default=0.0)
+    for name, p in other.named_parameters():
+        expected_grad = grads[name]
+        if expected_grad is None or p.grad is None:
+            missing = expected_grad if p.grad is None else p.grad
+            found[name] = 0.0 if missing is None or not missing.any() else float("inf")
+            continue
+        found[name] = difference(p.grad, expected_grad, 1e-3 * largest)
+    if inputs[1] is not None:
+        found["input gradient"] = difference(inputs[0], inputs[1], 1e-3 * largest)
+    for (name, a), (_, e) in zip(other.named_buffers(), net.named_buffers(), strict=True):
+        found[f"buffer {name}"] = difference(a, e)
+    return found
+
+
+def flat(out: Any) -> list[Tensor]:
+    """The tensors of a result, in order."""
+    return [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, Tensor)]
+
+
+def assert_exact(*args: Any, **kwargs: Any) -> dict[str, float]:
+    found = errors(*args, **kwargs)
+    wrong = {name: e for name, e in found.items() if not e < TOLERANCE}
+    assert not wrong, f"tiled and plain differ: {wrong}"
+    return found
