@@ -28,7 +28,11 @@ class Command:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("demo", "make slides, train on them, and write the report: everything once, in a few minutes"),
+    Command(
+        "demo",
+        "make slides, train on them, and write the report: everything once, in a few minutes",
+        "wsi_trainer.demo.command:demo",
+    ),
     Command(
         "doctor",
         "what is installed, which device, which readers and codecs work, what is missing",
@@ -37,10 +41,34 @@ COMMANDS: tuple[Command, ...] = (
     Command("preprocess", "convert slides to zarr: checked, resumable, background for free"),
     Command("verify", "read converted slides again and compare them with their manifest of hashes"),
     Command("plan", "plan a model at an image size under a memory budget, without a device or an image"),
-    Command("fit", "train a slide classifier end to end"),
-    Command("validate", "evaluate a checkpoint on the validation split"),
-    Command("test", "evaluate a checkpoint on the test split, with confidence intervals"),
-    Command("predict", "write a prediction for each slide"),
+    Command(
+        "fit",
+        "train a slide classifier end to end",
+        "wsi_trainer.fit.command:fit",
+        own_parser=True,
+    ),
+    Command(
+        "validate",
+        "evaluate a checkpoint on the validation split",
+        "wsi_trainer.fit.command:validate",
+        own_parser=True,
+    ),
+    Command(
+        "test",
+        "evaluate a checkpoint on the test split, with confidence intervals",
+        "wsi_trainer.fit.command:test",
+        own_parser=True,
+    ),
+    Command(
+        "predict",
+        "write a prediction for each slide",
+        "wsi_trainer.fit.command:predict",
+        own_parser=True,
+    ),
     Command("heatmap", "write exact whole-slide maps of what the model looked at"),
-    Command("report", "write the HTML report of a run"),
+    Command(
+        "report",
+        "write the HTML report of a run",
+        "wsi_trainer.report.command:report",
+    ),
 )

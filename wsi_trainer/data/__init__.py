@@ -1,8 +1,8 @@
 """The manifest, the splits, and the loaders that make batches of one slide."""
 
-from wsi_trainer.data.datamodule import DataConfig, SlideData, SlideDataset
+from wsi_trainer.data.datamodule import DataConfig, SlideData, SlideDataset, in_order
 from wsi_trainer.data.images import dense, open_image
-from wsi_trainer.data.manifest import SlideRecord, read_manifest, write_manifest
+from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.data.splits import check_leakage, complete_splits
 
 __all__ = [
@@ -10,9 +10,11 @@ __all__ = [
     "SlideData",
     "SlideDataset",
     "SlideRecord",
+    "check_files",
     "check_leakage",
     "complete_splits",
     "dense",
+    "in_order",
     "open_image",
     "read_manifest",
     "write_manifest",

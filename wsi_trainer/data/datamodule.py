@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from lightning_plugin.source import TileSource
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lightning_plugin.source import TileSource
 from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.manifest import SlideRecord, check_files, check_labels, read_manifest
 from wsi_trainer.data.orientation import Oriented
@@ -55,10 +55,22 @@ class SlideDataset(Dataset[SlideBatch]):
     """Slides by their place in the manifest, each a batch of one."""
 
     def __init__(
-        self, records: Sequence[SlideRecord], classes: Sequence[str], downsample: int, to_image: ToImage
+        self,
+        records: Sequence[SlideRecord],
+        classes: Sequence[str] | None,
+        downsample: int,
+        to_image: ToImage,
     ) -> None:
+        """Keep what is needed to open a slide.
+
+        Args:
+            records: The slides.
+            classes: The labels in the order of the task; None where slides have no label, which is then -1.
+            downsample: How much each slide is shrunk.
+            to_image: Makes the image of the batch from a source.
+        """
         self.records = list(records)
-        self.classes = list(classes)
+        self.classes = None if classes is None else list(classes)
         self.downsample = downsample
         self.to_image = to_image
 
@@ -69,8 +81,8 @@ class SlideDataset(Dataset[SlideBatch]):
         record = self.records[visit.index]
         source = open_image(record.path, self.downsample)
         source = Oriented(source, visit.orientation) if visit.orientation else source
-        label = torch.tensor([self.classes.index(record.label)])
-        return SlideBatch(image=self.to_image(source), label=label, slide=record.slide)
+        label = -1 if self.classes is None else self.classes.index(record.label)
+        return SlideBatch(image=self.to_image(source), label=torch.tensor([label]), slide=record.slide)
 
 
 class SlideData(pl.LightningDataModule):
@@ -103,7 +115,8 @@ class SlideData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[SlideBatch]:
         records = self.of("train")
-        return self._loader(records, EpochSampler(len(records), self.seed, self.config.turn))
+        sampler = EpochSampler(len(records), self.seed, self.config.turn)
+        return make_loader(self._dataset(records), sampler, self.config.workers)
 
     def val_dataloader(self) -> DataLoader[SlideBatch]:
         return self.loader("val")
@@ -113,16 +126,25 @@ class SlideData(pl.LightningDataModule):
 
     def loader(self, split: Literal["train", "val", "test"]) -> DataLoader[SlideBatch]:
         """The slides of a split in order and not turned, for evaluation."""
-        records = self.of(split)
-        return self._loader(records, InOrder(len(records)))
+        return in_order(self._dataset(self.of(split)), self.config.workers)
 
-    def _loader(self, records: Sequence[SlideRecord], sampler: Sampler[Visit]) -> DataLoader[SlideBatch]:
-        dataset = SlideDataset(records, self.classes, self.config.downsample, self.to_image)
-        workers = self.config.workers
-        options: dict[str, Any] = {"multiprocessing_context": "spawn", "persistent_workers": True} if workers else {}
-        return DataLoader(
-            dataset, batch_size=None, sampler=sampler, num_workers=workers, collate_fn=_as_it_is, **options
-        )
+    def _dataset(self, records: Sequence[SlideRecord]) -> SlideDataset:
+        return SlideDataset(records, self.classes, self.config.downsample, self.to_image)
+
+
+def in_order(dataset: SlideDataset, workers: int) -> DataLoader[SlideBatch]:
+    """A loader of the slides in the order given, not turned."""
+    return make_loader(dataset, InOrder(len(dataset)), workers)
+
+
+def make_loader(dataset: SlideDataset, sampler: Sampler[Visit], workers: int) -> DataLoader[SlideBatch]:
+    """A loader of batches of one slide, which are not collated: a lazy image has no pixels to stack."""
+    options: dict[str, Any] = (
+        {"multiprocessing_context": "spawn", "persistent_workers": True} if workers else {}
+    )
+    return DataLoader(
+        dataset, batch_size=None, sampler=sampler, num_workers=workers, collate_fn=_as_it_is, **options
+    )
 
 
 def _as_it_is(batch: SlideBatch) -> SlideBatch:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import openslide
 import torch
-from lightning_plugin.boxes import Box
-from lightning_plugin.source import TensorSource, TileSource
 from torch import Tensor
 
+from lightning_plugin.boxes import Box
+from lightning_plugin.source import TensorSource, TileSource
 from wsi_trainer.errors import UserError
 
 
@@ -23,7 +23,9 @@ def open_image(path: Path, downsample: int = 1) -> TileSource:
     with slide:
         width, height = slide.dimensions
         size = (max(1, width // downsample), max(1, height // downsample))
-        image = slide.read_region((0, 0), 0, slide.dimensions) if downsample == 1 else slide.get_thumbnail(size)
+        image = (
+            slide.read_region((0, 0), 0, slide.dimensions) if downsample == 1 else slide.get_thumbnail(size)
+        )
         pixels = np.asarray(image.convert("RGB").resize(size) if image.size != size else image.convert("RGB"))
     return TensorSource(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].contiguous())
 

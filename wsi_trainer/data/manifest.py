@@ -1,8 +1,9 @@
 """The manifest: a CSV file with one line for each slide.
 
-Columns: `slide` (its name, and its path relative to the manifest or to a folder given), `label`, and optionally `path`
-(where the name is not the path), `patient` (the slide's own name where it is absent), `split` (train, val, test) and
-`site`. Other columns are ignored.
+Columns: `slide` (its name, and its path relative to the manifest or to a folder given), `label`, and
+    optionally `path`
+(where the name is not the path), `patient` (the slide's own name where it is absent), `split` (train, val,
+test) and `site`. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -34,18 +35,27 @@ class SlideRecord:
     site: str = ""
 
 
-def read_manifest(path: Path, root: Path | None = None) -> list[SlideRecord]:
-    """Read and check the manifest; relative paths of slides start at `root`, by default the manifest's folder."""
+def read_manifest(path: Path, root: Path | None = None, labelled: bool = True) -> list[SlideRecord]:
+    """Read and check the manifest.
+
+    Args:
+        path: The CSV file.
+        root: Where relative paths of slides start; by default the manifest's folder.
+        labelled: Whether each slide needs a label.
+    """
+    needed = ("slide", "label") if labelled else ("slide",)
     if not path.is_file():
         raise UserError(f"there is no manifest at {path}; it is a CSV file with the columns slide and label")
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         columns = reader.fieldnames or []
-        for column in ("slide", "label"):
+        for column in needed:
             if column not in columns:
-                raise UserError(f"{path} has no column {column!r}; its columns are {', '.join(columns) or 'none'}")
+                raise UserError(
+                    f"{path} has no column {column!r}; its columns are {', '.join(columns) or 'none'}"
+                )
         base = path.parent if root is None else root
-        records = [_record(path, reader.line_num, row, base) for row in reader]
+        records = [_record(path, reader.line_num, row, base, needed) for row in reader]
     if not records:
         raise UserError(f"{path} lists no slides; add one line for each")
     _check_unique(path, records)
@@ -83,19 +93,23 @@ def check_labels(records: Sequence[SlideRecord], classes: Sequence[str]) -> None
             )
 
 
-def _record(manifest: Path, line: int, row: dict[str, str | None], base: Path) -> SlideRecord:
+def _record(
+    manifest: Path, line: int, row: dict[str, str | None], base: Path, needed: Sequence[str]
+) -> SlideRecord:
     values = {column: (value or "").strip() for column, value in row.items() if column is not None}
-    for column in ("slide", "label"):
+    for column in needed:
         if not values[column]:
             raise UserError(f"{manifest}, line {line}: the column {column!r} is empty")
     split = values.get("split", "")
     if split and split not in SPLITS:
-        raise UserError(f"{manifest}, line {line}: split is {split!r}; it must be one of {', '.join(SPLITS)} or empty")
+        raise UserError(
+            f"{manifest}, line {line}: split is {split!r}; it must be one of {', '.join(SPLITS)} or empty"
+        )
     slide = values["slide"]
     return SlideRecord(
         slide=slide,
         path=base / (values.get("path") or slide),
-        label=values["label"],
+        label=values.get("label", ""),
         patient=values.get("patient") or Path(slide).name,
         split=split,
         site=values.get("site", ""),

@@ -1,14 +1,16 @@
 """The eight ways to hold a slide: a source that is flipped and transposed as it is read.
 
-Augmenting the source and not the pixels keeps the image lazy: a tile of the turned slide is a turned tile of the slide.
+Augmenting the source and not the pixels keeps the image lazy: a tile of the turned slide is a turned tile
+of the slide.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from lightning_plugin.boxes import Box
 from lightning_plugin.source import TileSource
-from torch import Tensor
 
 ORIENTATIONS = 8
 

@@ -19,7 +19,9 @@ class Visit(NamedTuple):
 
 
 class EpochSampler(Sampler[Visit]):
-    """All slides in a new order each epoch. Lightning calls `set_epoch`, so a resumed run visits what it would have."""
+    """All slides in a new order each epoch. Lightning calls `set_epoch`, so a resumed run visits what it
+    would have.
+    """
 
     def __init__(self, slides: int, seed: int, turn: bool) -> None:
         self.slides = slides

@@ -17,8 +17,9 @@ def complete_splits(
 ) -> list[SlideRecord]:
     """Fill in the split of each record that has none.
 
-    A manifest without splits is divided into test, val and train. One that has a split for each slide but no val gives
-    up part of its train slides for it. A patient never appears in two splits, and classes are kept in proportion.
+    A manifest without splits is divided into test, val and train. One that has a split for each slide but
+    no val gives up part of its train slides for it. A patient never appears in two splits, and classes are
+    kept in proportion.
     """
     unset = [record for record in records if not record.split]
     if unset and len(unset) != len(records):
@@ -55,7 +56,8 @@ def check_leakage(records: Sequence[SlideRecord]) -> None:
 def _move(
     records: Sequence[SlideRecord], source: str, target: str, share: float, seed: int
 ) -> list[SlideRecord]:
-    """Move about this share of the source split to the target split, whole patients, classes in proportion."""
+    """Move about this share of the source split to the target split, whole patients, classes in proportion.
+    """
     rows = [index for index, record in enumerate(records) if record.split == source]
     if share <= 0 or not rows:
         return list(records)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from argparse import ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ from rich.console import Console
 from wsi_trainer.cli.messages import explain
 from wsi_trainer.data import DataConfig
 from wsi_trainer.errors import UserError
+from wsi_trainer.fit import training
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.run_folder import RunFolder
-from wsi_trainer.fit.training import seed_everything, test, train
 from wsi_trainer.models import SlideClassifier
 
 
@@ -42,50 +41,87 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
 def fit(words: Sequence[str]) -> int:
     """Train a slide classifier end to end, then test it."""
     parser = make_parser("fit", "Train a slide classifier end to end, and test it on the held-out slides.")
-    parser.add_argument("--resume", type=str, default=None, help="continue from this checkpoint: last, or a path")
+    parser.add_argument(
+        "--resume", type=str, default=None, help="continue from this checkpoint: last, or a path"
+    )
     options = parse(parser, words)
     run(parser, options, resume=options.pop("resume"))
     return 0
 
 
-def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, progress: bool = True) -> RunFolder:
+def run(
+    parser: ArgumentParser, options: Namespace, resume: str | None = None, progress: bool = True
+) -> RunFolder:
     """Train and test with these options."""
     folder = RunFolder(Path(options.out))
     if folder.config.is_file() and resume is None:
-        raise UserError(f"{folder.path} holds a run already; choose another --out, or continue it with --resume last")
+        raise UserError(
+            f"{folder.path} holds a run already; choose another --out, or continue it with --resume last"
+        )
     folder.path.mkdir(parents=True, exist_ok=True)
     model, data, config = instantiate(parser, options)
-    kept = Namespace(**{key: value for key, value in vars(options).items() if key not in ("config", "resume")})
-    folder.config.write_text(parser.dump(kept, skip_none=False), encoding="utf-8")
-    train(model, data, config, folder, resume, progress)
-    scores = test(model, data, config, folder, "test", progress=progress)
-    show(scores)
+    kept = Namespace(
+        **{key: value for key, value in vars(options).items() if key not in ("config", "resume")}
+    )
+    folder.config.write_text(parser.dump(kept), encoding="utf-8")
+    training.train(model, data, config, folder, resume, progress)
+    show(training.test(model, data, config, folder, "test", progress=progress))
     return folder
 
 
-def instantiate(parser: ArgumentParser, options: Namespace) -> tuple[SlideClassifier, DataConfig, TrainConfig]:
+def instantiate(
+    parser: ArgumentParser, options: Namespace
+) -> tuple[SlideClassifier, DataConfig, TrainConfig]:
     """The model with its seeded initial weights, and the configs."""
-    seed_everything(options.train.seed)
+    training.seed_everything(options.train.seed)
     objects = parser.instantiate_classes(options)
     return objects.model, objects.data, objects.train
 
 
-def evaluate_split(name: str, split: str, words: Sequence[str]) -> int:
-    parser = make_parser(name, f"Predict the slides of the split {split} with a checkpoint of the run, and score them.")
+def validate(words: Sequence[str]) -> int:
+    """Score a checkpoint on the validation slides."""
+    return _evaluate("validate", "val", words)
+
+
+def test(words: Sequence[str]) -> int:
+    """Score a checkpoint on the held-out slides."""
+    return _evaluate("test", "test", words)
+
+
+def predict(words: Sequence[str]) -> int:
+    """Write the probabilities of slides that need no label."""
+    parser = make_parser("predict", "Write the probability of each class for each slide of a manifest.")
+    parser.add_argument(
+        "--slides", type=Path, required=True, help="a manifest; its column label may be missing"
+    )
     parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
-    show(test(model, data, config, RunFolder(Path(options.out)).existing(), split, options.checkpoint))
+    folder = RunFolder(Path(options.out)).existing()
+    written = training.predict_slides(model, data, config, folder, options.slides, options.checkpoint)
+    Console().print(f"predictions: {written}", soft_wrap=True)
     return 0
 
 
-validate_command = functools.partial(evaluate_split, "validate", "val")
-test_command = functools.partial(evaluate_split, "test", "test")
+def _evaluate(name: str, split: str, words: Sequence[str]) -> int:
+    parser = make_parser(
+        name, f"Predict the slides of the split {split} with a checkpoint of the run, and score them."
+    )
+    parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
+    options = parse(parser, words)
+    model, data, config = instantiate(parser, options)
+    folder = RunFolder(Path(options.out)).existing()
+    show(training.test(model, data, config, folder, split, options.checkpoint))
+    return 0
 
 
 def show(scores: dict[str, Any]) -> None:
     """Print the scores of a split."""
     console = Console()
-    console.print(f"{scores['slides']} slides of {scores['patients']} patients in the split {scores['split']}:")
+    console.print(
+        f"{scores['slides']} slides of {scores['patients']} patients in the split {scores['split']}:"
+    )
     for name, interval in scores["slide"].items():
-        console.print(f"  {name:18} {interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})")
+        console.print(
+            f"  {name:18} {interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"
+        )

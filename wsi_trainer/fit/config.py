@@ -23,7 +23,9 @@ class TrainConfig:
     seed: int = 0
     """Decides initial weights, splits left open, order and orientations."""
     budget: str | None = None
-    """Device memory for a step, as "512MiB" or "8GiB", by tile-by-tile execution; without it plain PyTorch is used."""
+    """Device memory for a step, as "512MiB" or "8GiB", by tile-by-tile execution; without it plain PyTorch
+    is used.
+    """
     precision: str = "32-true"
     """Precision of the Trainer: 32-true, bf16-mixed, 64-true, ..."""
     accelerator: str = "auto"

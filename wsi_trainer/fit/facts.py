@@ -19,7 +19,9 @@ def memory_facts(
     """What the steps used, and what plain PyTorch needs for the largest slide."""
     facts: dict[str, Any] = {"engine": "plain PyTorch", "process_peak_bytes": process_peak()}
     if config.budget is None:
-        image = max((dense(open_image(r.path, slides.config.downsample)) for r in slides.of("val")), key=_pixels)
+        image = max(
+            (dense(open_image(r.path, slides.config.downsample)) for r in slides.of("val")), key=_pixels
+        )
         facts["image_shape"] = list(image.shape)
         facts["plain_bytes"] = held_for_backward(model, image.to(model.device))
     return facts

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 
 def held_for_backward(module: nn.Module, image: Tensor) -> int:
-    """Bytes that plain PyTorch holds between forward and backward for this image: the image and saved activations.
+    """Bytes that plain PyTorch holds between forward and backward for this image: the image and saved
+    activations.
 
     Measured on one real forward pass: every storage that autograd saves is counted once, parameters are not.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import csv
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +11,21 @@ import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from wsi_trainer.data import DataConfig, SlideData, write_manifest
+from wsi_trainer.data import (
+    DataConfig,
+    SlideData,
+    SlideDataset,
+    check_files,
+    in_order,
+    read_manifest,
+    write_manifest,
+)
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.engine import image_of, make_trainer
 from wsi_trainer.fit.environment import environment
 from wsi_trainer.fit.evaluate import evaluate, predict
 from wsi_trainer.fit.facts import memory_facts
+from wsi_trainer.fit.quiet import logged_to
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.models import SlideClassifier
 
@@ -43,8 +52,10 @@ def train(
     slides = make_data(model, data, config)
     write_manifest(folder.splits, slides.records)
     write_json(folder.environment, environment())
-    with log_file(folder.log):
-        trainer = make_trainer(config, folder.path, _callbacks(config, folder, progress), _loggers(folder), progress)
+    with logged_to(folder.log):
+        trainer = make_trainer(
+            config, folder.path, _callbacks(config, folder, progress), _loggers(folder), progress
+        )
         checkpoint = folder.checkpoint(resume) if resume else None
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=False)
     write_json(folder.memory, memory_facts(trainer, model, slides, config, folder))
@@ -60,15 +71,51 @@ def test(
     progress: bool = True,
 ) -> dict[str, object]:
     """Predict a split with a checkpoint of the run, and write predictions and scores."""
-    state = torch.load(folder.checkpoint(checkpoint), map_location="cpu", weights_only=False)
-    model.load_state_dict(state["state_dict"])
-    bars: list[Callback] = [RichProgressBar(leave=False)] if progress else []
-    trainer = make_trainer(config, folder.path, bars, progress=progress)
-    predictions = predict(trainer, model, make_data(model, data, config), split)
+    load_weights(model, folder.checkpoint(checkpoint))
+    predictions = predict(evaluator(config, folder, progress), model, make_data(model, data, config), split)
     predictions.write(folder.predictions(split))
     scores = {"split": split, "checkpoint": checkpoint, **evaluate(predictions)}
     write_json(folder.evaluation(split), scores)
     return scores
+
+
+def predict_slides(
+    model: SlideClassifier,
+    data: DataConfig,
+    config: TrainConfig,
+    folder: RunFolder,
+    manifest: Path,
+    checkpoint: str = "best",
+    progress: bool = True,
+) -> Path:
+    """Write the probabilities of the slides of a manifest without labels; returns the path of the CSV file.
+    """
+    load_weights(model, folder.checkpoint(checkpoint))
+    records = read_manifest(manifest, data.root, labelled=False)
+    check_files(records)
+    dataset = SlideDataset(records, None, data.downsample, partial(image_of, config))
+    outputs = evaluator(config, folder, progress).predict(model, dataloaders=in_order(dataset, data.workers))
+    assert outputs is not None
+    target = folder.path / "predictions" / f"{manifest.stem}.csv"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["slide", "patient", *(f"probability_{name}" for name in model.task.classes)])
+        for record, output in zip(records, outputs, strict=True):
+            writer.writerow([record.slide, record.patient, *(float(value) for value in output[0])])  # type: ignore[index]
+    return target
+
+
+def evaluator(config: TrainConfig, folder: RunFolder, progress: bool) -> pl.Trainer:
+    """A Trainer that only predicts."""
+    bars: list[Callback] = [RichProgressBar(leave=False)] if progress else []
+    return make_trainer(config, folder.path, bars, progress=progress)
+
+
+def load_weights(model: SlideClassifier, checkpoint: Path) -> None:
+    """Put the weights of a checkpoint into the model."""
+    state = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    model.load_state_dict(state["state_dict"])
 
 
 def make_data(model: SlideClassifier, data: DataConfig, config: TrainConfig) -> SlideData:
@@ -97,26 +144,9 @@ def _callbacks(config: TrainConfig, folder: RunFolder, progress: bool) -> list[C
 
 def _loggers(folder: RunFolder) -> list[Logger]:
     return [
-        CSVLogger(folder.path, name="", version=""),
+        CSVLogger(folder.path, name=folder.metrics.name),  # a resumed run writes a further version_N
         TensorBoardLogger(folder.path, name="", version="tensorboard"),
     ]
-
-
-class log_file:
-    """A context in which what Lightning and this package log also goes to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.handler = logging.FileHandler(path, encoding="utf-8")
-        self.handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-
-    def __enter__(self) -> None:
-        for name in ("pytorch_lightning", "wsi_trainer", "lightning_plugin"):
-            logging.getLogger(name).addHandler(self.handler)
-
-    def __exit__(self, *error: object) -> None:
-        for name in ("pytorch_lightning", "wsi_trainer", "lightning_plugin"):
-            logging.getLogger(name).removeHandler(self.handler)
-        self.handler.close()
 
 
 def seed_everything(seed: int) -> None:

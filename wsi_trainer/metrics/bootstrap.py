@@ -1,4 +1,6 @@
-"""Confidence intervals by bootstrap: patients are drawn with replacement, and bring all their slides with them."""
+"""Confidence intervals by bootstrap: patients are drawn with replacement, and bring all their slides with
+them.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +62,14 @@ def paired_difference(
 ) -> Interval:
     """The score of the first minus that of the second, both on the same slides and the same resamples.
 
-    Pairing cancels what makes a slide hard for both, so the interval is narrower than two separate ones suggest.
+    Pairing cancels what makes a slide hard for both, so the interval is narrower than two separate ones
+    suggest.
     """
     second = second.aligned_to(first.slides)
     if len(second) != len(first) or not np.array_equal(first.labels, second.labels):
-        raise ValueError("the two sets of predictions have different labels for the same slides; compare like with like")
+        raise ValueError(
+            "the two sets of predictions have different labels for the same slides; compare like with like"
+        )
     drawn = [
         score(first.take(rows)) - score(second.take(rows)) for rows in resamples(first.patients, count, seed)
     ]

@@ -1,7 +1,8 @@
 """Backbones: from a slide to a map of features. Plain convolutional networks that know nothing of tiles.
 
-Each has `out_channels` and `stride` (pixels of the slide for one position of the map), which is all a head and a
-heat map need to know. Any other `nn.Module` with these two attributes may be named in a config by its import path.
+Each has `out_channels` and `stride` (pixels of the slide for one position of the map), which is all a head
+and a heat map need to know. Any other `nn.Module` with these two attributes may be named in a config by its
+import path.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ class VGG(Backbone):
     """Stages of 3×3 convolutions, each stage ended by a 2×2 maximum."""
 
     def __init__(
-        self, widths: Sequence[int] = (16, 32, 64, 128), convs: int = 2, stem_stride: int = 1, norm: NormKind = "none"
+        self,
+        widths: Sequence[int] = (16, 32, 64, 128),
+        convs: int = 2,
+        stem_stride: int = 1,
+        norm: NormKind = "none",
     ) -> None:
         """Build the network.
 
@@ -61,7 +66,9 @@ class ResidualBlock(nn.Module):
         bias = norm in ("none", "channel")
         self.first = conv_norm_relu(inputs, outputs, norm, stride)
         self.second = nn.Sequential(conv3x3(outputs, outputs, bias=bias), make_norm(norm, outputs))
-        if norm == "none":  # without a norm the sum grows from block to block: start each block as its shortcut
+        if (
+            norm == "none"
+        ):  # without a norm the sum grows from block to block: start each block as its shortcut
             nn.init.zeros_(self.second[0].weight)  # type: ignore[arg-type]
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
@@ -75,10 +82,16 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(Backbone):
-    """A residual network with a strided 3×3 stem; `widths=(64, 128, 256, 512), blocks=2` has ResNet-18's stages."""
+    """A residual network with a strided 3×3 stem; `widths=(64, 128, 256, 512), blocks=2` has ResNet-18's
+    stages.
+    """
 
     def __init__(
-        self, widths: Sequence[int] = (16, 32, 64, 128), blocks: int = 1, stem_stride: int = 2, norm: NormKind = "batch"
+        self,
+        widths: Sequence[int] = (16, 32, 64, 128),
+        blocks: int = 1,
+        stem_stride: int = 2,
+        norm: NormKind = "batch",
     ) -> None:
         """Build the network.
 
@@ -86,7 +99,8 @@ class ResNet(Backbone):
             widths: Channels of each stage; each stage after the first halves the map.
             blocks: Residual blocks in each stage.
             stem_stride: Stride of the first convolution.
-            norm: Normalisation after each convolution. With one slide a step, "batch" normalises by that slide.
+            norm: Normalisation after each convolution. With one slide a step, "batch" normalises by that
+                slide.
         """
         super().__init__()
         widths = _checked(widths)
@@ -138,7 +152,9 @@ class ConvNeXt(Backbone):
         super().__init__()
         widths = _checked(widths)
         if len(depths) != len(widths):
-            raise ValueError(f"ConvNeXt has {len(widths)} widths but {len(depths)} depths; give one depth for each")
+            raise ValueError(
+                f"ConvNeXt has {len(widths)} widths but {len(depths)} depths; give one depth for each"
+            )
         layers: list[nn.Module] = [nn.Conv2d(3, widths[0], stem_stride, stride=stem_stride)]
         layers.append(make_norm("channel", widths[0]))
         layers.extend(ConvNeXtBlock(widths[0]) for _ in range(depths[0]))

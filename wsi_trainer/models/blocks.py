@@ -13,7 +13,8 @@ NormKind = Literal["none", "batch", "group", "channel"]
 class ChannelNorm(nn.Module):
     """LayerNorm over the channels of each position, as ConvNeXt uses.
 
-    It looks at one position only, so it costs a tiled network nothing: no statistic of the whole slide is needed.
+    It looks at one position only, so it costs a tiled network nothing: no statistic of the whole slide is
+    needed.
     """
 
     def __init__(self, channels: int, eps: float = 1e-6) -> None:

@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAUROC
 from wsi_trainer.models.backbones import VGG
 from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.schedule import warmup_cosine
+from wsi_trainer.models.standardise import RunningStandardise
 from wsi_trainer.models.tasks import BinaryTask, Task
 
 
@@ -25,7 +26,9 @@ class SlideBatch(TypedDict):
 
 
 class SlideClassifier(pl.LightningModule):
-    """Backbone, head and task. Ordinary PyTorch: whether the image is dense or lazy is the strategy's concern."""
+    """Backbone, head and task. Ordinary PyTorch: whether the image is dense or lazy is the strategy's
+    concern.
+    """
 
     def __init__(
         self,
@@ -56,8 +59,13 @@ class SlideClassifier(pl.LightningModule):
         self.backbone = VGG() if backbone is None else backbone
         self.head = head(_out_channels(self.backbone))
         self.task = BinaryTask() if task is None else task
+        self.standardise = RunningStandardise(self.head.out_channels)
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(self.head.out_channels, self.task.outputs)
+        nn.init.zeros_(
+            self.classifier.weight
+        )  # every slide starts at even odds, however large its features are
+        nn.init.zeros_(self.classifier.bias)
         self.val_auc = MulticlassAUROC(num_classes=len(self.task.classes), average="macro", thresholds=None)
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -74,7 +82,7 @@ class SlideClassifier(pl.LightningModule):
 
     def forward(self, image: Tensor) -> Tensor:
         features = self.backbone(self.normalise(image))
-        return self.classifier(self.dropout(self.head(features)))
+        return self.classifier(self.dropout(self.standardise(self.head(features))))
 
     def training_step(self, batch: SlideBatch, batch_idx: int) -> Tensor:
         loss = self.task.loss(self(batch["image"]), batch["label"])
@@ -93,7 +101,10 @@ class SlideClassifier(pl.LightningModule):
     def configure_optimizers(self):  # type: ignore[no-untyped-def]
         decayed = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
         others = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
-        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": decayed, "weight_decay": self.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = warmup_cosine(optimizer, steps, round(self.warmup * steps))

@@ -34,7 +34,10 @@ class MaxPooling(Pooling):
 
 
 class GeneralisedMeanPooling(Pooling):
-    """The p-mean of each channel, (mean xᵖ)^(1/p): average for p = 1, maximum for p → ∞. Negative features count as 0."""
+    """The p-mean of each channel, (mean xᵖ)^(1/p): average for p = 1, maximum for p → ∞.
+
+    Negative features count as 0.
+    """
 
     def __init__(self, channels: int, p: float = 4.0, eps: float = 1e-4) -> None:
         super().__init__(channels)
@@ -49,7 +52,9 @@ class GeneralisedMeanPooling(Pooling):
 
 
 class AttentionPooling(Pooling):
-    """A weighted mean over the slide, the weights from gated attention: softmax of w·(tanh(Vh) ⊙ sigmoid(Uh))."""
+    """A weighted mean over the slide, the weights from gated attention: softmax of w·(tanh(Vh) ⊙
+    sigmoid(Uh)).
+    """
 
     def __init__(self, channels: int, hidden: int = 32) -> None:
         super().__init__(channels)

@@ -45,7 +45,9 @@ class BinaryTask(Task):
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         weight = torch.as_tensor(self.positive_weight, dtype=logits.dtype, device=logits.device)
-        return functional.binary_cross_entropy_with_logits(logits[:, 0], target.to(logits.dtype), pos_weight=weight)
+        return functional.binary_cross_entropy_with_logits(
+            logits[:, 0], target.to(logits.dtype), pos_weight=weight
+        )
 
     def probabilities(self, logits: Tensor) -> Tensor:
         positive = torch.sigmoid(logits)
@@ -56,7 +58,10 @@ class MultiClassTask(Task):
     """Several exclusive classes, one logit for each."""
 
     def __init__(
-        self, classes: Sequence[str], class_weights: Sequence[float] | None = None, label_smoothing: float = 0.0
+        self,
+        classes: Sequence[str],
+        class_weights: Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
     ) -> None:
         """Build the task.
 
@@ -73,7 +78,8 @@ class MultiClassTask(Task):
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         weight = None if self.class_weights is None else logits.new_tensor(self.class_weights)
-        # A single slide would be divided by its own weight again, which cancels it: weigh the plain mean instead.
+        # A single slide would be divided by its own weight again, which cancels it: weigh the plain mean
+        # instead.
         losses = functional.cross_entropy(
             logits, target, weight=weight, label_smoothing=self.label_smoothing, reduction="none"
         )

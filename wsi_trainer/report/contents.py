@@ -59,14 +59,18 @@ class SlideRow:
         return self.label != self.predicted
 
 
-def read_curves(path: Path) -> Curves:
-    """The columns of metrics.csv, each without its empty cells."""
-    if not path.is_file():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    columns = rows[0].keys() if rows else ()
-    return {name: [float(row[name]) for row in rows if row[name]] for name in columns}
+def read_curves(folder: Path) -> Curves:
+    """The columns of the metrics by epoch; where a run was resumed, the later start counts."""
+    columns: dict[str, dict[int, float]] = {}
+    for path in sorted(
+        folder.glob("version_*/metrics.csv"), key=lambda p: int(p.parent.name.removeprefix("version_"))
+    ):
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                for name, value in row.items():
+                    if value and row["epoch"]:
+                        columns.setdefault(name, {})[int(row["epoch"])] = float(value)
+    return {name: [values[epoch] for epoch in sorted(values)] for name, values in columns.items()}
 
 
 def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
@@ -101,4 +105,3 @@ def difference(run: Run, baseline: Run) -> Interval:
 def _errors(predictions: Predictions) -> dict[str, float]:
     right = predictions.probabilities[range(len(predictions)), predictions.labels]
     return {slide: 1 - float(value) for slide, value in zip(predictions.slides, right, strict=True)}
-

@@ -32,7 +32,9 @@ def roc(models: Mapping[str, Predictions]) -> str:
     axes.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":")
     for colour, (name, predictions) in zip(COLOURS, models.items(), strict=False):
         band = roc_band(predictions)
-        axes.fill_between(band.false_positive_rate, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            band.false_positive_rate, band.low, band.high, color=colour, alpha=0.15, linewidth=0
+        )
         label = f"{name}, AUC {SCORES['auc'](predictions):.3f}"
         axes.plot(band.false_positive_rate, band.true_positive_rate, color=colour, linewidth=1.8, label=label)
     axes.set_xlim(-0.01, 1.01)
@@ -50,7 +52,9 @@ def training(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
             values = np.asarray(columns.get(column, ()), dtype=float)
             if values.size:
                 epochs = np.arange(1, values.size + 1)
-                axes.plot(epochs, values, style, color=colour, linewidth=1.6, marker=".", label=f"{name}, {what}")
+                axes.plot(
+                    epochs, values, style, color=colour, linewidth=1.6, marker=".", label=f"{name}, {what}"
+                )
     axes.axhline(np.log(2), color=_GREY, linewidth=1, linestyle=":")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize=8, frameon=False)
@@ -65,7 +69,15 @@ def confusion(predictions: Predictions) -> str:
     axes.imshow(counts, cmap="Blues", vmin=0, vmax=max(int(counts.max()), 1))
     for (row, column), count in np.ndenumerate(counts):
         dark = count > counts.max() / 2
-        axes.text(column, row, str(count), ha="center", va="center", color="white" if dark else "#1b1f24", fontsize=12)
+        axes.text(
+            column,
+            row,
+            str(count),
+            ha="center",
+            va="center",
+            color="white" if dark else "#1b1f24",
+            fontsize=12,
+        )
     axes.set_xticks(list(classes), predictions.classes)
     axes.set_yticks(list(classes), predictions.classes)
     axes.grid(False)

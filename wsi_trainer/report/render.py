@@ -74,7 +74,12 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str]) -> 
 def _figures(run: Run, runs: list[Run], binary: bool) -> list[tuple[str, str]]:
     pictures = []
     if binary:
-        pictures.append(("ROC, bands hold 95 % of bootstrap resamples", figures.roc({r.name: r.predictions for r in runs})))
+        pictures.append(
+            (
+                "ROC, bands hold 95 % of bootstrap resamples",
+                figures.roc({r.name: r.predictions for r in runs}),
+            )
+        )
     if any(r.curves for r in runs):
         pictures.append(("Training", figures.training({r.name: r.curves for r in runs})))
     pictures.append((f"Confusion, {run.name}", figures.confusion(run.predictions)))
@@ -101,7 +106,9 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
 def _absent(run: Run, binary: bool) -> list[str]:
     absent = list(NOT_THERE_YET)
     if run.memory.get("engine") == "plain PyTorch":
-        absent.append("This run used plain PyTorch, not tile-by-tile execution: there is no plan and no memory picture.")
+        absent.append(
+            "This run used plain PyTorch, not tile-by-tile execution: there is no plan and no memory picture."
+        )
     if not binary:
         absent.append("ROC and calibration of more than two classes are not part of this page yet.")
     return absent
@@ -117,5 +124,8 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("wsi_trainer.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("wsi_trainer.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
