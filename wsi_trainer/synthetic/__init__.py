@@ -6,5 +6,12 @@ from .slide import SyntheticSlide
 from .spec import SlideSpec
 
 __all__ = [
-    "DEFAULT_SPLITS", "Member", "SlideSpec", "SyntheticSlide", "generate", "make_cohort", "slide_shape", "write_slide",
-]  # fmt: skip
+    "DEFAULT_SPLITS",
+    "Member",
+    "SlideSpec",
+    "SyntheticSlide",
+    "generate",
+    "make_cohort",
+    "slide_shape",
+    "write_slide",
+]

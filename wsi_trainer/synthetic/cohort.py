@@ -48,7 +48,7 @@ def _assign(sizes: Sequence[int], splits: Mapping[str, float]) -> list[str]:
 
 
 def make_cohort(slides: int, seed: int, splits: Mapping[str, float] = DEFAULT_SPLITS) -> list[Member]:
-    """Half of the slides positive; all slides of a patient share label and split; splits stratified by label."""
+    """Half of the slides positive; a patient's slides share label and split; splits stratified by label."""
     total = sum(splits.values())
     if not splits or min(splits.values()) < 0 or abs(total - 1) > 1e-6:
         raise ValueError(f"splits {dict(splits)} must be shares that add up to 1, not to {total:g}")
@@ -77,5 +77,7 @@ def write_manifest(path: Path, members: Sequence[Member], folder: str, mpp: floa
         writer.writerow(["slide", "label", "patient", "site", "split", "mpp"])
         for member in members:
             slide = f"{folder}/{member.name}.tif"
-            writer.writerow([slide, member.label, f"patient_{member.patient:04d}", member.site, member.split, mpp])
+            writer.writerow(
+                [slide, member.label, f"patient_{member.patient:04d}", member.site, member.split, mpp]
+            )
     os.replace(partial, path)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .cohort import DEFAULT_SPLITS, Member, make_cohort, write_manifest
+from .lesions import Site
 from .pyramid import write_pyramid
 from .slide import SyntheticSlide
 from .spec import SlideSpec
@@ -23,7 +24,9 @@ def write_slide(path: Path, spec: SlideSpec, *, quality: int = 88, threads: int 
     """Writes one slide as a pyramidal JPEG TIFF; memory does not grow with its height."""
     slide = SyntheticSlide(spec)
     shape = (spec.height, spec.width)
-    write_pyramid(path, slide.render, shape, mpp=spec.mpp, quality=quality, threads=threads, progress=progress)
+    write_pyramid(
+        path, slide.render, shape, mpp=spec.mpp, quality=quality, threads=threads, progress=progress
+    )
     return slide
 
 
@@ -38,13 +41,12 @@ def slide_shape(side: int | tuple[int, int], seed: int, slide: int) -> tuple[int
     return (longer, shorter) if rng.random() < 0.5 else (shorter, longer)
 
 
-def _write_lesions(path: Path, slide: SyntheticSlide) -> None:
-    """The lesions as GeoJSON in full-resolution pixels; no features on a negative slide."""
-    sites = slide.sites if slide.spec.positive else []
+def _write_sites(path: Path, kind: str, sites: list[Site]) -> None:
+    """Regions as GeoJSON in full-resolution pixels."""
     features = [
         {
             "type": "Feature",
-            "properties": {"classification": {"name": "lesion"}},
+            "properties": {"classification": {"name": kind}},
             "geometry": {"type": "Polygon", "coordinates": [np.round(site.polygon(), 2).tolist()]},
         }
         for site in sites
@@ -71,7 +73,8 @@ def generate(
     """Writes a data set of slides whose label shows at full resolution only.
 
     Args:
-        out: the folder; it gets ``manifest.csv``, ``slides/`` and ``lesions/`` (GeoJSON).
+        out: the folder; it gets ``manifest.csv``, ``slides/`` and, as GeoJSON, ``lesions/`` of the positive
+            slides and ``decoys/``: the same kind of places on the negative ones, where nuclei are normal.
         side: the longest side in pixels, or the smallest and the largest; sizes vary between slides.
         noise: scanner noise everywhere, also on glass; without it glass is one exact colour.
         splits: the share of each split; slides of a patient stay together.
@@ -88,7 +91,7 @@ def generate(
         raise ValueError(f"slides={slides}: expected one or more")
     out = Path(out)
     workers = workers or os.cpu_count() or 1
-    for folder in ("slides", "lesions"):
+    for folder in ("slides", "lesions", "decoys"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     members = make_cohort(slides, seed, splits)
 
@@ -101,7 +104,9 @@ def generate(
         path = out / "slides" / f"{member.name}.tif"
         threads = workers if slides == 1 else 1
         slide = write_slide(path, spec, quality=quality, threads=threads, progress=lambda n: progress(0, n))
-        _write_lesions(out / "lesions" / f"{member.name}.geojson", slide)
+        for kind, positive in (("lesion", True), ("decoy", False)):
+            sites = slide.sites if spec.positive == positive else []
+            _write_sites(out / f"{kind}s" / f"{member.name}.geojson", kind, sites)
         progress(1, 0)
 
     with ThreadPoolExecutor(min(workers, slides)) as pool:

@@ -37,7 +37,9 @@ class Site:
         return np.concatenate([ring, ring[:1]])
 
 
-def _sites(spec: SlideSpec, outline: Outline, stream: int, count: tuple[int, int], radius: tuple[float, float]) -> list[Site]:
+def _sites(
+    spec: SlideSpec, outline: Outline, stream: int, count: tuple[int, int], radius: tuple[float, float]
+) -> list[Site]:
     """Sites whose centres lie well inside the tissue."""
     rng = spec.rng(stream)
     inside = np.argwhere(outline.lattice > np.quantile(outline.lattice[outline.lattice > 0], 0.4))

@@ -55,7 +55,9 @@ class NucleiField:
             rows.append(np.concatenate(draw, 1))
         numbers = np.concatenate(rows, 0)
         top, left = groups_y.start * GROUP, groups_x.start * GROUP
-        numbers = numbers[cells_y.start - top : cells_y.stop - top, cells_x.start - left : cells_x.stop - left]
+        numbers = numbers[
+            cells_y.start - top : cells_y.stop - top, cells_x.start - left : cells_x.stop - left
+        ]
         cells = np.stack(np.meshgrid(np.array(cells_y), np.array(cells_x), indexing="ij"), -1)
         return cells.reshape(-1, 2).astype(np.float64), numbers.reshape(-1, _COLUMNS)
 
@@ -91,8 +93,8 @@ class NucleiField:
 def paint(nuclei: Nuclei, textures: Textures, y: int, x: int, height: int, width: int) -> tuple[Field, Field]:
     """Density of stain and relative chromatin of the nuclei over a box.
 
-    Later nuclei cover earlier ones, in the global order of the grid. Chromatin has mean zero over each nucleus,
-    so that its mean colour does not depend on the contrast.
+    Later nuclei cover earlier ones, in the global order of the grid. Chromatin has mean zero over each
+    nucleus, so that its mean colour does not depend on the contrast.
     """
     margin = 2 * REACH + 1
     density = np.zeros((height + 2 * margin, width + 2 * margin), np.float32)

@@ -95,6 +95,9 @@ class Outline:
         ty, tx = fy - iy, fx - ix
         upper = self.lattice[iy, ix] * (1 - tx) + self.lattice[iy, ix + 1] * tx
         lower = self.lattice[iy + 1, ix] * (1 - tx) + self.lattice[iy + 1, ix + 1] * tx
-        iy, ix = np.floor(y).astype(np.int64) + self._offset[0], np.floor(x).astype(np.int64) + self._offset[1]
+        iy, ix = (
+            np.floor(y).astype(np.int64) + self._offset[0],
+            np.floor(x).astype(np.int64) + self._offset[1],
+        )
         edge = EDGE * np.clip(sample(self._edge, iy, ix), -2, 2)
         return np.clip((upper * (1 - ty) + lower * ty + edge) * SOFT, 0.0, 1.0)

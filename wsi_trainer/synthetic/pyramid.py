@@ -29,9 +29,10 @@ _CLASSIC_LIMIT = 2**32
 
 def encode(tile: Pixels, quality: int) -> bytes:
     """One JPEG tile (luminance at full, colour at half resolution)."""
-    return imagecodecs.jpeg8_encode(
+    data = imagecodecs.jpeg8_encode(
         np.ascontiguousarray(tile), level=quality, colorspace="RGB", outcolorspace="YCBCR", subsampling="420"
     )
+    return bytes(data)
 
 
 def reduce(pixels: Pixels) -> Pixels:
@@ -57,7 +58,7 @@ class _Spool:
     """Encoded tiles that wait in a temporary file."""
 
     def __init__(self, folder: Path) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)
+        self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed when it was read
         self._lengths: list[int] = []
 
     def add(self, data: bytes) -> None:
@@ -101,7 +102,9 @@ def _full_tile(pixels: Pixels) -> Pixels:
     return np.pad(pixels, ((0, missing[0]), (0, missing[1]), (0, 0)), mode="edge") if any(missing) else pixels
 
 
-def _block(render: Render, y: int, x: int, shape: tuple[int, int], quality: int) -> tuple[list[list[bytes]], Pixels]:
+def _block(
+    render: Render, y: int, x: int, shape: tuple[int, int], quality: int
+) -> tuple[list[list[bytes]], Pixels]:
     """The encoded tiles of one block, row by row, and the block reduced."""
     pixels = render(y, x, min(BLOCK, shape[0] - y), min(BLOCK, shape[1] - x))
     height, width = pixels.shape[:2]
@@ -117,7 +120,12 @@ def _block(render: Render, y: int, x: int, shape: tuple[int, int], quality: int)
 
 
 def _level0(
-    render: Render, shape: tuple[int, int], above: _Level | None, quality: int, threads: int, progress: Callable[[int], None]
+    render: Render,
+    shape: tuple[int, int],
+    above: _Level | None,
+    quality: int,
+    threads: int,
+    progress: Callable[[int], None],
 ) -> Iterator[bytes]:
     """The tiles of level 0 in the order of the file; feeds the level above."""
     with ThreadPoolExecutor(threads) as pool:
@@ -162,7 +170,7 @@ def write_pyramid(
                 tif.write(
                     tiles, shape=(height, width, 3), dtype=np.uint8, tile=(TILE, TILE), photometric="ycbcr",
                     compression="jpeg", subsampling=(2, 2), subfiletype=int(scale > 1), metadata=None,
-                    resolution=(per_cm, per_cm), resolutionunit="CENTIMETER", software="wsi-trainer synthetic",
+                    resolution=(per_cm, per_cm), resolutionunit="CENTIMETER", software="wsi-trainer",
                 )  # fmt: skip
                 if level is not None:
                     tiles, level, scale = iter(level.tiles), level.next, scale * FACTOR
