@@ -9,8 +9,7 @@ import openslide
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box
-from lightning_plugin.source import TensorSource, TileSource
+from lightning_plugin import Box, TensorSource, TileSource
 from wsi_trainer.errors import UserError
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box
-from lightning_plugin.source import TileSource
+from lightning_plugin import Box, TileSource
 
 ORIENTATIONS = 8
 

@@ -14,7 +14,8 @@ from wsi_trainer.data.orientation import ORIENTATIONS
 class Visit(NamedTuple):
     """Which slide, in which orientation."""
 
-    index: int
+    slide: int
+    """Place in the list of slides."""
     orientation: int
 
 

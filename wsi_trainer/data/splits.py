@@ -56,8 +56,7 @@ def check_leakage(records: Sequence[SlideRecord]) -> None:
 def _move(
     records: Sequence[SlideRecord], source: str, target: str, share: float, seed: int
 ) -> list[SlideRecord]:
-    """Move about this share of the source split to the target split, whole patients, classes in proportion.
-    """
+    """Move about this share of one split to another, whole patients, classes in proportion."""
     rows = [index for index, record in enumerate(records) if record.split == source]
     if share <= 0 or not rows:
         return list(records)

@@ -11,7 +11,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from lightning_plugin.source import TileSource
+from lightning_plugin import TileSource
 from wsi_trainer.data import dense
 from wsi_trainer.fit.config import TrainConfig
 

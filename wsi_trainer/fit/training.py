@@ -72,7 +72,10 @@ def test(
 ) -> dict[str, object]:
     """Predict a split with a checkpoint of the run, and write predictions and scores."""
     load_weights(model, folder.checkpoint(checkpoint))
-    predictions = predict(evaluator(config, folder, progress), model, make_data(model, data, config), split)
+    with logged_to(folder.log):
+        predictions = predict(
+            evaluator(config, folder, progress), model, make_data(model, data, config), split
+        )
     predictions.write(folder.predictions(split))
     scores = {"split": split, "checkpoint": checkpoint, **evaluate(predictions)}
     write_json(folder.evaluation(split), scores)
@@ -94,7 +97,10 @@ def predict_slides(
     records = read_manifest(manifest, data.root, labelled=False)
     check_files(records)
     dataset = SlideDataset(records, None, data.downsample, partial(image_of, config))
-    outputs = evaluator(config, folder, progress).predict(model, dataloaders=in_order(dataset, data.workers))
+    with logged_to(folder.log):
+        outputs = evaluator(config, folder, progress).predict(
+            model, dataloaders=in_order(dataset, data.workers)
+        )
     assert outputs is not None
     target = folder.path / "predictions" / f"{manifest.stem}.csv"
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ class VGG(Backbone):
         widths: Sequence[int] = (16, 32, 64, 128),
         convs: int = 2,
         stem_stride: int = 1,
-        norm: NormKind = "none",
+        norm: NormKind = "weight",
     ) -> None:
         """Build the network.
 
@@ -63,13 +63,12 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: NormKind) -> None:
         super().__init__()
-        bias = norm in ("none", "channel")
         self.first = conv_norm_relu(inputs, outputs, norm, stride)
-        self.second = nn.Sequential(conv3x3(outputs, outputs, bias=bias), make_norm(norm, outputs))
-        if (
-            norm == "none"
-        ):  # without a norm the sum grows from block to block: start each block as its shortcut
-            nn.init.zeros_(self.second[0].weight)  # type: ignore[arg-type]
+        self.second = nn.Sequential(conv3x3(outputs, outputs, norm), make_norm(norm, outputs))
+        # Without a norm the sum grows from block to block: start each block as its shortcut.
+        if norm in ("none", "weight"):
+            nn.init.zeros_(self.second[0].weight if norm == "none" else self.second[0].gain)  # type:
+            ignore[arg-type]
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(

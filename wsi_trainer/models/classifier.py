@@ -62,9 +62,6 @@ class SlideClassifier(pl.LightningModule):
         self.standardise = RunningStandardise(self.head.out_channels)
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(self.head.out_channels, self.task.outputs)
-        nn.init.zeros_(
-            self.classifier.weight
-        )  # every slide starts at even odds, however large its features are
         nn.init.zeros_(self.classifier.bias)
         self.val_auc = MulticlassAUROC(num_classes=len(self.task.classes), average="macro", thresholds=None)
         self.learning_rate = learning_rate

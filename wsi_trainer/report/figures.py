@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix
 
@@ -56,7 +57,7 @@ def training(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
                     epochs, values, style, color=colour, linewidth=1.6, marker=".", label=f"{name}, {what}"
                 )
     axes.axhline(np.log(2), color=_GREY, linewidth=1, linestyle=":")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, frameon=False)
     return data_uri(figure)
 

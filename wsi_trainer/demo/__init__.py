@@ -1,0 +1,1 @@
+"""The demo: everything once, in a few minutes."""

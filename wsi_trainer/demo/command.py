@@ -1,0 +1,50 @@
+"""The command `demo`: slides in, trained classifier and report out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from wsi_trainer.demo import stages
+from wsi_trainer.demo.settings import DemoSettings
+from wsi_trainer.demo.summary import Summary
+from wsi_trainer.demo.workplace import prepare
+from wsi_trainer.report import write_report
+
+
+def demo(
+    out: Path = Path("demo-run"),
+    seed: int = 0,
+    slides: int = 120,
+    side: int = 1024,
+    epochs: int = 4,
+    budget: str | None = None,
+) -> None:
+    """Make slides, train on them at full resolution and as thumbnails, and report the difference.
+
+    Args:
+        out: The folder for slides, runs and report.
+        seed: Decides the slides and the training.
+        slides: How many slides to make.
+        side: The longest side of a slide in pixels.
+        epochs: Times that the full-resolution model sees each slide.
+        budget: Device memory for a training step; without it plain PyTorch is used.
+    """
+    began = time.perf_counter()
+    console = Console()
+    settings = DemoSettings(out=out, seed=seed, slides=slides, side=side, epochs=epochs, budget=budget)
+    kept = prepare(out, settings.made_from())
+    console.rule("[bold]1/4  slides", align="left")
+    manifest = out / "slides" / "manifest.csv" if kept else stages.make_slides(settings, console)
+    console.print(f"{slides} slides of up to {side} px: {manifest}", soft_wrap=True)
+    console.rule("[bold]2/4  training on every pixel", align="left")
+    if budget is None:
+        console.print("Executed by plain PyTorch: these slides fit. Give --budget to execute tile by tile.")
+    full = stages.train_and_test(settings, manifest, "full")
+    console.rule("[bold]3/4  training on thumbnails, for comparison", align="left")
+    thumbnail = stages.train_and_test(settings, manifest, "thumbnail")
+    console.rule("[bold]4/4  report", align="left")
+    report = write_report(full, thumbnail, out=out / "report.html")
+    Summary.of(full, thumbnail, time.perf_counter() - began, report).show(console)

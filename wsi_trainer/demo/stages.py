@@ -1,0 +1,46 @@
+"""The stages of the demo, each a function that leaves its result in the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from wsi_trainer.demo.settings import SPLITS, DemoSettings
+from wsi_trainer.fit.command import make_parser, run
+from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.synthetic import generate
+
+
+def make_slides(settings: DemoSettings, console: Console) -> Path:
+    """Generate the slides and return the manifest."""
+    with _bar(console) as progress:
+        task = progress.add_task("slides", total=settings.slides)
+        return generate(
+            settings.out / "slides",
+            slides=settings.slides,
+            side=settings.side,
+            seed=settings.seed,
+            splits=SPLITS,
+            progress=lambda slides, pixels: progress.advance(task, slides),
+        )
+
+
+def train_and_test(settings: DemoSettings, manifest: Path, name: str) -> RunFolder:
+    """Run `wsi-train fit` with the demo's config, which is left beside the runs to be tried again."""
+    parser = make_parser("fit", "Train a slide classifier.")
+    options = parser.parse_object(settings.run_options(manifest, name))
+    config = settings.out / "runs" / f"{name}.yaml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(parser.dump(options), encoding="utf-8")
+    return run(parser, options)
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Progress]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield progress
