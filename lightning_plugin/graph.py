@@ -74,13 +74,18 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operator call: its rule's operator, what it reads and what it makes."""
+    """One operator call: its rule's operator, what it reads and what it makes.
+
+    ``inplace`` is the in-place form of the operator where the user's code used it: wherever nobody else needs the
+    input, it may be used again.
+    """
 
     op: Op
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...] = ()
     name: str = ""
     path: str = ""
+    inplace: Any = None
     serial: int = field(default_factory=lambda: next(_serial))
 
     @property

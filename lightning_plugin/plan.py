@@ -1,43 +1,96 @@
-"""A plan: which maps are stored, in which segments the network runs, and on which tile grids.
+"""A plan: which maps are stored and where, in which segments the network runs, and on which tile grids.
 
-A plan names values by the serial place of their node among the nodes of a run, so that it fits every run of the same
-network at the same shapes. It is data: the executor holds no policy, and whatever a plan says, the result is the same.
+A plan names values by the place of their node among the nodes of a run, so that it fits every run of the same network
+at the same shapes. It is data: the executor holds no policy, and whatever a plan says, the result is the same.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.errors import PlanError
+
+#: Where a map can be stored, from the fastest and smallest tier to the slowest and largest.
+TIERS = ("device", "host", "disk")
 
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """One segment: the nodes whose results it makes (reduce nodes and stored maps), and its grids."""
+    """One segment.
+
+    ``targets`` are the nodes whose results it makes: reduce nodes and stored maps. A *kept* segment runs all the nodes
+    it names whole, with ordinary autograd, as plain PyTorch would; its grids are of one tile. ``tier`` is where its
+    stored maps live. The figures are predictions: bytes on the device and seconds.
+    """
 
     targets: tuple[int, ...]
     forward: Grid
     backward: Grid
+    keep: bool = False
+    tier: str = "device"
+    path: str = ""
+    stored_bytes: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    seconds: float = 0.0
+    recompute: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tier not in TIERS:
+            raise PlanError(f"a map is stored on one of {', '.join(TIERS)}, not on {self.tier!r}")
 
 
 @dataclass(frozen=True)
 class Plan:
+    """All that is decided before a step.
+
+    ``peak_bytes`` is the predicted peak on the device, parameters' gradients included; ``plain_bytes`` what plain
+    PyTorch would hold for backward: activations and input; ``seconds`` and ``recompute`` (its share of the forward
+    work) the predicted cost.
+    """
+
     segments: tuple[SegmentPlan, ...]
+    budget: int | None = None
+    peak_bytes: int = 0
+    plain_bytes: int = 0
+    seconds: float = 0.0
+    recompute: float = 0.0
+    shape: tuple[int, ...] = ()
+    barriers: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        data = json.loads(text)
-        return Plan(
-            tuple(
-                SegmentPlan(
-                    tuple(s["targets"]),
-                    Grid(tuple(s["forward"]["counts"])),
-                    Grid(tuple(s["backward"]["counts"])),
-                )
-                for s in data["segments"]
-            )
-        )
+        """The plan a JSON text says; a text edited by hand is checked."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            segments = tuple(_segment(s) for s in data.pop("segments"))
+            data["shape"] = tuple(data.get("shape", ()))
+            data["barriers"] = tuple(data.get("barriers", ()))
+            return Plan(segments, **data)
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise PlanError(f"this is not a plan: {error}") from error
+
+    def __str__(self) -> str:
+        from lightning_plugin.picture import table
+
+        return table(self)
+
+    def draw(self, path: str) -> None:
+        """Write a picture: memory over the step by segment against the budget line."""
+        from lightning_plugin.picture import draw
+
+        draw(self, path)
+
+
+def _segment(data: dict[str, Any]) -> SegmentPlan:
+    known = dict(data)
+    for name in ("forward", "backward"):
+        known[name] = Grid(tuple(known[name]["counts"]))
+    known["targets"] = tuple(known["targets"])
+    return SegmentPlan(**known)

@@ -360,6 +360,8 @@ def lower_one(recorder: Recorder, func: Any, args: Any, kwargs: Any, outs: list[
             return f"{name} has no tiling rule for these arguments" if rule else f"{name} has no tiling rule"
     else:
         values = recorder.vector(call, vargs, vkwargs, outs, name=name)
+    if written and isinstance(values[0].node, Node) and func in IN_PLACE:
+        values[0].node.inplace = func
     for fake, value in zip(outs, values, strict=True):
         remember_storage(recorder.session, fake)
         if written and fake is written[0]:
@@ -367,6 +369,17 @@ def lower_one(recorder: Recorder, func: Any, args: Any, kwargs: Any, outs: list[
         else:
             bind(fake, value)
     return None
+
+
+#: In-place operators that overwrite a map with something of the same shape and type, whose backward needs the result
+#: or nothing. They save memory where the user's code uses them, so they are run as the user wrote them.
+IN_PLACE = {
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "relu_ leaky_relu_ elu_ celu_ hardtanh_ hardswish_ hardsigmoid_ silu_ mish_ sigmoid_ tanh_ threshold_ relu6_"
+    ).split()
+    if hasattr(getattr(torch.ops.aten, name, None), "default")
+} | {torch.ops.aten.add_.Tensor, torch.ops.aten.mul_.Tensor, torch.ops.aten.sub_.Tensor, torch.ops.aten.div_.Tensor}
 
 
 def functional(func: Any) -> Any:

@@ -39,6 +39,7 @@ class Program:
     reads: tuple[Value, ...]
     vectors: tuple[Value, ...]
     last_use: Mapping[int, int] = field(default_factory=dict)
+    overwrite: frozenset[int] = frozenset()
 
     @staticmethod
     def build(targets: Sequence[Target], available: Callable[[Value], bool]) -> Program:
@@ -68,7 +69,8 @@ class Program:
                     stack.append(v.node)  # type: ignore[arg-type]
         order = tuple(steps[s] for s in sorted(steps))
         last = {id(v): i for i, node in enumerate(order) for v in node.inputs if v.is_map}
-        return Program(tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last)
+        overwrite = frozenset(n.serial for n in order if may_overwrite(n, order, targets, reads))
+        return Program(tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last, overwrite)
 
     def owned(self, grid: Grid) -> Iterator[tuple[Box, ...]]:
         """For each tile, the box it owns of every target."""
@@ -116,7 +118,11 @@ class Program:
                 assert isinstance(node.op, TileOp)
                 tiles = self.tiles(node, node.op.need(box), held, need, grad)
                 with torch.set_grad_enabled(grad and node.outputs[0].requires_grad):
-                    tile = node.op.apply(box, tiles, [vectors[id(v)] for v in node.vectors])
+                    operands = [vectors[id(v)] for v in node.vectors]
+                    if node.serial in self.overwrite and need[id(node.maps[0])] == box:
+                        tile = node.op.in_place(node.inplace, tiles, operands)  # type: ignore[attr-defined]
+                    else:
+                        tile = node.op.apply(box, tiles, operands)
                 del tiles
                 i = stored.get(node.serial, -1)
                 if i >= 0 and not owned[i].empty:
@@ -137,3 +143,16 @@ class Program:
     ) -> list[Tensor]:
         with torch.set_grad_enabled(grad):
             return [v.space.narrow(held[id(v)], need[id(v)], box) for v, box in zip(node.maps, boxes, strict=True)]
+
+
+def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], reads: Mapping[int, Value]) -> bool:
+    """Whether a node that the user wrote in place may be run in place: its input is this segment's own and nobody
+    else's."""
+    if node.inplace is None or not isinstance(node.inputs[0].layout, type(node.outputs[0].layout)):
+        return False
+    source = node.inputs[0]
+    if id(source) in reads or any(t.stored is source for t in targets) or node.maps.count(source) != 1:
+        return False
+    if source.node is None or source.node.op.kind == "layout":  # a view of something that others may read
+        return False
+    return sum(source in other.inputs for other in steps) == 1

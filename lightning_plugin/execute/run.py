@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.errors import PlanError, RecordingError
+from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.program import Program, Target
-from lightning_plugin.execute.segment import GatherFunction, SegmentRun
+from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Node, Value, ancestors
-from lightning_plugin.plan import Plan
+from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.policy import choose
 from lightning_plugin.record import Session, forget_modules
-from lightning_plugin.rules.base import Barrier, Captured, Gather, ReduceOp, VectorOp
+from lightning_plugin.rules.base import Barrier, Captured, Gather, ReduceOp, Spread, VectorOp
 
 
 def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
@@ -44,22 +46,87 @@ def run(nodes: Sequence[Node], session: Session) -> None:
     plan = choose(nodes, session.settings)
     if session.settings is not None:
         session.settings.planned(plan)
-    targets = resolve(plan, nodes)
-    made: list[Value] = []
+    stages = prepare(plan, nodes)
+    gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
-        for segment, made_here in zip(plan.segments, targets, strict=True):
-            program = Program.build(made_here, lambda v: v.handle is not None)
-            for v in [*program.vectors, *(r.node.inputs[0] for r in program.reads if r.node and r.node.inputs)]:
-                compute(v)
-            SegmentRun(program, segment.forward, segment.backward).apply()
-            made.extend(t.stored for t in made_here if t.stored is not None)
+        for stage in stages:
+            stage.run()
+            for node in gathers:
+                if stage.makes(node.inputs[0]):
+                    compute(node.outputs[0])
+            for v in stage.last:
+                v.handle = v.real = None
         for node in nodes:
             for v in node.outputs:
                 if not v.is_map:
                     compute(v)
     finally:
-        for v in made:
-            v.handle = v.token = None
+        for node in nodes:
+            for v in (*node.inputs, *node.outputs):
+                if v.is_map:
+                    v.handle = v.token = v.real = None
+
+
+@dataclass(eq=False)
+class Stage:
+    """A segment with what it runs; ``last`` are the maps that no later segment reads."""
+
+    plan: SegmentPlan
+    targets: Sequence[Target]
+    program: Program | None
+    uses: Uses
+    last: list[Value] = field(default_factory=list)
+
+    def reads(self) -> list[Value]:
+        if self.program is not None:
+            return list(self.program.reads)
+        return [v for t in self.targets for v in t.node.maps]
+
+    def makes(self, value: Value) -> bool:
+        return any(value in t.node.outputs for t in self.targets)
+
+    def run(self) -> None:
+        if self.program is None:
+            run_kept([t.node for t in self.targets], self.uses)
+        else:
+            run_tiled(self.plan, self.program)
+
+
+def prepare(plan: Plan, nodes: Sequence[Node]) -> list[Stage]:
+    """The segments of a plan, and after which of them each map may go."""
+    made: set[int] = set()
+    stages = []
+    uses = Uses(nodes)
+    for segment, here in zip(plan.segments, resolve(plan, nodes), strict=True):
+        program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
+        stages.append(Stage(segment, here, program, uses))
+        made.update(id(v) for t in here for v in t.node.outputs if v.is_map and (segment.keep or t.stored is not None))
+    seen: set[int] = set()
+    for stage in reversed(stages):
+        touched = [*stage.reads(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]
+        stage.last = [v for v in dict.fromkeys(touched) if id(v) not in seen]
+        seen.update(id(v) for v in stage.last)
+    return stages
+
+
+def run_tiled(segment: SegmentPlan, program: Program) -> None:
+    for v in program.vectors:
+        compute(v)
+    for v in program.reads:
+        assert v.node is not None
+        if isinstance(v.node.op, Spread):
+            compute(v.node.inputs[0])
+    SegmentRun(program, segment.forward, segment.backward).apply()
+
+
+def run_kept(nodes: Sequence[Node], uses: Uses) -> None:
+    for node in nodes:
+        for v in node.inputs:
+            if not v.is_map:
+                compute(v)
+            elif v.node is not None and isinstance(v.node.op, Spread):
+                compute(v.node.inputs[0])
+        keep([node], uses)
 
 
 def resolve(plan: Plan, nodes: Sequence[Node]) -> list[list[Target]]:
@@ -109,11 +176,9 @@ def _kind(node: Node) -> str:
 
 def gather(node: Node) -> None:
     (source,) = node.inputs
-    if source.handle is None:
-        raise AssertionError(f"{source.label} should have been stored")
-    out = node.outputs[0]
-    with torch.set_grad_enabled(out.requires_grad):
-        out.real = GatherFunction.apply(source, source.handle, source.token)
+    tensor = whole(source)
+    # The user may write into the result; a boundary that others will read must not change under them.
+    node.outputs[0].real = tensor.clone() if source.handle is not None else tensor
 
 
 def _known(value: Value) -> Tensor:

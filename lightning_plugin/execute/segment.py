@@ -49,14 +49,14 @@ class SegmentRun:
         self.images = [
             v for v in program.reads if isinstance(v.node.op, Source) and v.requires_grad and _tensor(v) is not None  # type: ignore[union-attr]
         ]
-        self.spreads = [v for v in program.reads if isinstance(v.node.op, Spread)]  # type: ignore[union-attr]
-        self.boundaries = [v for v in program.reads if v.handle is not None]
+        self.spreads = [v for v in program.reads if resident(v) is not None]
+        self.boundaries = [v for v in program.reads if v.handle is not None and resident(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
 
     def inputs(self) -> list[Tensor]:
         """The tensors autograd has to know: vectors, spread vectors, images with grad, tokens."""
         vectors = [_real(v) for v in self.program.vectors]
-        spreads = [_real(v.node.inputs[0]) for v in self.spreads]  # type: ignore[union-attr]
+        spreads = [resident(v) for v in self.spreads]
         images = [_tensor(v) for v in self.images]
         return [*vectors, *spreads, *images, *(v.token for v in self.boundaries)]  # type: ignore[list-item]
 
@@ -77,6 +77,13 @@ class SegmentRun:
                 v.token = result
             else:
                 v.real = result
+
+
+def resident(v: Value) -> Tensor | None:
+    """The ordinary tensor that a map lies in: a spread vector, or a kept map."""
+    if v.node is not None and isinstance(v.node.op, Spread):
+        return _real(v.node.inputs[0])
+    return v.real
 
 
 def _real(v: Value) -> Tensor:
@@ -294,7 +301,7 @@ class GatherFunction(torch.autograd.Function):
     def forward(ctx: Any, value: Value, handle: Handle, token: Tensor) -> Tensor:
         ctx.cotangent = handle.cotangent
         ctx.whole = handle.whole
-        out = handle.read(handle.whole).clone()
+        out = handle.read(handle.whole)
         if not value.requires_grad:
             ctx.mark_non_differentiable(out)
         return out

@@ -7,7 +7,7 @@ meets a map as a map: each tile takes its slice of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -38,6 +38,10 @@ class Local(TileOp):
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return self.call([*tiles, *vectors])
+
+    def in_place(self, func: Any, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        """The call's in-place form, which writes into its first map."""
+        return replace(self.call, func=func)([*tiles, *vectors])
 
 
 def local(rec: Any, func: Any, args: Any, kwargs: Any, out: Tensor, layout: Layout, **how: Any) -> Value:

@@ -1,0 +1,130 @@
+"""Running nodes whole, with ordinary autograd: what a plan says of the part of a network that fits.
+
+A kept map is an ordinary tensor in its value's ``real``. It is let go when the last node that reads it has run;
+autograd keeps what backward needs, as in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.execute.segment import GatherFunction
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
+from lightning_plugin.source import TensorSource
+
+
+class Uses:
+    """How many nodes have still to read each map."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.left = Counter(id(v) for node in nodes for v in node.inputs if v.is_map)
+
+    def done(self, node: Node) -> None:
+        for v in node.inputs:
+            if v.is_map:
+                self.left[id(v)] -= 1
+                if not self.left[id(v)]:
+                    v.real = None
+
+    def last(self, v: Value) -> bool:
+        return self.left[id(v)] == 1
+
+
+def keep(nodes: Sequence[Node], uses: Uses) -> None:
+    """Run nodes whole, in order."""
+    for node in nodes:
+        tiles = [whole(v) for v in node.maps]
+        vectors = [_real(v) for v in node.vectors]
+        grad = any(v.requires_grad for v in node.outputs)
+        with torch.set_grad_enabled(grad):
+            if isinstance(node.op, ReduceOp):
+                results = ReduceFunction.apply(node.op, Box.whole(node.maps[0].space.extent), len(tiles), *tiles, *vectors)
+                for v, r in zip(node.outputs, results, strict=True):
+                    v.real = r
+            else:
+                assert isinstance(node.op, TileOp)
+                node.outputs[0].real = run_whole(node, tiles, vectors, uses)
+        del tiles
+        uses.done(node)
+
+
+def run_whole(node: Node, tiles: list[Tensor], vectors: list[Tensor], uses: Uses) -> Tensor:
+    op = node.op
+    assert isinstance(op, TileOp)
+    box = Box.whole(node.outputs[0].space.extent)
+    source = node.maps[0]
+    if node.inplace is not None and source.handle is None and uses.last(source) and not _given(source):
+        return op.in_place(node.inplace, tiles, vectors)
+    boxes = op.need(box)
+    tiles = [
+        v.space.narrow(t, Box.whole(v.space.extent), b) for v, t, b in zip(node.maps, tiles, boxes, strict=True)
+    ]
+    return op.apply(box, tiles, vectors)
+
+
+def _given(v: Value) -> bool:
+    """Whether a map is the user's own tensor, which nothing may write to."""
+    return v.node is None or isinstance(v.node.op, (Source, Spread))
+
+
+def whole(v: Value) -> Tensor:
+    """A map as one tensor, wherever it is."""
+    if v.real is not None:
+        return v.real
+    assert v.node is not None
+    op = v.node.op
+    if isinstance(op, Spread):
+        return _real(v.node.inputs[0])
+    if v.handle is not None:
+        with torch.set_grad_enabled(v.requires_grad):
+            v.real = GatherFunction.apply(v, v.handle, v.token)
+    elif isinstance(op, Source):
+        image = op.image
+        given = isinstance(image, TensorSource) and image.tensor.device == op.device
+        v.real = image.tensor if given else op.read(Box.whole(v.space.extent))  # type: ignore[attr-defined]
+    else:
+        raise AssertionError(f"{v.label} is neither stored nor kept")
+    return v.real  # type: ignore[return-value]
+
+
+def _real(v: Value) -> Tensor:
+    if v.real is None:
+        raise AssertionError(f"{v.label} is needed before it is computed")
+    return v.real
+
+
+class ReduceFunction(torch.autograd.Function):
+    """A reduce operator on one tile that is the whole map."""
+
+    @staticmethod
+    def forward(ctx: Any, op: ReduceOp, box: Box, maps: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        tiles, vectors = inputs[:maps], inputs[maps:]
+        results = op.finish(op.partial(box, tiles, vectors), vectors)
+        ctx.op, ctx.box, ctx.maps = op, box, maps
+        ctx.results = [r.detach() for r in results]
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point()))
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        inputs = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True)]
+        tiles, vectors = inputs[: ctx.maps], inputs[ctx.maps :]
+        with torch.enable_grad():
+            pulls = ctx.op.pull(ctx.box, tiles, vectors, ctx.results)
+        live = [(p, g) for p, g in zip(pulls, grads, strict=True) if p is not None and g is not None and p.requires_grad]
+        wanted = [t for t in inputs if t.requires_grad]
+        if not live or not wanted:
+            return (None, None, None, *(None for _ in inputs))
+        found = iter(torch.autograd.grad([p for p, _ in live], wanted, [g for _, g in live], allow_unused=True))
+        return (None, None, None, *(next(found) if t.requires_grad else None for t in inputs))
