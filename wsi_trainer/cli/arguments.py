@@ -6,7 +6,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from wsi_trainer.cli.messages import explain, typehint_of
+from wsi_trainer.cli.choices import typehint_of
+from wsi_trainer.cli.messages import explain
 from wsi_trainer.cli.table import Command
 
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")

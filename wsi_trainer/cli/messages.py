@@ -2,25 +2,26 @@
 
 import argparse
 import re
-from difflib import get_close_matches
-from enum import Enum
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
 
+from wsi_trainer.cli.choices import expected, keys_of, keys_of_class, suggest, typehint_of
 from wsi_trainer.errors import UserError
 
+# How jsonargparse words what it refuses. `tests/wsi_trainer/cli` notices when a version words it otherwise.
+BAD_VALUE = re.compile(r"^Parser key \"(?P<key>[^\"]+)\":\s*(?P<why>.*)", re.DOTALL)
+BAD_CLASS = re.compile(r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<why>[^\n]*)")
+BAD_FILE = re.compile(r"Problems parsing config: (?P<why>.*)", re.DOTALL)
 UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[^']+)' does not accept option|Option) '(?P<key>[^']+)'")
 UNKNOWN_WORD = re.compile(r"unrecognized arguments: (?P<word>\S+)")
-BAD_VALUE = re.compile(r"Parser key \"(?P<key>[^\"]+)\":\s*(?P<why>.*)", re.DOTALL)
-BAD_FILE = re.compile(r"Problems parsing config: (?P<why>.*)", re.DOTALL)
-GOT_VALUE = re.compile(r"Got value: (?P<value>.*)", re.DOTALL)
-MAX_LISTED = 24
+GIVEN = re.compile(r"(?:Got|Given) value: (?P<value>.*)", re.DOTALL)
+REASON = re.compile(r"^\s*- (?P<reason>[^\n]*)", re.MULTILINE)
 
 
 def explain(parser: argparse.ArgumentParser, error: Exception, words: list[str]) -> UserError:
     """The parser's error as a `UserError` that names the key or the file and what would be valid."""
     text = str(error)
+    if found := BAD_VALUE.search(text):
+        return UserError(about_value(parser, found["key"], found["why"], words))
     if found := UNKNOWN_KEY.search(text):
         key = ".".join(part for part in (found["group"], found["key"]) if part)
         return UserError(f"unknown key '{key}'{in_config(words)}; {suggest(key, keys_of(parser))}")
@@ -28,65 +29,43 @@ def explain(parser: argparse.ArgumentParser, error: Exception, words: list[str])
         word = found["word"].partition("=")[0]
         options = [f"--{key}" for key in keys_of(parser, positional=False)]
         return UserError(f"unknown argument '{word}'; {suggest(word, options)}")
-    if found := BAD_VALUE.search(text):
-        return explain_value(parser, found["key"], found["why"], words)
     if found := BAD_FILE.search(text):
         return UserError(f"cannot parse the configuration{in_config(words)}: {found['why']}")
     return UserError(f"{parser.prog}: {text}")
 
 
-def explain_value(parser: argparse.ArgumentParser, key: str, why: str, words: list[str]) -> UserError:
-    """A value of the wrong kind, or a config file that cannot be read."""
+def about_value(parser: argparse.ArgumentParser, key: str, why: str, words: list[str]) -> str:
+    """A value of the wrong kind, a class that cannot be made, or a config file that cannot be read."""
     if key == "config":
-        return UserError(f"--config: {why}")
-    actions = [action for action in parser._actions if action.dest == key]
-    got = GOT_VALUE.search(why)
-    if not actions or got is None:
-        return UserError(f"{key}: {why}")
-    where = in_config(words) if not mentions(words, key) else ""
-    return UserError(
-        f"{key}{where}: '{got['value'].strip()}' is not valid; {expected(typehint_of(actions[0]), why)}"
-    )
+        return f"--config: {why}"
+    where = key if mentions(words, key) else f"{key}{in_config(words)}"
+    if found := BAD_CLASS.search(why):
+        return f"{where}: {about_class(found['path'], found['why'])}"
+    given = GIVEN.search(why)
+    hints = [typehint_of(action) for action in parser._actions if action.dest == key]
+    if given is None or not hints:
+        return f"{where}: {why}"
+    return f"{where}: '{given['value'].strip()}' is not valid; {expected(hints[0]) or reasons(why)}"
 
 
-def expected(hint: Any, why: str) -> str:
-    """The choices of a type, or its name."""
-    if get_origin(hint) is Literal:
-        return f"choose from {', '.join(str(choice) for choice in get_args(hint))}"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return f"choose from {', '.join(hint.__members__)}"
-    if isinstance(hint, type):
-        return f"it must be of type {hint.__name__}"
-    return why
+def about_class(path: str, why: str) -> str:
+    """A class named by its import path that does not exist or does not take an argument."""
+    if found := UNKNOWN_KEY.search(why):
+        return f"unknown key '{found['key']}' for {path}; {suggest(found['key'], keys_of_class(path))}"
+    return f"class_path '{path}': {why}"
 
 
-def typehint_of(action: argparse.Action) -> Any:
-    """The type that jsonargparse checks an argument against, if it does."""
-    return getattr(action, "_typehint", None)
-
-
-def keys_of(parser: argparse.ArgumentParser, positional: bool = True) -> list[str]:
-    """The keys that a config file may hold, without the parser's own."""
-    own = {"help", "config", "print_config", "print_shtab", argparse.SUPPRESS}
-    return [
-        action.dest
-        for action in parser._actions
-        if action.dest not in own and (positional or action.option_strings)
-    ]
-
-
-def suggest(wrong: str, valid: list[str]) -> str:
-    """The nearest valid name, then all of them (or as many as a line can hold)."""
-    near = get_close_matches(wrong, valid, n=1, cutoff=0.5)
-    listed = ", ".join(valid[:MAX_LISTED]) + (", ..." if len(valid) > MAX_LISTED else "")
-    return (f"did you mean '{near[0]}'? " if near else "") + f"valid: {listed}"
+def reasons(why: str) -> str:
+    """The parser's own reasons, without the value it repeats; one for each type that was possible."""
+    listed = [reason for reason in REASON.findall(why) if "NoneType" not in reason]
+    return " or ".join(listed) if listed else GIVEN.sub("", why).strip()
 
 
 def in_config(words: list[str]) -> str:
     """The config files named on the command line, as a place."""
     files = [after for word, after in pairwise(words) if word == "--config"]
     files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
-    return f" in {', '.join(str(Path(file)) for file in files)}" if files else ""
+    return f" in {', '.join(files)}" if files else ""
 
 
 def mentions(words: list[str], key: str) -> bool:

@@ -27,12 +27,26 @@ class Optimizer:
 DEFAULT_OPTIMIZER = Optimizer()
 
 
+class Stain:
+    """A colour model, chosen by its import path.
+
+    Args:
+        strength: how strong
+    """
+
+    def __init__(self, strength: float = 1.0) -> None:
+        self.strength = strength
+
+
 def cook(
     slide: Path,
     codec: Literal["zstd", "jpeg"] = "zstd",
     workers: int = 2,
     quiet: bool = False,
     optimizer: Optimizer = DEFAULT_OPTIMIZER,
+    patience: int | None = None,
+    crop: tuple[int, int] = (1, 1),
+    stain: Stain | None = None,
 ) -> int | None:
     """A command made for these tests.
 
@@ -42,6 +56,9 @@ def cook(
         workers: how many processes
         quiet: print nothing
         optimizer: how weights are updated
+        patience: how long to wait
+        crop: height and width
+        stain: the colour model
     """
     if codec == "jpeg":
         raise UserError(f"{slide}: cannot be\nwritten as jpeg", exit_code=3)
@@ -113,6 +130,13 @@ def test_a_flag_needs_no_value(slide, flag, capsys):
     [
         ("codek: zstd\n", ["unknown key 'codek'", "did you mean 'codec'?", "workers"]),
         ("optimizer:\n  rates: 1\n", ["unknown key 'optimizer.rates'", "did you mean 'optimizer.rate'?"]),
+        ("patience: long\n", ["patience", "'long' is not valid", "of type int or null"]),
+        ("crop: [1]\n", ["crop", "'[1]' is not valid", "tuple with 2 elements"]),
+        ("stain: {class_path: kitchen.Stian}\n", ["stain", "class_path 'kitchen.Stian'", "no attribute"]),
+        (
+            "stain: {class_path: kitchen.Stain, init_args: {strenth: 2}}\n",
+            ["stain", "unknown key 'strenth' for kitchen.Stain", "did you mean 'strength'?"],
+        ),
         ("codec: zip\n", ["codec", "'zip' is not valid", "choose from zstd, jpeg"]),
         ("workers: many\n", ["workers", "'many' is not valid", "of type int"]),
         ("workers: [1\nb: }\n", ["line 1", "line 2"]),
