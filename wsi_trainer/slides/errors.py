@@ -1,0 +1,27 @@
+"""What can be wrong with a slide; always says which slide and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wsi_trainer.errors import UserError
+
+
+class SlideError(UserError):
+    """A slide cannot be used, for the reason given."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = str(path)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.path, self.reason)
+
+
+class UnsupportedSlide(SlideError):
+    """A reader does not read this kind of slide; another one may."""
+
+
+class UnknownResolution(SlideError):
+    """Nothing plausible says how large a pixel is, and guessing would spoil training in silence."""

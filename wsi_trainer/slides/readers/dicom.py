@@ -1,0 +1,124 @@
+"""DICOM whole-slide series: with OpenSlide where it can, else with wsidicom (extra `dicom`).
+
+OpenSlide refuses some encodings, such as JPEG that is labelled YBR_FULL; wsidicom reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from ..errors import SlideError, UnsupportedSlide
+from .openslide import OpenSlideReader
+from .protocol import Level, Pixels, SlideInfo, blank, clip_box, level_downsample
+
+_LARGEST_READ = 64 << 20
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether a file is DICOM, by its content."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+def files_of(path: Path) -> list[Path]:
+    """The DICOM files of a folder, or of the folder that a file lies in."""
+    folder = path if path.is_dir() else path.parent
+    return sorted(file for file in folder.iterdir() if is_dicom(file))
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """Whether this is a DICOM file or a folder with one."""
+    return is_dicom(path) or (path.is_dir() and any(map(is_dicom, _some_files(path))))
+
+
+def _some_files(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.iterdir() if file.is_file())
+
+
+def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:  # noqa: N802 - a reader by its role
+    """Opens a series with the library that can."""
+    path = Path(path)
+    reason = ""
+    if path.is_dir():
+        try:
+            return OpenSlideReader(max(files_of(path), key=lambda file: file.stat().st_size))
+        except UnsupportedSlide as error:
+            reason = error.reason
+    try:
+        import wsidicom  # noqa: F401
+    except ImportError as error:
+        hint = 'needs wsidicom: pip install "wsi-trainer[dicom]"'
+        raise UnsupportedSlide(path, "; ".join(filter(None, (reason, hint)))) from error
+    return WsiDicomReader(path)
+
+
+class WsiDicomReader:
+    """A DICOM series read through wsidicom, which locks its files itself."""
+
+    name = "dicom"
+
+    def __init__(self, path: Path | str) -> None:
+        from wsidicom import WsiDicom
+
+        self._path = Path(path)
+        try:
+            self._slide: Any = WsiDicom.open(files_of(self._path))
+        except Exception as error:  # wsidicom and pydicom raise many kinds
+            raise SlideError(self._path, f"wsidicom: {error or type(error).__name__}") from error
+        self._levels = sorted(self._slide.levels, key=lambda level: level.level)
+        shapes = [(level.size.height, level.size.width) for level in self._levels]
+        spacing = self._levels[0].mpp
+        self.info = SlideInfo(
+            levels=tuple(Level(h, w, level_downsample(shapes[0], h, w)) for h, w in shapes),
+            mpp=(float(spacing.height), float(spacing.width)) if spacing else None,
+            reader=f"wsidicom {version('wsidicom')}",
+            vendor="dicom",
+            associated=tuple(
+                name for name in ("label", "overview") if getattr(self._slide, f"{name}s", None)
+            ),
+        )
+
+    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
+        out = blank(height, width, self.info.background)
+        top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
+        if bottom <= top or right <= left:
+            return out
+        band = max(256, _LARGEST_READ // (3 * (right - left)))
+        for start in range(top, bottom, band):
+            size = (right - left, min(start + band, bottom) - start)
+            try:
+                image = self._slide.read_region((left, start), self._levels[level].level, size)
+            except Exception as error:
+                raise SlideError(self._path, f"cannot read rows {start} to {start + size[1]}: {error}") from error
+            out[start - y : start - y + size[1], left - x : right - x] = np.asarray(image.convert("RGB"))
+        return out
+
+    def associated(self, name: str) -> Pixels:
+        if name not in self.info.associated:
+            raise SlideError(
+                self._path, f"no associated image {name!r}; it has {list(self.info.associated)}"
+            )
+        image = getattr(self._slide, f"read_{name}")()
+        return np.asarray(image.convert("RGB"))
+
+    def close(self) -> None:
+        self._slide.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type[WsiDicomReader], tuple[Path]]:
+        return WsiDicomReader, (self._path,)

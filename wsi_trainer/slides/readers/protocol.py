@@ -1,0 +1,106 @@
+"""What every reader of slides offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels = NDArray[np.uint8]
+"""Height, width, RGB."""
+
+WHITE = (255, 255, 255)
+
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution of a slide. `downsample` is the size of its pixel in pixels of level 0."""
+
+    height: int
+    width: int
+    downsample: float = 1.0
+
+
+@dataclass(frozen=True)
+class SlideInfo:
+    """What a slide's file says about it. It holds no label, barcode, name or other free text.
+
+    Attributes:
+        levels: finest first.
+        mpp: micrometres per pixel (y, x) of level 0 as the file has it, plausible or not; None without.
+        power: objective power.
+        bounds: the scanned part of level 0 as (y, x, height, width), where the file tells it.
+        background: the colour of what was not scanned.
+        associated: names of further images (label, macro, ...); they may show the patient's name.
+        reader: the library that reads the slide, with its version.
+        vendor: the kind of file.
+        details: technical facts that are safe to keep, for provenance (compression, tile size, ...).
+    """
+
+    levels: tuple[Level, ...]
+    mpp: tuple[float, float] | None
+    reader: str
+    vendor: str
+    power: float | None = None
+    bounds: tuple[int, int, int, int] | None = None
+    background: tuple[int, int, int] = WHITE
+    associated: tuple[str, ...] = ()
+    details: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of level 0."""
+        return self.levels[0].height, self.levels[0].width
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """An open slide. Safe to use from several threads, to fork with and to pickle."""
+
+    info: SlideInfo
+
+    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
+        """The pixels of a box in coordinates of its level. What was not scanned, or lies outside, is background."""
+        ...
+
+    def associated(self, name: str) -> Pixels:
+        """An associated image, by a name in `info.associated`. Ask for it only where a person wants it."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def level_downsample(base: Level | tuple[int, int], height: int, width: int) -> float:
+    """The downsample of a level, from its size: the whole number that gives this size, if there is one.
+
+    A level of 513 px of a slide of 2050 px is 4 times coarser with its last pixel half empty, not 3.996 times:
+    with the ratio of the sizes, positions would drift over the slide.
+    """
+    full = (base.height, base.width) if isinstance(base, Level) else base
+    guess = round(max(full[0] / height, full[1] / width))
+    for whole in (guess, guess + 1, guess - 1):
+        if whole > 0 and all(
+            size in (side // whole, -(-side // whole)) for size, side in ((height, full[0]), (width, full[1]))
+        ):
+            return float(whole)
+    return (full[0] / height + full[1] / width) / 2
+
+
+def clip_box(y: int, x: int, height: int, width: int, level: Level) -> tuple[int, int, int, int]:
+    """The part of a box inside its level, as (top, left, bottom, right); empty if bottom <= top or right <= left."""
+    return max(y, 0), max(x, 0), min(y + height, level.height), min(x + width, level.width)
+
+
+def blank(height: int, width: int, colour: tuple[int, int, int]) -> Pixels:
+    """Pixels of one colour."""
+    return np.full((height, width, 3), colour, np.uint8)

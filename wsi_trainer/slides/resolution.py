@@ -1,0 +1,62 @@
+"""How large a pixel is: explicit before manifest before metadata; never guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import UnknownResolution
+from .readers import SlideInfo
+
+PLAUSIBLE = (0.05, 20.0)
+"""Micrometres per pixel of level 0 that a slide scanner can have: 72 dpi of an image editor is 353."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Micrometres per pixel of level 0 and where the number comes from."""
+
+    y: float
+    x: float
+    origin: str
+
+    @property
+    def mean(self) -> float:
+        return (self.y + self.x) / 2
+
+
+def resolve(
+    path: Path | str, info: SlideInfo, explicit: float | None = None, manifest: float | None = None
+) -> Resolution:
+    """The resolution of a slide.
+
+    Args:
+        path: Named in the error.
+        info: What the file says.
+        explicit: Given by the user for this run; wins.
+        manifest: From the manifest's column `mpp`.
+
+    Raises:
+        UnknownResolution: Nothing plausible is known.
+    """
+    for value, origin in ((explicit, "explicit"), (manifest, "manifest")):
+        if value is not None:
+            if not is_plausible(value):
+                raise UnknownResolution(path, f"mpp {value:g} ({origin}) is implausible; {_expected()}")
+            return Resolution(value, value, origin)
+    way_out = "add a column mpp to the manifest or give --source-mpp"
+    if info.mpp is None:
+        raise UnknownResolution(path, f"the file does not say how large a pixel is; {way_out}")
+    if not all(map(is_plausible, info.mpp)):
+        found = f"{info.mpp[0]:g} x {info.mpp[1]:g} µm"
+        raise UnknownResolution(path, f"the file says that a pixel is {found}, {_expected()}; {way_out}")
+    return Resolution(*info.mpp, "metadata")
+
+
+def is_plausible(mpp: float) -> bool:
+    """Whether a scanner can have this resolution."""
+    return PLAUSIBLE[0] <= mpp <= PLAUSIBLE[1]
+
+
+def _expected() -> str:
+    return f"which is not between {PLAUSIBLE[0]:g} and {PLAUSIBLE[1]:g} µm"
