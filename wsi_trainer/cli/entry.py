@@ -1,6 +1,7 @@
 """From the words on the command line to a subcommand's exit code. Imports only the standard library."""
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from wsi_trainer.errors import UserError
 DEBUG_FLAG = "--debug"
 USAGE_EXIT = 2
 INTERRUPTED_EXIT = 130
+BROKEN_PIPE_EXIT = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,10 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = DEBUG_FLAG in words
     words = [word for word in words if word != DEBUG_FLAG]
     try:
-        return dispatch(words)
+        code = dispatch(words)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         print("wsi-train: interrupted", file=sys.stderr)
         return INTERRUPTED_EXIT
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does: nothing is left to be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_EXIT
     except SystemExit as stop:  # argparse ends the process after --help
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:

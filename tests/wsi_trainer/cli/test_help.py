@@ -1,6 +1,7 @@
 """`wsi-train --help` lists every command and imports nothing that is slow to import."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -37,6 +38,15 @@ def test_help_imports_nothing_heavy(argv):
     assert result["code"] == 0
     assert "wsi-train" in result["shown"]
     assert [name for name in HEAVY if name in result["modules"]] == []
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    program = "import sys; from wsi_trainer.cli import main; sys.exit(main(['--help']))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = subprocess.run([sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (run.returncode, run.stderr) == (141, "")
 
 
 def test_help_lists_every_command(capsys):
