@@ -21,6 +21,7 @@ setup: $(READY) ## make .venv with everything pinned (done once; again when the 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "Python 3.11, 3.12 or 3.13 is needed: make setup PYTHON=python3.12"; exit 1; }
+	@echo "setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
