@@ -271,34 +271,38 @@ def over_space(
     rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
 ) -> Any:
     """The reductions of `channels.reduce_channels` where space is among the reduced dimensions."""
-    x = args[0]
-    name = name_of(func)
-    if not covers(x, dims):
+    if not covers(args[0], dims):
         return NotImplemented
+    found = space_op(rec, func, args, kwargs, outs, dims, keep)
+    if found is None:
+        return NotImplemented
+    op, fakes = found
+    return rec.emit(op, [args[0]], fakes, None, name_of(func))[:1]
+
+
+def space_op(
+    rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
+) -> tuple[SpaceOp, list[Tensor]] | None:
+    """The operator that reduces ``dims``, and its results, of which the call's own is the first."""
+    x, out, name = args[0], outs[0], name_of(func)
     requested = kwargs.get("dtype")
     if requested is not None and requested != x.dtype:
-        return NotImplemented
-    dtype = outs[0].dtype
-    base = (tuple(dims), keep, dtype, reduced_size(x, dims))
+        return None
+    base = (tuple(dims), keep, out.dtype, reduced_size(x, dims))
     if name in ("sum", "mean"):
-        op: SpaceOp = Sum(*base, divisor=float(base[3]) if name == "mean" else 1.0)
-        return rec.emit(op, [x], outs, None, name)
+        return Sum(*base, divisor=float(base[3]) if name == "mean" else 1.0), [out]
     if name in ("amax", "amin"):
-        op = Extreme(*base, sign=1 if name == "amax" else -1)
         ties = rec.fake([1 if d in dims else s for d, s in enumerate(x.shape)], torch.int64, x.device)
-        return rec.emit(op, [x], [outs[0], ties], None, name)[:1]
+        return Extreme(*base, sign=1 if name == "amax" else -1), [out, ties]
     if name == "logsumexp":
-        return rec.emit(LogSumExp(*base), [x], outs, None, name)
+        return LogSumExp(*base), [out]
     if name in ("var", "std"):
         correction = kwargs.get("correction", args[2] if len(args) > 2 else 1)
-        op = VarMean(*base, correction=1 if correction is None else correction, root=name == "std")
-        return rec.emit(op, [x], [outs[0], outs[0]], None, name)[:1]
+        return VarMean(*base, correction=1 if correction is None else correction, root=name == "std"), [out, out]
     if name == "linalg_vector_norm":
-        order = kwargs.get("ord", args[1] if len(args) > 1 else 2)
-        if not 0 < float(order) < math.inf:
-            return NotImplemented
-        return rec.emit(Norm(*base, order=float(order)), [x], outs, None, name)
-    return NotImplemented
+        order = float(kwargs.get("ord", args[1] if len(args) > 1 else 2))
+        return (Norm(*base, order=order), [out]) if 0 < order < math.inf else None
+    return None
 
 
 def extreme(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dim: int) -> Any:

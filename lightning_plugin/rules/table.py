@@ -17,9 +17,22 @@ the function says more than its pieces do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Two rules for one function: the second is asked where the first does not know the arguments."""
+
+    first: Rule
+    second: Rule
+
+    def __call__(self, *call: Any) -> Any:
+        result = self.first(*call)
+        return self.second(*call) if result is NotImplemented else result
 
 
 class RuleTable:
@@ -40,6 +53,18 @@ class RuleTable:
                     raise ValueError(f"{self.name} has a rule for {function} already; pass replace=True to change it")
                 self.rules[function] = rule
                 self.kinds[function] = kind or rule.__module__.rsplit(".", 1)[-1]
+            return rule
+
+        return add
+
+    def otherwise(self, *functions: Any) -> Callable[[Rule], Rule]:
+        """Register the decorated rule for calls that the rules registered so far decline."""
+
+        def add(rule: Rule) -> Rule:
+            for function in functions:
+                first = self.rules.get(function)
+                self.rules[function] = rule if first is None else Chain(first, rule)
+                self.kinds.setdefault(function, rule.__module__.rsplit(".", 1)[-1])
             return rule
 
         return add

@@ -1,0 +1,240 @@
+"""Operators along some of the axes of space: sums of rows, running sums down columns, a softmax along each row.
+
+A reduction over *some* of the axes has results that still lie in space: each tile adds to its slice of them. Where the
+result has more than one axis left it is a map itself, and the operator reads the reduced axes whole, as one that mixes
+positions along an axis does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Dim, Layout
+from lightning_plugin.rules.base import Call, ReduceOp, Reduction, TileOp
+from lightning_plugin.rules.channels import dim_of, name_of
+from lightning_plugin.rules.reduce import Extreme, LogSumExp, Norm, SpaceOp, Sum, VarMean, covers, space_op
+from lightning_plugin.rules.table import ATEN
+
+aten = torch.ops.aten
+
+
+
+@dataclass(frozen=True)
+class Strip(TileOp):
+    """An operator that needs some axes whole; ``collapsed`` are those that its output no longer has."""
+
+    kind: ClassVar[str] = "window"
+    call: Call
+    extent: tuple[int, ...]
+    axes: tuple[int, ...]
+    output: Layout
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        for a in self.axes:
+            box = box.replace(a, 0, self.extent[a])
+        return (box,)
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        out = self.call([*tiles, *vectors])
+        return self.output.narrow(out, Box.of(self.held(box)), box)
+
+    def held(self, box: Box) -> list[tuple[int, int]]:
+        """What the call computes: more than is wanted, where it keeps an axis that it needed whole."""
+        return [
+            (0, self.output.extent[a]) if a in self.axes else (lo, hi) for a, (lo, hi) in enumerate(box.intervals())
+        ]
+
+
+def whole_axes(value: Value, dims: Sequence[int]) -> list[int] | None:
+    """The axes under some dimensions; None where these are all axes there are, so that nothing is left to tile."""
+    axes = sorted({f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)})
+    rest = [a for a, size in enumerate(value.space.extent) if a not in axes and size > 1]
+    return axes if rest else None
+
+
+def along_axis(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int]) -> Any:
+    """An operator that keeps its map's shape and mixes positions only along the axes of ``dims``."""
+    x = args[0]
+    axes = whole_axes(x, dims)
+    if axes is None or len(outs) != 1 or tuple(outs[0].shape) != x.shape:
+        return NotImplemented
+    values, new_args, new_kwargs = rec.template(args, kwargs)
+    if len(values) != 1:
+        return NotImplemented
+    op = Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), x.space)
+    return rec.emit(op, [x], outs, x.space, name_of(func))
+
+
+@ATEN.otherwise(
+    aten.cumsum, aten.cumprod, aten.logcumsumexp, aten._softmax, aten._log_softmax, aten._safe_softmax,
+)  # fmt: skip
+def accumulate(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Running sums along one axis; along all of space they are a barrier."""
+    return along_axis(rec, func, args, kwargs, outs, [dim_of(args, kwargs, 1, -1) % len(args[0].shape)])
+
+
+@dataclass(frozen=True)
+class Slices(Reduction):
+    """Partial results that lie in space: those of ``box``."""
+
+    box: Box
+
+
+@dataclass(frozen=True)
+class Projection(ReduceOp):
+    """A reduction over some of the axes; ``inner`` reduces a tile, ``result`` is the layout of what is left."""
+
+    inner: SpaceOp
+    result: Layout
+    ties: Layout
+    blank: tuple[float, ...]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return (box,)
+
+    def left(self, box: Box) -> Box:
+        """The part of the result that an input box adds to."""
+        return Box.of((0, 1) if size == 1 else i for i, size in zip(box.intervals(), self.result.extent, strict=True))
+
+    def layouts(self, parts: Sequence[Tensor]) -> list[Layout]:
+        """Parts that keep the reduced dimensions lie as `ties`, the others as the result."""
+        return [self.ties if len(p.shape) == len(self.ties.dims) else self.result for p in parts]
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        parts = self.inner.partial(box, tiles, vectors).parts
+        parts = tuple(p.expand(parts[-1].shape) if p.dim() == 0 else p for p in parts)
+        return Slices(parts, self.left(box))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        assert isinstance(left, Slices) and isinstance(right, Slices)
+        total = self.whole(left)
+        layouts = self.layouts(total.parts)
+        old = [lay.narrow(p, total.box, right.box) for lay, p in zip(layouts, total.parts, strict=True)]
+        new = self.inner.merge(Reduction(tuple(old)), right).parts
+        for lay, part, value in zip(layouts, total.parts, new, strict=True):
+            lay.write_into(part, total.box, value, right.box)
+        return total
+
+    def whole(self, part: Slices) -> Slices:
+        """A partial result as the running one: everything that no tile has added to yet is blank."""
+        full = Box.whole(self.result.extent)
+        if part.box == full and all(p.is_contiguous() for p in part.parts):
+            return part
+        parts = []
+        for lay, p, blank in zip(self.layouts(part.parts), part.parts, self.blank, strict=True):
+            if math.isinf(blank) and not p.is_floating_point():
+                blank = torch.iinfo(p.dtype).max if blank > 0 else torch.iinfo(p.dtype).min
+            running = torch.full(lay.shape, blank, dtype=p.dtype, device=p.device)
+            lay.write_into(running, full, p, part.box)
+            parts.append(running)
+        return Slices(tuple(parts), full)
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        assert isinstance(total, Slices)
+        return self.inner.finish(self.whole(total), vectors)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        full, mine = Box.whole(self.result.extent), self.left(box)
+        layouts = self.layouts(outputs)
+        here = [lay.narrow(o, full, mine) for lay, o in zip(layouts, outputs, strict=True)]
+        pulls = self.inner.pull(box, tiles, vectors, here)
+        return tuple(
+            None if p is None else Embed.apply(p, lay, mine) for p, lay in zip(pulls, layouts, strict=True)
+        )
+
+
+class Embed(torch.autograd.Function):
+    """A slice in its place of a whole, as far as a derivative goes; the values of the whole are never looked at."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, layout: Layout, box: Box) -> Tensor:
+        ctx.layout, ctx.box = layout, box
+        return part.new_zeros(()).expand(layout.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return ctx.layout.narrow(grad, Box.whole(ctx.layout.extent), ctx.box), None, None
+
+
+def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
+    """The layout after reducing ``dims``: their axes have extent one, and a place at the front if theirs is gone."""
+    gone = {f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)}
+    extent = tuple(1 if a in gone else size for a, size in enumerate(value.space.extent))
+    left: list[Dim] = [(1,) if d in dims else dim for d, dim in enumerate(value.space.dims) if keep or d not in dims]
+    left[0] = (*(Axis(a) for a in sorted(gone)), *left[0])
+    return Layout(tuple(left), extent)
+
+
+#: What each part of a reduction is before anything was added to it.
+BLANK: dict[type, tuple[float, ...]] = {
+    Sum: (0.0,), VarMean: (0.0, 0.0, 0.0), LogSumExp: (-math.inf,), Norm: (0.0,), Extreme: (-math.inf, 0.0),
+}  # fmt: skip
+
+
+@ATEN.otherwise(
+    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default, aten.var.correction,
+    aten.std.correction, aten.linalg_vector_norm.default, aten.prod.dim_int, aten.any.dim, aten.all.dim, aten.argmax.default,
+    aten.argmin.default,
+)  # fmt: skip
+def over_axes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Reductions over some axes of several."""
+    x = args[0]
+    found = reduced(func, args, kwargs)
+    if found is None:
+        return NotImplemented
+    dims, keep = found
+    if covers(x, dims) or not outs[0].shape:
+        return NotImplemented
+    layout = projected(x, dims, keep)
+    if sum(size > 1 for size in layout.extent) > 1:
+        return strip_reduction(rec, func, args, kwargs, outs, dims, layout)
+    return projection(rec, func, args, kwargs, outs, dims, keep)
+
+
+def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool] | None:
+    """(the dimensions that a reduction reduces, whether it keeps them)."""
+    names = [a.name for a in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    rank = len(args[0].shape)
+    dims = given.get("dim")
+    if dims is None or dims == []:
+        dims = range(rank)
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return tuple(d % rank for d in listed), bool(given.get("keepdim", False))
+
+
+def strip_reduction(
+    rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], layout: Layout
+) -> Any:
+    x = args[0]
+    axes = whole_axes(x, dims)
+    if axes is None:
+        return NotImplemented
+    _, new_args, new_kwargs = rec.template(args, kwargs)
+    return rec.emit(Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout), [x], outs, layout, name_of(func))
+
+
+def projection(
+    rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: tuple[int, ...], keep: bool
+) -> Any:
+    x = args[0]
+    gone = {f.index for d in dims for f in x.space.dims[d] if isinstance(f, Axis)}
+    if any(isinstance(f, Axis) and f.index in gone for d in x.space.space if d not in dims for f in x.space.dims[d]):
+        return NotImplemented
+    found = space_op(rec, func, args, kwargs, outs, dims, keep)
+    if found is None:
+        return NotImplemented
+    inner, fakes = found
+    blank = BLANK[type(inner)]
+    if isinstance(inner, Extreme) and inner.sign < 0:
+        blank = (math.inf, 0.0)
+    op = Projection(inner, projected(x, dims, keep), projected(x, dims, True), blank)
+    return rec.emit(op, [x], fakes, None, name_of(func))[:1]

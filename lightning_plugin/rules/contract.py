@@ -1,0 +1,193 @@
+"""Matrix products: where positions are rows they are local, where positions are summed over they are a reduction.
+
+Attention pooling is the second kind: weights (N, heads, positions) times features (N, positions, channels). A linear
+layer over a flattened map is too; each tile meets its own columns of the weight. A product that has positions on both
+sides of its result, a (positions, positions) matrix, has no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Dim, Factor, Layout
+from lightning_plugin.rules.base import ReduceOp, Reduction
+from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.decompose import decompose
+from lightning_plugin.rules.pointwise import local, pointwise
+from lightning_plugin.rules.reduce import widen
+from lightning_plugin.rules.table import API, ATEN
+
+aten = torch.ops.aten
+
+#: The dimensions of both operands and of the result: b atch, i and j outer, k summed.
+FORMS = {
+    "mm": ("ik", "kj", "ij"),
+    "bmm": ("bik", "bkj", "bij"),
+    "mv": ("ik", "k", "i"),
+    "dot": ("k", "k", ""),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Product(ReduceOp):
+    """Σ over positions of a product of two maps; it is linear in each, so a tile's own share is its derivative."""
+
+    form: str
+    dtype: torch.dtype
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return box, box
+
+    def share(self, tiles: Sequence[Tensor]) -> Tensor:
+        left, right = (widen(t) for t in tiles)
+        return torch.bmm(left, right) if self.form == "bmm" else torch.matmul(left, right)
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        share = self.share(tiles)
+        return Reduction((share.double() if share.is_floating_point() else share,))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction((left.parts[0] + right.parts[0],))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (total.parts[0].to(self.dtype),)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        return (self.share(tiles).to(self.dtype),)
+
+
+@ATEN.rule(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, kind="local or reduce")
+def product(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    left, right = (small(rec, v) for v in args)
+    if not left.is_map and not right.is_map:
+        return rec.vector(func, [left, right], {}, outs, name=name_of(func))
+    form = name_of(func)
+    at, bt, out = FORMS[form]
+    if spatial(left, at.index("k")) or spatial(right, bt.index("k")):
+        return summed(rec, form, left, right, outs)
+    return rows(rec, func, left, right, outs, (at, bt, out))
+
+
+def small(rec: Any, value: Value) -> Value:
+    """A map of one position as a vector: nothing is left of it to tile."""
+    return rec.gather(value) if value.is_map and all(size == 1 for size in value.space.extent) else value
+
+
+def spatial(value: Value, dim: int) -> bool:
+    return value.is_map and value.space.is_space(dim)
+
+
+def summed(rec: Any, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
+    """Positions are summed over: all of them, on both sides in the same order."""
+    at, bt, _ = FORMS[form]
+    first = left if left.is_map else right
+    shared = first.space.dims[at.index("k") if first is left else bt.index("k")]
+    operands = []
+    for value, names in ((left, at), (right, bt)):
+        if not value.is_map:
+            dims = tuple(shared if n == "k" else (size,) for n, size in zip(names, value.shape, strict=True))
+            value = rec.spread(value, Layout(dims, first.space.extent))
+        summed_dim = value.space.dims[names.index("k")]
+        if value.space.space != (names.index("k"),) or canonical(summed_dim) != canonical(shared):
+            return NotImplemented
+        operands.append(value)
+    if operands[0].space.extent != operands[1].space.extent:
+        return NotImplemented
+    return rec.emit(Product(form, outs[0].dtype), operands, outs, None, form)
+
+
+def canonical(dim: Dim) -> Dim:
+    """A dimension's factors with neighbouring plain ones multiplied."""
+    merged: list[Factor] = []
+    for f in dim:
+        if isinstance(f, int) and merged and isinstance(merged[-1], int):
+            merged[-1] *= f
+        elif f != 1:
+            merged.append(f)
+    return tuple(merged)
+
+
+def rows(
+    rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor], names: tuple[str, str, str]
+) -> Any:
+    """Positions are rows, columns or batch of the result, and of one operand alone unless they are batch."""
+    dims: dict[str, Dim] = {}
+    for value, letters in ((left, names[0]), (right, names[1])):
+        for d, letter in enumerate(letters):
+            if spatial(value, d):
+                if letter in dims and canonical(dims[letter]) != canonical(value.space.dims[d]):
+                    return NotImplemented
+                dims[letter] = value.space.dims[d]
+    maps = [v for v in (left, right) if v.is_map]
+    extent = maps[0].space.extent
+    layout = Layout(tuple(dims.get(n, (size,)) for n, size in zip(names[2], outs[0].shape, strict=True)), extent)
+    axes = [f.index for dim in layout.dims for f in dim if isinstance(f, Axis)]
+    if sorted(axes) != list(range(len(extent))) or layout.shape != tuple(outs[0].shape):
+        return NotImplemented
+    if any(v.space.extent != extent for v in maps) or (len(maps) == 1 and "b" in dims and left.shape[0] > 1):
+        return NotImplemented
+    return local(rec, func, [left, right], {}, outs[0], layout, name=name_of(func))
+
+
+@ATEN.rule(aten.addmm.default, aten.baddbmm.default, aten.addmv.default, kind="local or reduce")
+def product_plus(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """beta · bias + alpha · (left @ right)."""
+    bias, left, right = args
+    plain = {"addmm": aten.mm.default, "baddbmm": aten.bmm.default, "addmv": aten.mv.default}[name_of(func)]
+    out = rec.fake(outs[0].shape, outs[0].dtype, outs[0].device)
+    result = product(rec, plain, [left, right], {}, [out])
+    if result is NotImplemented:
+        return NotImplemented
+    value = result if isinstance(result, Value) else result[0]
+    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    if beta == 0:  # what the bias holds, NaN even, does not count
+        return times(rec, value, alpha, outs[0])
+    return plus(rec, times(rec, bias, beta, bias.fake), times(rec, value, alpha, outs[0]), outs[0])
+
+
+def times(rec: Any, value: Value, scale: float, out: Tensor) -> Value:
+    return value if scale == 1 else elementwise(rec, aten.mul.Scalar, [value, scale], out)
+
+
+def plus(rec: Any, left: Value, right: Value, out: Tensor) -> Value:
+    return elementwise(rec, aten.add.Tensor, [left, right], out)
+
+
+def elementwise(rec: Any, func: Any, args: Sequence[Any], out: Tensor) -> Any:
+    """A pointwise operator on maps and vectors."""
+    if any(isinstance(a, Value) and a.is_map for a in args):
+        return pointwise(rec, func, args, {}, [out])
+    return rec.vector(func, args, {}, [out], name=name_of(func))[0]
+
+
+@API.rule(torch.nn.functional.scaled_dot_product_attention, kind="local, reduce or barrier")
+def attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Few queries that look at all positions are pooled over these; positions that look at few keys are local.
+
+    Where every position looks at every other, the call is a barrier.
+    """
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    a = dict(zip(names, args, strict=False)) | kwargs
+    query, key, value = a["query"], a["key"], a["value"]
+    if a.get("attn_mask") is not None or a.get("dropout_p") or a.get("is_causal") or a.get("enable_gqa"):
+        return NotImplemented
+    if not query.is_map and key.is_map and value.is_map:
+        return decompose(rec, pooled_attention, query, key, value, a.get("scale"))
+    rank = len(query.shape)
+    plain = not any(v.is_map for v in (key, value)) and query.is_map and not spatial(query, rank - 1)
+    if plain and all(not spatial(query, d) for d in range(rank - 2)):
+        layout = query.space.with_dim(rank - 1, (outs[0].shape[-1],))
+        return local(rec, func, args, kwargs, outs[0], layout, name=rec.name, autocast=rec.autocast)
+    return NotImplemented
+
+
+def pooled_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return torch.softmax((query * scale) @ key.transpose(-2, -1), -1) @ value

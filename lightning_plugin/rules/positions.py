@@ -1,0 +1,96 @@
+"""Softmax over positions.
+
+    softmax(x) = exp(x - m) / s        m = max x,   s = Σ exp(x - m)
+
+so a softmax over all positions is one reduction, to (s, m), and one broadcast. The maximum only keeps the numbers in
+range; it cancels, and backward treats it as a constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.rules.base import Reduction
+from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.reduce import SpaceOp, covers, wide, widen
+from lightning_plugin.rules.table import ATEN
+
+aten = torch.ops.aten
+
+
+def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.device) -> Tensor:
+    """For every element of a tile along ``dims``, in the tile's order, its flat index in the whole map's.
+
+    It ascends, because a tile keeps the order of the map.
+    """
+    factors = [f for d in dims for f in layout.dims[d]]
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    step = 1
+    for place, f in reversed(list(enumerate(factors))):
+        axis = f.index if isinstance(f, Axis) else None
+        lo, hi = (0, f) if axis is None else (box.lo[axis], box.hi[axis])  # type: ignore[assignment]
+        line = torch.arange(lo, hi, device=device) * step
+        index = index + line.view([-1, *[1] * (len(factors) - 1 - place)])
+        step *= f if axis is None else layout.extent[axis]  # type: ignore[operator]
+    return index.reshape(-1)
+
+
+# Softmax -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExpSum(SpaceOp):
+    """(Σ exp(x - m), m = max x), the reduced dimensions kept as ones."""
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = widen(tiles[0])
+        top = x.amax(self.dims, keepdim=True)
+        return Reduction(((x - finite(top)).exp_().sum(self.dims, keepdim=True).double(), top))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        (s, m), (t, n) = left.parts, right.parts
+        top = torch.maximum(m, n)
+        shift = finite(top)
+        return Reduction((s * (m - shift).double().exp() + t * (n - shift).double().exp(), top))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return total.parts[0].to(self.dtype), total.parts[1].to(self.dtype)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        return (widen(tiles[0]) - finite(outputs[1])).exp().sum(self.dims, keepdim=True).to(self.dtype), None
+
+
+def finite(top: Tensor) -> Tensor:
+    """A maximum that can be subtracted: where everything is -inf there is nothing to keep in range."""
+    return torch.where(top == -math.inf, 0.0, top)
+
+
+def apply_softmax(x: Tensor, total: Tensor, top: Tensor, dtype: torch.dtype) -> Tensor:
+    return ((x.to(total.dtype) - top).exp() / total).to(dtype)
+
+
+def apply_log_softmax(x: Tensor, total: Tensor, top: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x.to(total.dtype) - top - total.log()).to(dtype)
+
+
+@ATEN.otherwise(aten._softmax, aten._log_softmax)
+def softmax(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Over a dimension that holds all of space."""
+    x, dim = args[0], args[1] % len(args[0].shape)
+    if not covers(x, [dim]):
+        return NotImplemented
+    dtype = wide(outs[0].dtype)
+    shape = [1 if d == dim else size for d, size in enumerate(x.shape)]
+    op = ExpSum((dim,), True, dtype, x.shape[dim])
+    total, top = rec.emit(op, [x], [rec.fake(shape, dtype, x.device) for _ in range(2)], None, "softmax sum")
+    apply = apply_softmax if func is aten._softmax.default else apply_log_softmax
+    return local(rec, apply, [x, total, top, outs[0].dtype], {}, outs[0], x.space, name=name_of(func))
