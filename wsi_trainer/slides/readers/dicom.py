@@ -43,7 +43,7 @@ def _some_files(folder: Path) -> Iterator[Path]:
     return (file for file in folder.iterdir() if file.is_file())
 
 
-def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:  # noqa: N802 - a reader by its role
+def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:
     """Opens a series with the library that can."""
     path = Path(path)
     reason = ""
@@ -97,15 +97,15 @@ class WsiDicomReader:
             try:
                 image = self._slide.read_region((left, start), self._levels[level].level, size)
             except Exception as error:
-                raise SlideError(self._path, f"cannot read rows {start} to {start + size[1]}: {error}") from error
+                raise SlideError(
+                    self._path, f"cannot read rows {start} to {start + size[1]}: {error}"
+                ) from error
             out[start - y : start - y + size[1], left - x : right - x] = np.asarray(image.convert("RGB"))
         return out
 
     def associated(self, name: str) -> Pixels:
         if name not in self.info.associated:
-            raise SlideError(
-                self._path, f"no associated image {name!r}; it has {list(self.info.associated)}"
-            )
+            raise SlideError(self._path, f"no associated image {name!r}; it has {list(self.info.associated)}")
         image = getattr(self._slide, f"read_{name}")()
         return np.asarray(image.convert("RGB"))
 

@@ -47,7 +47,7 @@ class OmeZarrReader:
             vendor=f"ome-zarr {ngff}",
         )
 
-    def _array(self, group: zarr.Group, name: str) -> Any:
+    def _array(self, group: Any, name: str) -> Any:
         if name not in group:
             raise SlideError(self._path, f"level {name!r} of the metadata is missing in the store")
         array = group[name]
@@ -117,7 +117,10 @@ def _multiscale(group: zarr.Group) -> tuple[zarr.Group, dict[str, Any] | None, s
 def _resolution(multiscale: dict[str, Any], axes: str) -> tuple[float, float] | None:
     units = {axis["name"]: axis.get("unit") for axis in multiscale["axes"]}
     scale = [1.0] * len(axes)
-    steps = [*multiscale.get("coordinateTransformations", []), *multiscale["datasets"][0]["coordinateTransformations"]]
+    steps = [
+        *multiscale.get("coordinateTransformations", []),
+        *multiscale["datasets"][0]["coordinateTransformations"],
+    ]
     for step in steps:
         if step["type"] == "scale":
             scale = [a * b for a, b in zip(scale, step["scale"], strict=True)]

@@ -64,7 +64,7 @@ class Reader(Protocol):
     info: SlideInfo
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
-        """The pixels of a box in coordinates of its level. What was not scanned, or lies outside, is background."""
+        """The pixels of a box in coordinates of its level; outside, and where not scanned, background."""
         ...
 
     def associated(self, name: str) -> Pixels:
@@ -83,8 +83,8 @@ class Reader(Protocol):
 def level_downsample(base: Level | tuple[int, int], height: int, width: int) -> float:
     """The downsample of a level, from its size: the whole number that gives this size, if there is one.
 
-    A level of 513 px of a slide of 2050 px is 4 times coarser with its last pixel half empty, not 3.996 times:
-    with the ratio of the sizes, positions would drift over the slide.
+    A level of 513 px of a slide of 2050 px is 4 times coarser with its last pixel half empty, not 3.996
+    times: with the ratio of the sizes, positions would drift over the slide.
     """
     full = (base.height, base.width) if isinstance(base, Level) else base
     guess = round(max(full[0] / height, full[1] / width))
@@ -97,7 +97,7 @@ def level_downsample(base: Level | tuple[int, int], height: int, width: int) -> 
 
 
 def clip_box(y: int, x: int, height: int, width: int, level: Level) -> tuple[int, int, int, int]:
-    """The part of a box inside its level, as (top, left, bottom, right); empty if bottom <= top or right <= left."""
+    """The part of a box inside its level, as (top, left, bottom, right); may be empty."""
     return max(y, 0), max(x, 0), min(y + height, level.height), min(x + width, level.width)
 
 

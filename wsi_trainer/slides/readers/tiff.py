@@ -52,7 +52,8 @@ class TiffReader:
         base = self._pages[0].shape[:2]
         self._pages = [page for page in self._pages if _same_aspect(base, page.shape[:2])]
         levels = tuple(
-            Level(*page.shape[:2], level_downsample(base, *page.shape[:2])) for page in self._pages
+            Level(height, width, level_downsample(base, height, width))
+            for height, width in (page.shape[:2] for page in self._pages)
         )
         self._fd = os.open(self._path, os.O_RDONLY)
         self._size = os.fstat(self._fd).st_size
@@ -106,7 +107,9 @@ class TiffReader:
         try:
             segment, _, shape = key.decode(data, index, **tables)
         except Exception as error:  # each codec raises its own kind
-            raise SlideError(self._path, f"tile {index} at byte {offset} cannot be decoded: {error}") from error
+            raise SlideError(
+                self._path, f"tile {index} at byte {offset} cannot be decoded: {error}"
+            ) from error
         return None if segment is None else segment[0, : shape[1], : shape[2]]
 
     def associated(self, name: str) -> Pixels:
@@ -153,7 +156,9 @@ def _single_page(path: Path, level: Any) -> Any:
     """The one page of a level, or the reason why it is not an image that this reader knows."""
     pages = [page for page in level.pages if page is not None]
     if len(pages) != 1:
-        raise UnsupportedSlide(path, f"a stack of {len(pages)} planes (axes {level.axes}); expected one flat image")
+        raise UnsupportedSlide(
+            path, f"a stack of {len(pages)} planes (axes {level.axes}); expected one flat image"
+        )
     page = pages[0]
     samples = page.shaped[0] * page.shaped[-1]
     if page.dtype != np.uint8:

@@ -1,0 +1,257 @@
+"""Converting one slide: from any reader to a finished, checked OME-Zarr store.
+
+Work goes on in a staging folder with a journal. The store appears under its name in one rename, when it is
+complete; so whatever has that name is complete.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from wsi_trainer import __version__
+
+from .errors import SlideError
+from .identity import full_hash, quick_hash
+from .label import write_label
+from .overview import draw_overview, find_mask
+from .readers import Reader, open_reader
+from .resample import TOLERANCE, ScaledImage
+from .resolution import resolve
+from .settings import Settings
+from .store.codec import ZstdCodec
+from .store.journal import Journal, sync_folder
+from .store.layout import FILL, pyramid
+from .store.manifest import read_manifest, write_manifest
+from .store.metadata import group, image_array, image_attributes, write_json
+from .store.writer import Planes, PyramidWriter, drop_missing
+from .tissue import TissueMask
+
+STAGING = ".staging"
+THUMBNAILS = "thumbnails"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slide to convert."""
+
+    slide: Path
+    name: str
+    mpp: float | None = None
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of a slide: a row of the summary."""
+
+    name: str
+    store: str
+    height: int
+    width: int
+    mpp: float
+    levels: int
+    tissue: float | None
+    lost: float | None
+    skipped: bool
+
+
+class Busy(SlideError):
+    """Another process converts this slide right now."""
+
+
+def convert(
+    job: Job,
+    out: Path,
+    settings: Settings,
+    *,
+    threads: int = 1,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Converted:
+    """Converts a slide, continues a conversion that was interrupted, or finds that nothing is left to do.
+
+    Args:
+        job: The slide.
+        out: The folder of stores; the slide's is `out/NAME.zarr`.
+        settings: How.
+        threads: How many shards are worked on at the same time.
+        overwrite: Make a store anew that exists with other settings or from another file.
+        progress: Called with finished and all pixels of level 0.
+
+    Raises:
+        SlideError: The slide cannot be converted; says why.
+    """
+    store = out / f"{job.name}.zarr"
+    header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.record()}
+    with _locked(out, job):
+        if store.exists():
+            if _fits(store, header, job):
+                return _row(job, store, skipped=True)
+            if not overwrite:
+                raise SlideError(
+                    job.slide, f"{store} was made from another file or with other settings; "
+                    "choose another folder or give --overwrite"
+                )  # fmt: skip
+            shutil.rmtree(store)
+        with open_reader(job.slide) as reader:
+            _Conversion(job, reader, out, settings, header, threads, progress).run()
+        return _row(job, store, skipped=False)
+
+
+@contextmanager
+def _locked(out: Path, job: Job) -> Iterator[None]:
+    """Keeps other processes away from the slide; the system lifts the lock when this one dies."""
+    staging = out / STAGING
+    staging.mkdir(parents=True, exist_ok=True)
+    path = staging / f"{job.name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Busy(job.slide, "another process is converting it") from error
+        yield
+
+
+def _fits(store: Path, header: Mapping[str, Any], job: Job) -> bool:
+    try:
+        return dict(read_manifest(store)["settings"]["header"]) == dict(header)
+    except (ValueError, KeyError) as error:
+        raise SlideError(job.slide, f"{store}: {error}; remove the store and run again") from error
+
+
+def _row(job: Job, store: Path, *, skipped: bool) -> Converted:
+    facts = read_manifest(store)["settings"]["facts"]
+    return Converted(name=job.name, store=store.name, skipped=skipped, **facts)
+
+
+class _Conversion:
+    """The steps of converting one slide."""
+
+    def __init__(
+        self, job: Job, reader: Reader, out: Path, settings: Settings, header: Mapping[str, Any],
+        threads: int, progress: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        self._job, self._reader, self._out, self._settings = job, reader, out, settings
+        self._header, self._threads, self._progress = header, threads, progress
+        self._store = out / f"{job.name}.zarr"
+        self._staged = out / STAGING / f"{job.name}.zarr"
+        self._resolution = resolve(job.slide, reader.info, settings.source_mpp, job.mpp)
+        factor = self._factor()
+        self._image = ScaledImage(reader, factor)
+        self._mpp = (self._resolution.y * factor, self._resolution.x * factor)
+        self._shapes = pyramid(*self._image.shape, settings.levels)
+        self._codec = ZstdCodec(settings.compression)
+        self._mask: TissueMask | None = None
+
+    def _factor(self) -> float:
+        """Pixels of level 0 along one pixel of the result."""
+        wanted, own = self._settings.mpp, self._resolution.mean
+        if wanted is None or abs(wanted / own - 1) <= TOLERANCE:
+            return 1.0
+        if wanted < own:
+            raise SlideError(
+                self._job.slide, f"has {own:g} µm a pixel; --mpp {wanted:g} is finer and would invent pixels"
+            )
+        return wanted / own
+
+    def run(self) -> None:
+        journal = Journal(self._out / STAGING / f"{self._job.name}.journal", self._header)
+        if not journal.matches:
+            shutil.rmtree(self._staged, ignore_errors=True)
+        self._staged.mkdir(parents=True, exist_ok=True)
+        drop_missing(self._staged, journal)
+        mask, overview = find_mask(self._job.slide, self._reader, self._image, self._mpp, self._settings)
+        self._mask = mask
+        with journal:
+            PyramidWriter(
+                self._staged, self._shapes, self._read_shard, journal, self._settings.layout, self._codec,
+                threads=self._threads, progress=self._progress_pixels(journal),
+            ).run()  # fmt: skip
+            self._finish(journal, overview)
+        journal.remove()
+
+    def _progress_pixels(self, journal: Journal) -> Callable[[int], None]:
+        total = self._shapes[0][0] * self._shapes[0][1]
+        rows, columns = self._settings.layout.grid(*self._shapes[0])
+        done = total * sum(key.startswith("0/") for key in journal.entries) // max(1, rows * columns)
+        self._progress(done, total)
+
+        def add(pixels: int) -> None:
+            nonlocal done
+            done += pixels
+            self._progress(min(done, total), total)
+
+        return add
+
+    def _read_shard(self, y: int, x: int, height: int, width: int) -> Planes | None:
+        """One shard of level 0 as channel, y, x; a band at a time, so that little is held twice."""
+        cut = self._settings.background == "constant" and self._mask is not None
+        if cut and self._mask is not None and not self._mask.any_in(y, x, height, width):
+            return None
+        pixels = np.empty((3, height, width), np.uint8)
+        band = self._settings.chunk
+        for top in range(0, height, band):
+            rows = min(band, height - top)
+            part = self._image.read(y + top, x, rows, width)
+            if cut and self._mask is not None:
+                part = np.where(self._mask.cover(y + top, x, rows, width)[..., None], part, np.uint8(FILL))
+            pixels[:, top : top + rows] = np.moveaxis(part, 2, 0)
+        return pixels
+
+    def _finish(self, journal: Journal, overview: Image.Image) -> None:
+        """Metadata, label, manifest and thumbnail; then the store gets its name."""
+        for level, shape in enumerate(self._shapes):
+            metadata = image_array(shape, self._settings.layout, self._codec)
+            write_json(self._staged / str(level) / "zarr.json", metadata)
+        name = Path(self._job.name).name
+        attributes = image_attributes(name, self._mpp, len(self._shapes), self._provenance())
+        write_json(self._staged / "zarr.json", group(attributes))
+        if self._mask is not None:
+            labels = self._staged / "labels"
+            write_label(labels, self._mask, self._mpp, self._shapes, self._settings.layout)
+        settings = {"header": dict(self._header), "facts": self._facts()}
+        write_manifest(self._staged, settings, {k: e for k, e in journal.entries.items() if e.sha256})
+        thumbnail = self._out / THUMBNAILS / f"{self._job.name}.jpg"
+        thumbnail.parent.mkdir(parents=True, exist_ok=True)
+        draw_overview(overview, self._mask, thumbnail)
+        self._store.parent.mkdir(parents=True, exist_ok=True)
+        sync_folder(self._staged)
+        os.replace(self._staged, self._store)
+        sync_folder(self._store.parent)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "height": self._shapes[0][0],
+            "width": self._shapes[0][1],
+            "mpp": round(sum(self._mpp) / 2, 6),
+            "levels": len(self._shapes),
+            "tissue": None if self._mask is None else round(self._mask.share, 4),
+            "lost": None if self._mask is None else round(self._mask.lost, 6),
+        }
+
+    def _provenance(self) -> dict[str, Any]:
+        """Where the store comes from. No name, label or free text of the source is among it."""
+        info, resolution = self._reader.info, self._resolution
+        return {
+            "version": __version__,
+            "source": {"sha256": full_hash(self._job.slide), "vendor": info.vendor, **info.details},
+            "reader": info.reader,
+            "source_mpp": {"y": resolution.y, "x": resolution.x, "origin": resolution.origin},
+            "source_shape": list(info.shape),
+            "power": info.power,
+            "exact": self._image.is_exact and self._settings.background == "keep",
+            "settings": dict(self._settings.record()),
+            "tissue": None
+            if self._mask is None
+            else {"threshold": self._mask.threshold, "share": self._mask.share, "lost": self._mask.lost},
+        }

@@ -1,0 +1,58 @@
+"""Which file a store was made from: hashes of the source, quick and full."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from .errors import SlideError
+from .readers.dicom import files_of, is_dicom
+
+_PIECE = 1 << 20
+
+
+def source_files(path: Path) -> list[Path]:
+    """All files of a slide: a folder's, a DICOM series', and the folder of data beside an MRXS file."""
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    if path.suffix.lower() == ".mrxs" and path.with_suffix("").is_dir():
+        return [path, *source_files(path.with_suffix(""))]
+    return files_of(path) if is_dicom(path) else [path]
+
+
+def quick_hash(path: Path) -> str:
+    """A hash of size, name, beginning, middle and end of each file: tells versions apart at once."""
+    seal = hashlib.sha256()
+    for file in _checked(path):
+        size = file.stat().st_size
+        seal.update(f"{file.name}:{size};".encode())
+        with file.open("rb") as stream:
+            for start in {0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}:
+                stream.seek(start)
+                seal.update(stream.read(_PIECE))
+    return seal.hexdigest()
+
+
+def full_hash(path: Path) -> str:
+    """A hash of all bytes: the file's own, or one over those of several files in order of their names."""
+    files = _checked(path)
+    seals = []
+    for file in files:
+        with file.open("rb") as stream:
+            seals.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    return seals[0] if len(seals) == 1 else hashlib.sha256("".join(seals).encode()).hexdigest()
+
+
+def source_bytes(path: Path) -> int:
+    """The size of all files of a slide."""
+    return sum(file.stat().st_size for file in source_files(path))
+
+
+def _checked(path: Path) -> list[Path]:
+    try:
+        files = source_files(path)
+    except OSError as error:
+        raise SlideError(path, f"cannot be read: {error.strerror}") from error
+    if not files:
+        raise SlideError(path, "holds no file")
+    return files

@@ -1,0 +1,70 @@
+"""A coarse copy of a slide: for the tissue mask and for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFilter
+
+from .errors import SlideError
+from .readers import Reader
+from .resample import ScaledImage
+from .settings import Settings
+from .tissue import MASK_MPP, TissueMask, draw_tissue, find_tissue
+
+_LONGEST_THUMBNAIL = 1024
+
+
+def mask_scale(mpp: tuple[float, float]) -> int:
+    """Pixels of the image along one of the mask: the power of two that comes next to MASK_MPP."""
+    scale = 1
+    while sum(mpp) / 2 * scale * 1.42 < MASK_MPP:
+        scale *= 2
+    return scale
+
+
+def find_mask(
+    slide: Path, reader: Reader, image: ScaledImage, mpp: tuple[float, float], settings: Settings
+) -> tuple[TissueMask | None, Image.Image]:
+    """The tissue mask that the settings ask for, and a small picture of the slide."""
+    scale = mask_scale(mpp)
+    factor = scale * reader.info.shape[0] / image.shape[0]  # pixels of level 0 along one of the mask
+    finer = 1  # the slide is read once, fine enough for both
+    while finer < scale and max(reader.info.shape) / factor * finer < _LONGEST_THUMBNAIL:
+        finer *= 2
+    coarse = ScaledImage(reader, max(1.0, factor / finer), smooth=False)
+    picture = Image.fromarray(coarse.read(0, 0, *coarse.shape))
+    mask: TissueMask | None = None
+    if settings.tissue == "otsu":
+        mask = find_tissue(np.asarray(picture.reduce(finer)), scale)
+    elif settings.tissue == "geojson":
+        shape = (-(-picture.height // finer), -(-picture.width // finer))
+        mask = draw_tissue(_geojson_of(slide, settings), shape, scale, factor)
+    picture.thumbnail((_LONGEST_THUMBNAIL, _LONGEST_THUMBNAIL), Image.Resampling.BOX)
+    return mask, picture
+
+
+def _geojson_of(slide: Path, settings: Settings) -> Path:
+    folder = settings.geojson or slide.parent
+    path = folder / f"{slide.stem}.geojson"
+    if not path.is_file():
+        raise SlideError(slide, f"no tissue outline for it: {path} does not exist")
+    return path
+
+
+def draw_overview(picture: Image.Image, mask: TissueMask | None, path: Path) -> None:
+    """Saves the small picture with the outline of the mask in green."""
+    if mask is not None:
+        inside = Image.fromarray(mask.mask.astype(np.uint8) * 255).resize(
+            picture.size, Image.Resampling.NEAREST
+        )
+        rim = np.asarray(inside.filter(ImageFilter.MaxFilter(3))) != np.asarray(
+            inside.filter(ImageFilter.MinFilter(3))
+        )
+        pixels = np.array(picture)
+        pixels[rim] = (0, 160, 0)
+        picture = Image.fromarray(pixels)
+    partial = path.with_name(path.name + ".part")
+    picture.save(partial, "JPEG", quality=90)
+    partial.replace(path)

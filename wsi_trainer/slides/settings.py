@@ -1,0 +1,74 @@
+"""What a user decides about a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from wsi_trainer.errors import UserError
+
+from .store.layout import Layout
+
+FORMAT = 1
+"""Changes whenever the same settings give other bytes, so that old and new shards are never mixed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How slides are converted. Equal settings give equal stores.
+
+    Attributes:
+        mpp: Micrometres per pixel of the result; None keeps the slide's own pixels, bit for bit.
+        source_mpp: The resolution of the slides, where their files do not say it or say it wrong.
+        codec: zstd (lossless, read by everything).
+        tissue: otsu, none, or geojson (SLIDE.geojson beside the slide, or in `geojson`).
+        geojson: Folder of the GeoJSON files, named like the slides.
+        background: keep leaves all pixels as they are; constant paints what is not tissue in the fill value,
+            so that its tiles are identical and free in training.
+        levels: Levels of the pyramid; None makes as many as it takes to fit 512 px.
+        chunk: Side of what is read at once, in pixels.
+        shard: Side of what is written at once and is one file.
+        compression: Level of zstd.
+    """
+
+    mpp: float | None = None
+    source_mpp: float | None = None
+    codec: Literal["zstd"] = "zstd"
+    tissue: Literal["otsu", "none", "geojson"] = "otsu"
+    geojson: Path | None = None
+    background: Literal["keep", "constant"] = "keep"
+    levels: int | None = None
+    chunk: int = 512
+    shard: int = 4096
+    compression: int = 3
+
+    def __post_init__(self) -> None:
+        if self.background == "constant" and self.tissue == "none":
+            raise UserError(
+                "--background constant needs a tissue mask: give --tissue otsu or --tissue geojson"
+            )
+        if self.levels is not None and self.levels < 1:
+            raise UserError(f"--levels {self.levels}: expected 1 or more")
+        for name in ("mpp", "source_mpp"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1000:
+                raise UserError(
+                    f"--{name.replace('_', '-')} {value:g}: expected micrometres per pixel, above 0"
+                )
+        try:
+            _ = self.layout
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    @property
+    def layout(self) -> Layout:
+        """Sizes of chunks and shards."""
+        return Layout(self.chunk, self.shard)
+
+    def record(self) -> Mapping[str, Any]:
+        """What is kept in the store: all that decides its bytes, nothing of this machine."""
+        values = asdict(self)
+        values.pop("geojson")
+        return {"format": FORMAT, **values}

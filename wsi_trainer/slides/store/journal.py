@@ -1,0 +1,109 @@
+"""What of a conversion is done, so that it continues after any interruption.
+
+One line of JSON for each finished shard, written after the shard itself is safe on disk. The first line
+says of which source and with which settings; a journal of others is of no use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One finished shard: its file's size and hash, or neither where the shard is absent."""
+
+    key: str
+    size: int = 0
+    sha256: str | None = None
+
+
+class Journal:
+    """The journal of one store under construction. Use as a context manager."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self._path = path
+        self._header = json.loads(json.dumps(header))
+        self._lock = threading.Lock()
+        self._file: IO[str] | None = None
+        self.entries: dict[str, Entry] = {}
+        self.matches = self._load()
+
+    def _load(self) -> bool:
+        """Reads what is there; False if there is nothing that fits the header."""
+        try:
+            lines = self._path.read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return False
+        # A line that was being written when the process died has no end.
+        complete = [line for line in lines if line.endswith("\n")]
+        try:
+            records = [json.loads(line) for line in complete]
+        except json.JSONDecodeError:
+            return False
+        if not records or records[0] != self._header:
+            return False
+        self.entries = {record["key"]: Entry(**record) for record in records[1:]}
+        return True
+
+    def start(self) -> None:
+        """Opens the journal for writing; begins a new one unless the old one fits."""
+        if self.matches:
+            # Rewritten whole: an unfinished last line would spoil the next one.
+            lines = [json.dumps(self._header)] + [json.dumps(asdict(e)) for e in self.entries.values()]
+        else:
+            self.entries = {}
+            lines = [json.dumps(self._header)]
+        replace_file(self._path, "".join(line + "\n" for line in lines).encode())
+        self._file = self._path.open("a")
+
+    def add(self, entry: Entry) -> None:
+        """Notes a finished shard. Safe to call from several threads."""
+        assert self._file is not None, "start() comes first"
+        with self._lock:
+            self.entries[entry.key] = entry
+            self._file.write(json.dumps(asdict(entry)) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def remove(self) -> None:
+        """Deletes the journal: what it tells is now in the manifest of the store."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Journal:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes a file that appears whole or not at all, also after a power cut."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes renames inside a folder durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

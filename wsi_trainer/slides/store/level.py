@@ -1,0 +1,108 @@
+"""One level of a stored image: boxes read chunk by chunk, and boxes that are known to be constant."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .codec import CorruptChunk, ZstdCodec
+from .layout import CHANNELS, FILL, Layout
+from .shard import ABSENT, Index, read_index
+
+
+class StoredLevel:
+    """An array (c, y, x) of a store that this package wrote. It holds no open file: fork or pickle it."""
+
+    def __init__(
+        self, path: Path, shape: tuple[int, int], layout: Layout, codec: ZstdCodec | None = None
+    ) -> None:
+        self.path = path
+        self.shape = shape
+        self.layout = layout
+        self._codec = codec or ZstdCodec()
+        self._indexes: dict[tuple[int, int], Index | None] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[StoredLevel], tuple[Path, tuple[int, int], Layout, ZstdCodec]]:
+        return StoredLevel, (self.path, self.shape, self.layout, self._codec)
+
+    def shard_path(self, row: int, column: int) -> Path:
+        """The file of a shard, which is absent if the shard holds the fill value only."""
+        return self.path / "c" / "0" / str(row) / str(column)
+
+    def index(self, row: int, column: int) -> Index | None:
+        """The index of a shard, kept after the first time: a kilobyte each."""
+        key = (row, column)
+        if key not in self._indexes:
+            index = read_index(self.shard_path(row, column), self.layout)
+            with self._lock:
+                self._indexes[key] = index
+        return self._indexes[key]
+
+    def is_absent(self, row: int, column: int) -> bool:
+        """Whether a chunk, by its row and column in the image, holds the fill value only."""
+        aside = self.layout.chunks_aside
+        index = self.index(row // aside, column // aside)
+        return index is None or bool(index[row % aside, column % aside, 0] == ABSENT)
+
+    def chunks(self, y: int, x: int, height: int, width: int) -> list[tuple[int, int]]:
+        """Rows and columns of the chunks that a box inside the image touches."""
+        size = self.layout.chunk
+        rows = range(y // size, (y + height - 1) // size + 1)
+        columns = range(x // size, (x + width - 1) // size + 1)
+        return [(row, column) for row in rows for column in columns]
+
+    def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
+        """Whether all chunks that a box inside the image touches are absent."""
+        return all(self.is_absent(row, column) for row, column in self.chunks(y, x, height, width))
+
+    def chunk(self, row: int, column: int) -> NDArray[np.uint8] | None:
+        """The pixels of a chunk, or None if it is absent.
+
+        Raises:
+            CorruptChunk: Its bytes are not those that were written; names the file.
+        """
+        aside, size = self.layout.chunks_aside, self.layout.chunk
+        index = self.index(row // aside, column // aside)
+        if index is None or index[row % aside, column % aside, 0] == ABSENT:
+            return None
+        offset, length = (int(value) for value in index[row % aside, column % aside])
+        path = self.shard_path(row // aside, column // aside)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            data = os.pread(fd, length, offset)
+        finally:
+            os.close(fd)
+        try:
+            return self._codec.decode(data, (CHANNELS, size, size))
+        except CorruptChunk as error:
+            raise CorruptChunk(
+                f"{path}: chunk {row % aside}, {column % aside} of the shard: {error}"
+            ) from error
+
+    def read(self, y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:
+        """The pixels (c, y, x) of a box inside the image."""
+        out = np.empty((CHANNELS, height, width), np.uint8)
+        for row, column in self.chunks(y, x, height, width):
+            paste(out, self.chunk(row, column), self.layout.chunk, row, column, y, x)
+        return out
+
+
+def paste(
+    out: NDArray[np.uint8], chunk: NDArray[np.uint8] | None, size: int, row: int, column: int, y: int, x: int
+) -> None:
+    """Copies the part of a chunk that lies in the box whose corner is (y, x)."""
+    top, left = max(row * size, y), max(column * size, x)
+    bottom = min((row + 1) * size, y + out.shape[1])
+    right = min((column + 1) * size, x + out.shape[2])
+    target = out[:, top - y : bottom - y, left - x : right - x]
+    if chunk is None:
+        target[...] = FILL
+    else:
+        target[...] = chunk[
+            :, top - row * size : bottom - row * size, left - column * size : right - column * size
+        ]

@@ -1,0 +1,188 @@
+"""Writing the pyramid of an image shard by shard, with a few shards in memory and every finished one kept.
+
+Shards are made in Z-order. As soon as the four that lie under one of the next level are there, that one is
+made from their halves, so no pixel is read or decoded twice, except after an interruption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import Semaphore
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..resample import halve
+from .codec import ZstdCodec
+from .journal import Entry, Journal, replace_file
+from .layout import CHANNELS, FILL, Layout, shard_key, z_order
+from .level import StoredLevel
+from .shard import encode_shard
+
+Planes = NDArray[np.uint8]
+"""Pixels as channel, y, x."""
+
+ReadShard = Callable[[int, int, int, int], Planes | None]
+"""Pixels of a box of level 0, or None if they are all the fill value."""
+
+
+class PyramidWriter:
+    """Makes all shards of a store that the journal does not have yet."""
+
+    def __init__(
+        self,
+        store: Path,
+        shapes: list[tuple[int, int]],
+        read: ReadShard,
+        journal: Journal,
+        layout: Layout,
+        codec: ZstdCodec,
+        *,
+        threads: int = 1,
+        progress: Callable[[int], None] = lambda pixels: None,
+    ) -> None:
+        self._store, self._shapes, self._read = store, shapes, read
+        self._journal, self._layout, self._codec = journal, layout, codec
+        self._threads, self._progress = max(1, threads), progress
+        self._grids = [layout.grid(*shape) for shape in shapes]
+        self._complete = self._find_complete()
+
+    def run(self) -> None:
+        """Makes what is missing. Raises what a reader raises; what was finished stays."""
+        top = len(self._shapes) - 1
+        with ThreadPoolExecutor(self._threads) as pool:
+            self._pool = pool
+            self._room = Semaphore(2 * self._threads)
+            self._pending: list[Future[None]] = []
+            self._ahead = self._level0()
+            try:
+                for row, column in z_order(*self._grids[top]):
+                    self._make(top, row, column, wanted=False)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+            for future in self._pending:
+                future.result()
+
+    # -- what is there already
+
+    def _find_complete(self) -> set[tuple[int, int, int]]:
+        """Shards that are done together with all below them."""
+        complete: set[tuple[int, int, int]] = set()
+        for level, grid in enumerate(self._grids):
+            for row in range(grid[0]):
+                for column in range(grid[1]):
+                    below = self._below(level, row, column)
+                    if self._is_done(level, row, column) and all(cell in complete for cell in below):
+                        complete.add((level, row, column))
+        return complete
+
+    def _is_done(self, level: int, row: int, column: int) -> bool:
+        return shard_key(level, row, column) in self._journal.entries
+
+    def _below(self, level: int, row: int, column: int) -> list[tuple[int, int, int]]:
+        if level == 0:
+            return []
+        rows, columns = self._grids[level - 1]
+        cells = [(2 * row + dr, 2 * column + dc) for dr in (0, 1) for dc in (0, 1)]
+        return [(level - 1, r, c) for r, c in cells if r < rows and c < columns]
+
+    # -- making shards
+
+    def _make(self, level: int, row: int, column: int, wanted: bool) -> Planes | None:
+        """Makes a shard and all below it; returns its half if wanted, None standing for the fill value."""
+        if (level, row, column) in self._complete:
+            return self._half_of_stored(level, row, column) if wanted else None
+        if level == 0:
+            return next(self._ahead).result()
+        done = self._is_done(level, row, column)
+        halves = [
+            (cell, self._make(*cell, wanted=wanted or not done)) for cell in self._below(level, row, column)
+        ]
+        if done and not wanted:
+            return None
+        pixels = self._assemble(level, row, column, halves)
+        if not done:
+            self._write_later(level, row, column, pixels)
+        return None if pixels is None else halve(pixels)
+
+    def _level0(self) -> Iterator[Future[Planes | None]]:
+        """The missing shards of level 0 in Z-order, a few of them ahead of the one that is asked for."""
+        cells = iter([cell for cell in z_order(*self._grids[0]) if (0, *cell) not in self._complete])
+        queue: deque[Future[Planes | None]] = deque()
+        while True:
+            while len(queue) <= self._threads and (cell := next(cells, None)) is not None:
+                queue.append(self._pool.submit(self._make_level0, *cell))
+            if not queue:
+                return
+            yield queue.popleft()
+
+    def _make_level0(self, row: int, column: int) -> Planes | None:
+        y, x, height, width = self._box(0, row, column)
+        pixels = self._read(y, x, height, width)
+        self._write(0, row, column, pixels)
+        self._progress(height * width)
+        return None if pixels is None or len(self._shapes) == 1 else halve(pixels)
+
+    def _box(self, level: int, row: int, column: int) -> tuple[int, int, int, int]:
+        side = self._layout.shard
+        y, x = row * side, column * side
+        return y, x, min(side, self._shapes[level][0] - y), min(side, self._shapes[level][1] - x)
+
+    def _assemble(
+        self, level: int, row: int, column: int, halves: list[tuple[tuple[int, int, int], Planes | None]]
+    ) -> Planes | None:
+        if all(half is None for _, half in halves):
+            return None
+        _, _, height, width = self._box(level, row, column)
+        pixels = np.full((CHANNELS, height, width), FILL, np.uint8)
+        side = self._layout.shard // 2
+        for (_, r, c), half in halves:
+            if half is not None:
+                y, x = (r - 2 * row) * side, (c - 2 * column) * side
+                pixels[:, y : y + half.shape[1], x : x + half.shape[2]] = half
+        return pixels
+
+    def _write_later(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
+        """Encodes in the pool, where there is room, so that this thread goes on."""
+        self._room.acquire()
+        future = self._pool.submit(self._write, level, row, column, pixels)
+        future.add_done_callback(lambda _: self._room.release())
+        self._pending = [f for f in self._pending if not f.done() or f.exception()]
+        self._pending.append(future)
+
+    def _write(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
+        key = shard_key(level, row, column)
+        data = None if pixels is None else encode_shard(pixels, self._layout, self._codec)
+        if data is None:
+            self._journal.add(Entry(key))
+            return
+        path = self._store / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data)
+        self._journal.add(Entry(key, len(data), hashlib.sha256(data).hexdigest()))
+
+    def _half_of_stored(self, level: int, row: int, column: int) -> Planes | None:
+        if self._journal.entries[shard_key(level, row, column)].sha256 is None:
+            return None
+        stored = StoredLevel(self._store / str(level), self._shapes[level], self._layout, self._codec)
+        return halve(stored.read(*self._box(level, row, column)))
+
+
+def drop_missing(store: Path, journal: Journal) -> None:
+    """Forgets journal entries whose file is not there in full, and files without an entry."""
+    for key, entry in list(journal.entries.items()):
+        path = store / key
+        size = path.stat().st_size if path.is_file() else -1
+        if entry.sha256 is not None and size != entry.size:
+            del journal.entries[key]
+    for folder, _, names in os.walk(store):
+        for name in names:
+            path = Path(folder) / name
+            if path.relative_to(store).as_posix() not in journal.entries:
+                path.unlink()

@@ -1,0 +1,158 @@
+"""Which part of a slide is tissue: Otsu's threshold on colour, tidied, on a coarse copy of the slide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter
+
+from .errors import SlideError
+from .readers.protocol import Pixels
+
+Mask = NDArray[np.bool_]
+
+MASK_MPP = 8.0
+"""About how large a pixel of the mask is, in micrometres."""
+
+_LEAST_SATURATION = 14
+"""Grey levels between the strongest and the weakest channel below which nothing counts as stained:
+on a slide of glass alone Otsu would cut the scanner's noise in two."""
+
+_GROW = 3  # px of the mask around tissue, so that its border is not cut
+_SMALLEST = 24  # px of the mask; smaller pieces are dust
+
+
+@dataclass(frozen=True)
+class TissueMask:
+    """A mask and how coarse it is.
+
+    Attributes:
+        mask: True where tissue is.
+        scale: pixels of the image along one pixel of the mask.
+        threshold: the saturation that Otsu's method chose; None for a mask that was drawn.
+        lost: the share of the pixels above the threshold that lie outside the tidied mask.
+    """
+
+    mask: Mask
+    scale: int
+    threshold: float | None = None
+    lost: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """How much of the slide is tissue."""
+        return float(self.mask.mean())
+
+    def any_in(self, y: int, x: int, height: int, width: int) -> bool:
+        """Whether a box of the image touches tissue."""
+        return bool(self._cut(y, x, height, width).any())
+
+    def cover(self, y: int, x: int, height: int, width: int) -> Mask:
+        """The mask of each pixel of a box inside the image."""
+        part = self._cut(y, x, height, width)
+        part = part.repeat(self.scale, 0).repeat(self.scale, 1)
+        top, left = y % self.scale, x % self.scale
+        return part[top : top + height, left : left + width]
+
+    def _cut(self, y: int, x: int, height: int, width: int) -> Mask:
+        s = self.scale
+        part = self.mask[y // s : -(-(y + height) // s), x // s : -(-(x + width) // s)]
+        # The mask may be one pixel short where the image's size is not a multiple of the scale.
+        missing = (
+            -(-(y + height) // s) - y // s - part.shape[0],
+            -(-(x + width) // s) - x // s - part.shape[1],
+        )
+        if any(missing):
+            part = np.pad(part, ((0, missing[0]), (0, missing[1])), mode="edge")
+        return part
+
+
+def otsu(values: NDArray[np.uint8]) -> int:
+    """The threshold that splits values into the two classes with the largest variance between them."""
+    counts = np.bincount(values.reshape(-1), minlength=256).astype(np.float64)
+    weight = np.cumsum(counts)
+    mass = np.cumsum(counts * np.arange(256))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = (mass[-1] * weight - mass * weight[-1]) ** 2 / (weight * (weight[-1] - weight))
+    return int(np.argmax(np.nan_to_num(between)))
+
+
+def find_tissue(overview: Pixels, scale: int) -> TissueMask:
+    """The tissue on a coarse copy of a slide.
+
+    On bright slides tissue is what is coloured; on dark ones (fluorescence) it is what is bright.
+    """
+    signal = _signal(overview)
+    threshold = max(otsu(signal), _LEAST_SATURATION)
+    raw = signal > threshold
+    mask = _tidy(raw)
+    lost = float((raw & ~mask).sum() / max(1, raw.sum()))
+    return TissueMask(mask, scale, float(threshold), lost)
+
+
+def _signal(overview: Pixels) -> NDArray[np.uint8]:
+    dark = np.median(overview) < 64
+    signal = overview.max(2) if dark else overview.max(2) - overview.min(2)
+    # A median over 3 x 3 removes noise of single pixels and keeps borders.
+    return np.asarray(Image.fromarray(signal).filter(ImageFilter.MedianFilter(3)))
+
+
+def _tidy(raw: Mask) -> Mask:
+    """Without dust, with small holes closed, and a little wider."""
+    image = Image.fromarray(raw.astype(np.uint8) * 255)
+    closed = image.filter(ImageFilter.MaxFilter(5)).filter(ImageFilter.MinFilter(5))
+    kept = _without_dust(np.asarray(closed) > 0)
+    grown = Image.fromarray(kept.astype(np.uint8) * 255).filter(ImageFilter.MaxFilter(2 * _GROW + 1))
+    return np.asarray(grown) > 0
+
+
+def _without_dust(mask: Mask) -> Mask:
+    from scipy import ndimage
+
+    labels, _ = ndimage.label(mask)
+    sizes = np.bincount(labels.reshape(-1))
+    keep = sizes >= _SMALLEST
+    keep[0] = False
+    return np.asarray(keep[labels])
+
+
+def draw_tissue(path: Path, shape: tuple[int, int], scale: int, source_scale: float) -> TissueMask:
+    """A mask from GeoJSON polygons, which hold full-resolution pixels of the slide.
+
+    Args:
+        path: The GeoJSON file.
+        shape: Height and width of the mask.
+        scale: Pixels of the image along one of the mask.
+        source_scale: Pixels of level 0 of the slide along one of the mask.
+    """
+    image = Image.new("1", (shape[1], shape[0]))
+    draw = ImageDraw.Draw(image)
+    for rings in _polygons(path):
+        for number, ring in enumerate(rings):
+            points = [(x / source_scale - 0.5, y / source_scale - 0.5) for x, y, *_ in ring]
+            draw.polygon(points, fill=int(number == 0))  # the first ring is the outline, others are holes
+    return TissueMask(np.array(image, bool), scale)
+
+
+def _polygons(path: Path) -> list[Sequence[Any]]:
+    try:
+        content = json.loads(path.read_text())
+        features = content.get("features", [{"geometry": content}])
+        polygons: list[Sequence[Any]] = []
+        for feature in features:
+            geometry = feature["geometry"]
+            if geometry["type"] == "Polygon":
+                polygons.append(geometry["coordinates"])
+            elif geometry["type"] == "MultiPolygon":
+                polygons.extend(geometry["coordinates"])
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise SlideError(path, f"not GeoJSON with polygons: {error}") from error
+    if not polygons:
+        raise SlideError(path, "holds no polygon")
+    return polygons
