@@ -1,0 +1,43 @@
+"""What the exactness tests share: settings that note what was recorded, networks made repeatable, grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from lightning_plugin.graph import Node
+from lightning_plugin.plan import Plan
+from lightning_plugin.rules.base import Barrier
+from lightning_plugin.settings import Settings
+
+#: Forward and backward grids; the forward's is never the backward's, and neither divides the odd sizes.
+GRIDS = (((3, 2, 2), (2, 3, 1)), ((1, 4, 3), (5, 2, 2)))
+
+
+@dataclass(eq=False)
+class Noting(Settings):
+    """Settings that keep the nodes' kinds and the barriers of the last run."""
+
+    barriers: list[str] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+
+    def choose(self, nodes: Sequence[Node]) -> Plan:
+        self.barriers += [f"{n.label}: {n.op.reason}" for n in nodes if isinstance(n.op, Barrier)]
+        self.kinds |= {n.op.kind for n in nodes}
+        return super().choose(nodes)
+
+
+def still(net: nn.Module) -> nn.Module:
+    """Switch dropout off, whose masks depend on positions here and on the generator's state in plain PyTorch.
+
+    Stochastic depth stays on: its small masks are drawn by the network itself, alike in both.
+    """
+    for module in net.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]
+    return net
