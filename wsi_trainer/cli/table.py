@@ -38,8 +38,16 @@ COMMANDS: tuple[Command, ...] = (
         "what is installed, which device, which readers and codecs work, what is missing",
         "wsi_trainer.doctor.command:doctor",
     ),
-    Command("preprocess", "convert slides to zarr: checked, resumable, background for free"),
-    Command("verify", "read converted slides again and compare them with their manifest of hashes"),
+    Command(
+        "preprocess",
+        "convert slides to zarr: checked, resumable, background for free",
+        "wsi_trainer.slides.preprocess:preprocess",
+    ),
+    Command(
+        "verify",
+        "read converted slides again and compare them with their manifest of hashes",
+        "wsi_trainer.slides.verify:verify",
+    ),
     Command("plan", "plan a model at an image size under a memory budget, without a device or an image"),
     Command(
         "fit",

@@ -90,6 +90,8 @@ def convert(
     Raises:
         SlideError: The slide cannot be converted; says why.
     """
+    if not job.slide.exists():
+        raise SlideError(job.slide, "does not exist")
     store = out / f"{job.name}.zarr"
     header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.record()}
     with _locked(out, job):
@@ -129,9 +131,18 @@ def _fits(store: Path, header: Mapping[str, Any], job: Job) -> bool:
         raise SlideError(job.slide, f"{store}: {error}; remove the store and run again") from error
 
 
+def stored(job: Job, out: Path) -> Converted | None:
+    """The row of a slide that was converted before, or None."""
+    store = out / f"{job.name}.zarr"
+    try:
+        return _row(job, store, skipped=True) if store.exists() else None
+    except (ValueError, KeyError):
+        return None  # damaged: the run that meets it reports it
+
+
 def _row(job: Job, store: Path, *, skipped: bool) -> Converted:
     facts = read_manifest(store)["settings"]["facts"]
-    return Converted(name=job.name, store=store.name, skipped=skipped, **facts)
+    return Converted(name=job.name, store=f"{job.name}.zarr", skipped=skipped, **facts)
 
 
 class _Conversion:

@@ -41,6 +41,8 @@ def find_mask(
     elif settings.tissue == "geojson":
         shape = (-(-picture.height // finer), -(-picture.width // finer))
         mask = draw_tissue(_geojson_of(slide, settings), shape, scale, factor)
+    if mask is not None and settings.background == "constant" and not mask.mask.any():
+        raise SlideError(slide, "no tissue found, all of it would become background; give --background keep")
     picture.thumbnail((_LONGEST_THUMBNAIL, _LONGEST_THUMBNAIL), Image.Resampling.BOX)
     return mask, picture
 

@@ -44,7 +44,7 @@ def resolve(
             if not is_plausible(value):
                 raise UnknownResolution(path, f"mpp {value:g} ({origin}) is implausible; {_expected()}")
             return Resolution(value, value, origin)
-    way_out = "add a column mpp to the manifest or give --source-mpp"
+    way_out = "add a column mpp to the manifest or give --source_mpp"
     if info.mpp is None:
         raise UnknownResolution(path, f"the file does not say how large a pixel is; {way_out}")
     if not all(map(is_plausible, info.mpp)):

@@ -54,9 +54,7 @@ class Settings:
         for name in ("mpp", "source_mpp"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1000:
-                raise UserError(
-                    f"--{name.replace('_', '-')} {value:g}: expected micrometres per pixel, above 0"
-                )
+                raise UserError(f"--{name} {value:g}: expected micrometres per pixel, above 0")
         try:
             _ = self.layout
         except ValueError as error:

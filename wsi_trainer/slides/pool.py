@@ -1,0 +1,146 @@
+"""Converting many slides at once, each in a process of its own kind, and outliving any of them.
+
+A reader's C code may crash on a broken slide, or the system may kill a process that needs too much memory.
+Then the slides that were being worked on are tried again one by one, so that the guilty one is found and the
+others are converted.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wsi_trainer.errors import UserError
+
+from .convert import Converted, Job, convert
+from .settings import Settings
+
+_POLL = 0.3  # seconds between looks at the progress
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A slide that was not converted, and why."""
+
+    slide: str
+    kind: str
+    reason: str
+
+
+Outcome = Converted | Failure
+Report = Callable[[int, float], None]
+"""Called with the number of a job and the share of it that is done."""
+
+_progress: Any = None  # in a worker: shared memory with two numbers for each job
+
+
+def attempt(
+    job: Job, out: Path, settings: Settings, threads: int, overwrite: bool,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Outcome:  # fmt: skip
+    """Converts a slide; what is wrong with it is returned and not raised."""
+    try:
+        return convert(job, out, settings, threads=threads, overwrite=overwrite, progress=progress)
+    except UserError as error:
+        reason = getattr(error, "reason", str(error))
+        return Failure(str(job.slide), type(error).__name__, reason)
+    except OSError as error:
+        if error.errno is not None and error.filename is None and error.strerror:
+            return Failure(str(job.slide), type(error).__name__, error.strerror)
+        return Failure(str(job.slide), type(error).__name__, str(error))
+    except Exception as error:  # one bad slide must not end the others; the kind tells a bug from bad data
+        return Failure(str(job.slide), type(error).__name__, str(error) or "no message")
+
+
+def _start_worker(shared: Any) -> None:
+    global _progress
+    _progress = shared
+
+
+def _attempt_in_worker(
+    number: int, job: Job, out: Path, settings: Settings, threads: int, overwrite: bool
+) -> Outcome:
+    def note(done: int, total: int) -> None:
+        _progress[2 * number : 2 * number + 2] = [done, max(1, total)]
+
+    note(0, 1)
+    return attempt(job, out, settings, threads, overwrite, note)
+
+
+@contextmanager
+def _processes(workers: int, jobs: int) -> Iterator[tuple[Executor, Any]]:
+    context = multiprocessing.get_context("spawn")
+    shared = context.Array("q", 2 * jobs, lock=False)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(shared,))
+    try:
+        yield pool, shared
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def run_all(
+    jobs: Sequence[Job], out: Path, settings: Settings, *, workers: int, overwrite: bool, report: Report
+) -> Iterator[tuple[int, Outcome]]:
+    """Converts all jobs; yields the number and the outcome of each as it comes."""
+    if workers == 1 or len(jobs) == 1:
+        for number, job in enumerate(jobs):
+            note = _notes(report, number)
+            yield number, attempt(job, out, settings, workers, overwrite, note)
+        return
+    threads = max(1, workers // len(jobs))
+    left = dict(enumerate(jobs))
+    arguments = (out, settings, threads, overwrite)
+    died: list[int] = []
+    while left:
+        for number, outcome in _run_pool(dict(left), min(workers, len(left)), arguments, report, died):
+            del left[number]
+            yield number, outcome
+        for number in [n for n in died if n in left]:
+            yield number, _run_alone(left.pop(number), arguments)
+        died.clear()
+
+
+def _notes(report: Report, number: int) -> Callable[[int, int], None]:
+    return lambda done, total: report(number, done / max(1, total))
+
+
+def _run_pool(
+    jobs: dict[int, Job], workers: int, arguments: tuple[Any, ...], report: Report, died: list[int]
+) -> Iterator[tuple[int, Outcome]]:
+    """Runs jobs until all are done or a process dies; then `died` names those that were being worked on."""
+    with _processes(workers, max(jobs) + 1) as (pool, shared):
+        futures: dict[Future[Outcome], int] = {
+            pool.submit(_attempt_in_worker, number, job, *arguments): number for number, job in jobs.items()
+        }
+        finished: set[int] = set()
+        waiting = set(futures)
+        while waiting:
+            done, waiting = wait(waiting, timeout=_POLL, return_when=FIRST_COMPLETED)
+            for number in jobs.keys() - finished:
+                if shared[2 * number + 1]:
+                    report(number, shared[2 * number] / shared[2 * number + 1])
+            for future in done:
+                try:
+                    outcome = future.result()
+                except BrokenProcessPool:
+                    continue
+                finished.add(futures[future])
+                yield futures[future], outcome
+        started = [number for number in jobs if shared[2 * number + 1] and number not in finished]
+        died.extend(started or ([] if len(finished) == len(jobs) else [min(jobs.keys() - finished)]))
+
+
+def _run_alone(job: Job, arguments: tuple[Any, ...]) -> Outcome:
+    """One job in a fresh process: if that dies too, the slide is the reason."""
+    with _processes(1, 1) as (pool, _):
+        try:
+            return pool.submit(_attempt_in_worker, 0, job, *arguments).result()
+        except BrokenProcessPool:
+            reason = "the process that read it died: a crash in a reader, or too little memory"
+            return Failure(str(job.slide), "ProcessDied", reason)

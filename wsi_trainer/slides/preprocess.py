@@ -1,0 +1,106 @@
+"""`wsi-train preprocess`: slides in, checked OME-Zarr stores and a manifest out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from wsi_trainer.errors import UserError
+
+from .bar import slide_bar
+from .convert import Job
+from .identity import source_bytes
+from .inputs import list_slides, part_of
+from .pool import Failure, Outcome, Report, run_all
+from .results import show, write_results
+from .settings import Settings
+
+
+def preprocess(
+    slides: str,
+    out: Path,
+    mpp: float | None = None,
+    source_mpp: float | None = None,
+    workers: int | None = None,
+    codec: Literal["zstd"] = "zstd",
+    tissue: Literal["otsu", "none", "geojson"] = "otsu",
+    geojson: Path | None = None,
+    background: Literal["keep", "constant"] = "keep",
+    levels: int | None = None,
+    overwrite: bool = False,
+    scheduler: str | None = None,
+    shard: str | None = None,
+) -> int:
+    """Convert slides to zarr: checked, resumable, background for free.
+
+    What was interrupted continues where it stopped when the same command is given again; what is converted is
+    not touched. A slide that cannot be converted is reported in OUT/failures.csv and the others go on.
+
+    Args:
+        slides: A folder, a file, a quoted pattern, or a manifest CSV with a column slide (and perhaps mpp).
+        out: Folder for the stores, manifest.csv, failures.csv, summary.csv and thumbnails.
+        mpp: Micrometres per pixel of the result. Without it pixels stay as they are, bit for bit.
+        source_mpp: Micrometres per pixel of the slides, where their files do not say it or say it wrong.
+        workers: Processes; the default is one for each core, at most 8.
+        codec: How chunks are compressed.
+        tissue: How the tissue mask is made.
+        geojson: Folder with SLIDE.geojson for --tissue geojson; by default beside the slides.
+        background: constant paints all that is not tissue white, so that it costs nothing in training.
+        levels: Levels of the pyramid; by default down to 512 px.
+        overwrite: Make stores anew that were made with other settings.
+        scheduler: dask for a local Dask cluster, or the address of a Dask scheduler.
+        shard: i/n converts the i-th of n parts of the slides, for job arrays.
+
+    Returns:
+        0 if all slides are converted, 1 if some failed.
+    """
+    settings = Settings(mpp, source_mpp, codec, tissue, geojson, background, levels)
+    listed = list_slides(slides)
+    part = part_of(listed, shard)
+    _make_folder(out)
+    jobs = [item.job for item in part]
+    workers = workers or min(8, os.cpu_count() or 1)
+    if workers < 1:
+        raise UserError(f"--workers {workers}: expected 1 or more")
+    console = Console()
+    failures: list[Failure] = []
+    new = 0
+    with slide_bar(console, "converting", [_size(job) for job in jobs]) as bar:
+        for number, outcome in _outcomes(jobs, out, settings, workers, overwrite, scheduler, bar.part):
+            bar.finished(number)
+            if isinstance(outcome, Failure):
+                failures.append(outcome)
+            else:
+                new += not outcome.skipped
+    done = write_results(out, listed, failures, shard)
+    show(console, out, done, failures, new)
+    return 1 if failures else 0
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made: {error.strerror}") from error
+
+
+def _outcomes(
+    jobs: Sequence[Job], out: Path, settings: Settings, workers: int, overwrite: bool, scheduler: str | None,
+    report: Report,
+) -> Iterator[tuple[int, Outcome]]:  # fmt: skip
+    if scheduler is None:
+        return run_all(jobs, out, settings, workers=workers, overwrite=overwrite, report=report)
+    from .dask import run_on_dask
+
+    address = None if scheduler == "dask" else scheduler
+    return run_on_dask(
+        jobs, out, settings, address=address, workers=workers, overwrite=overwrite, report=report
+    )
+
+
+def _size(job: Job) -> int:
+    return source_bytes(job.slide) if job.slide.exists() else 0
