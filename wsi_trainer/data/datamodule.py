@@ -108,15 +108,20 @@ class SlideData(pl.LightningDataModule):
         check_labels(records, classes)
         check_files(records)
         self.records = complete_splits(records, config.validation, config.test, seed)
+        self.sampler = EpochSampler(len(self.of("train")), seed, config.turn)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.sampler.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.sampler.epoch = state_dict["epoch"]
 
     def of(self, split: str) -> list[SlideRecord]:
         """The slides of a split, in the order of the manifest."""
         return [record for record in self.records if record.split == split]
 
     def train_dataloader(self) -> DataLoader[SlideBatch]:
-        records = self.of("train")
-        sampler = EpochSampler(len(records), self.seed, self.config.turn)
-        return make_loader(self._dataset(records), sampler, self.config.workers)
+        return make_loader(self._dataset(self.of("train")), self.sampler, self.config.workers)
 
     def val_dataloader(self) -> DataLoader[SlideBatch]:
         return self.loader("val")

@@ -20,8 +20,10 @@ class Visit(NamedTuple):
 
 
 class EpochSampler(Sampler[Visit]):
-    """All slides in a new order each epoch. Lightning calls `set_epoch`, so a resumed run visits what it
-    would have.
+    """All slides in a new order each epoch.
+
+    It counts the epochs itself. Lightning's `set_epoch` comes too late for the first epoch of a resumed run,
+    which would then be drawn as epoch 0 again.
     """
 
     def __init__(self, slides: int, seed: int, turn: bool) -> None:
@@ -29,15 +31,14 @@ class EpochSampler(Sampler[Visit]):
         self.seed = seed
         self.turn = turn
         self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        """The epoch that is drawn next."""
 
     def __len__(self) -> int:
         return self.slides
 
     def __iter__(self) -> Iterator[Visit]:
         generator = np.random.default_rng((self.seed, self.epoch))
+        self.epoch += 1
         order = generator.permutation(self.slides)
         orientations = generator.integers(0, ORIENTATIONS if self.turn else 1, self.slides)
         return (Visit(int(i), int(o)) for i, o in zip(order, orientations, strict=True))

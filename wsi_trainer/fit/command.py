@@ -21,7 +21,9 @@ from wsi_trainer.models import SlideClassifier
 
 def make_parser(name: str, description: str) -> ArgumentParser:
     """The parser of a run: `--out`, and the groups `model`, `data` and `train`."""
-    parser = ArgumentParser(prog=f"wsi-train {name}", description=description, exit_on_error=False)
+    parser = ArgumentParser(
+        prog=f"wsi-train {name}", description=description, exit_on_error=False, allow_abbrev=False
+    )
     parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the run")
     parser.add_class_arguments(SlideClassifier, "model")
@@ -74,7 +76,7 @@ def instantiate(
 ) -> tuple[SlideClassifier, DataConfig, TrainConfig]:
     """The model with its seeded initial weights, and the configs."""
     training.seed_everything(options.train.seed)
-    objects = parser.instantiate_classes(options)
+    objects = parser.instantiate(options)
     return objects.model, objects.data, objects.train
 
 

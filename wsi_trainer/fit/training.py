@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -91,8 +92,7 @@ def predict_slides(
     checkpoint: str = "best",
     progress: bool = True,
 ) -> Path:
-    """Write the probabilities of the slides of a manifest without labels; returns the path of the CSV file.
-    """
+    """Write the probabilities of slides that need no label; returns the path of the CSV file."""
     load_weights(model, folder.checkpoint(checkpoint))
     records = read_manifest(manifest, data.root, labelled=False)
     check_files(records)
@@ -131,15 +131,10 @@ def make_data(model: SlideClassifier, data: DataConfig, config: TrainConfig) -> 
 
 def _callbacks(config: TrainConfig, folder: RunFolder, progress: bool) -> list[Callback]:
     mode = "max" if config.monitor == "val_auc" else "min"
+    keep: dict[str, Any] = {"dirpath": folder.checkpoints, "enable_version_counter": False}
     callbacks: list[Callback] = [
-        ModelCheckpoint(
-            dirpath=folder.checkpoints,
-            filename="best",
-            monitor=config.monitor,
-            mode=mode,
-            save_last=True,
-            enable_version_counter=False,
-        )
+        ModelCheckpoint(filename="best", monitor=config.monitor, mode=mode, **keep),
+        ModelCheckpoint(filename="last", **keep),  # save_last would write it only when there is a new best
     ]
     if config.patience is not None:
         callbacks.append(EarlyStopping(config.monitor, mode=mode, patience=config.patience))

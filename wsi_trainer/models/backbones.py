@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from wsi_trainer.models.blocks import NormKind, conv3x3, conv_norm_relu, make_norm
+from wsi_trainer.models.blocks import NormKind, StandardisedConv2d, conv3x3, conv_norm_relu, make_norm
 
 
 class Backbone(nn.Module):
@@ -65,10 +65,12 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.first = conv_norm_relu(inputs, outputs, norm, stride)
         self.second = nn.Sequential(conv3x3(outputs, outputs, norm), make_norm(norm, outputs))
+        last = self.second[0]
         # Without a norm the sum grows from block to block: start each block as its shortcut.
-        if norm in ("none", "weight"):
-            nn.init.zeros_(self.second[0].weight if norm == "none" else self.second[0].gain)  # type:
-            ignore[arg-type]
+        if isinstance(last, StandardisedConv2d):
+            nn.init.zeros_(last.gain)
+        elif norm == "none" and isinstance(last, nn.Conv2d):
+            nn.init.zeros_(last.weight)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(

@@ -1,0 +1,83 @@
+"""From files to batches of one slide."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+from wsi_trainer.data import DataConfig, SlideData, dense, open_image
+from wsi_trainer.data.sampling import EpochSampler
+from wsi_trainer.errors import UserError
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Twelve small slides of different sizes, each of one colour of its own."""
+    lines = ["slide,label,split"]
+    for index in range(12):
+        pixels = np.full((256 + 16 * index, 320, 3), 10 * index, dtype=np.uint8)
+        tifffile.imwrite(tmp_path / f"{index}.tif", pixels, tile=(128, 128), photometric="rgb")
+        lines.append(f"{index}.tif,{'ab'[index % 2]},{'train' if index < 8 else 'val'}")
+    path = tmp_path / "manifest.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_batch_is_one_slide_with_its_label(manifest: Path) -> None:
+    data = SlideData(DataConfig(manifest=manifest), ["a", "b"])
+    batches = list(data.val_dataloader())
+    assert [batch["slide"] for batch in batches] == [f"{index}.tif" for index in range(8, 12)]
+    assert [int(batch["label"]) for batch in batches] == [0, 1, 0, 1]
+    assert tuple(batches[1]["image"].shape) == (1, 3, 256 + 16 * 9, 320)
+    assert batches[1]["image"].dtype == torch.uint8 and (batches[1]["image"] == 90).all()
+
+
+def test_each_epoch_visits_each_slide_once_in_a_new_order(manifest: Path) -> None:
+    data = SlideData(DataConfig(manifest=manifest), ["a", "b"], seed=3)
+    loader = data.train_dataloader()
+    orders = [[batch["slide"] for batch in loader] for _ in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    assert all(sorted(order) == sorted(orders[0]) and len(set(order)) == 8 for order in orders)
+
+
+def test_a_restored_module_goes_on_with_the_next_epoch(manifest: Path) -> None:
+    first, second = (SlideData(DataConfig(manifest=manifest), ["a", "b"], seed=3) for _ in range(2))
+    first_loader = first.train_dataloader()
+    for _ in first_loader:
+        pass
+    second.load_state_dict(first.state_dict())
+    assert [b["slide"] for b in first_loader] == [b["slide"] for b in second.train_dataloader()]
+
+
+def test_orientations_come_with_turn_only() -> None:
+    turned = {visit.orientation for visit in EpochSampler(200, seed=0, turn=True)}
+    assert turned == set(range(8))
+    assert {visit.orientation for visit in EpochSampler(200, seed=0, turn=False)} == {0}
+
+
+def test_a_shrunk_slide_has_the_colours_of_the_slide(tmp_path: Path) -> None:
+    pixels = np.zeros((512, 256, 3), dtype=np.uint8)
+    pixels[:256] = (200, 100, 50)
+    tifffile.imwrite(tmp_path / "s.tif", pixels, tile=(128, 128), photometric="rgb")
+    image = dense(open_image(tmp_path / "s.tif", downsample=8))
+    assert tuple(image.shape) == (1, 3, 64, 32)
+    assert image[0, :, 5, 5].tolist() == [200, 100, 50] and image[0, :, 60, 5].tolist() == [0, 0, 0]
+
+
+def test_workers_deliver_the_same(manifest: Path) -> None:
+    plain = SlideData(DataConfig(manifest=manifest), ["a", "b"])
+    parallel = SlideData(DataConfig(manifest=manifest, workers=1), ["a", "b"])
+    for one, other in zip(plain.val_dataloader(), parallel.val_dataloader(), strict=True):
+        assert one["slide"] == other["slide"] and torch.equal(one["image"], other["image"])
+
+
+def test_an_unreadable_slide_and_bad_settings_are_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.svs").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"broken\.svs"):
+        open_image(tmp_path / "broken.svs")
+    with pytest.raises(UserError, match=r"data\.downsample is 0"):
+        DataConfig(manifest=tmp_path, downsample=0)
+    with pytest.raises(UserError, match=r"data\.validation is 1"):
+        DataConfig(manifest=tmp_path, validation=1.0)

@@ -1,0 +1,55 @@
+"""Splits keep patients together and classes in proportion."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsi_trainer.data import SlideRecord, check_leakage, complete_splits
+from wsi_trainer.errors import UserError
+
+
+def record(slide: int, patient: int, label: int, split: str = "") -> SlideRecord:
+    return SlideRecord(f"s{slide}", Path(f"s{slide}"), str(label), f"p{patient}", split)
+
+
+@given(st.lists(st.integers(1, 4), min_size=20, max_size=40), st.integers(0, 1000))
+def test_no_patient_is_in_two_splits_and_each_slide_in_one(sizes: list[int], seed: int) -> None:
+    records = [record(10 * p + i, p, p % 2) for p, size in enumerate(sizes) for i in range(size)]
+    result = complete_splits(records, seed=seed)
+    assert [r.slide for r in result] == [r.slide for r in records]
+    assert {r.split for r in result} == {"train", "val", "test"}
+    check_leakage(result)
+    for split in ("train", "val", "test"):
+        assert {r.label for r in result if r.split == split} == {"0", "1"}
+
+
+def test_shares_are_about_what_was_asked_for() -> None:
+    result = complete_splits([record(i, i, i % 2) for i in range(200)], validation=0.1, test=0.25)
+    counts = {split: sum(r.split == split for r in result) for split in ("train", "val", "test")}
+    assert counts["test"] == 50 and 15 <= counts["val"] <= 25
+
+
+def test_the_manifest_decides_and_only_val_is_taken_from_train() -> None:
+    records = [record(i, i, i % 2, "test" if i < 10 else "train") for i in range(40)]
+    result = complete_splits(records, validation=0.2)
+    assert [r.split for r in result[:10]] == ["test"] * 10
+    assert sum(r.split == "val" for r in result) == 6
+
+
+def test_another_seed_gives_other_splits_and_the_same_seed_the_same() -> None:
+    records = [record(i, i, i % 2) for i in range(40)]
+    assert complete_splits(records, seed=1) == complete_splits(records, seed=1)
+    assert complete_splits(records, seed=1) != complete_splits(records, seed=2)
+
+
+def test_leakage_half_given_splits_and_lonely_classes_are_named() -> None:
+    with pytest.raises(UserError, match="patient p1 has slides in two splits: s1 in train, s2 in test"):
+        check_leakage([record(1, 1, 0, "train"), record(2, 1, 0, "test")])
+    with pytest.raises(UserError, match="1 of 2 slides have no split, the first is s2"):
+        complete_splits([record(1, 1, 0, "train"), record(2, 2, 1)])
+    with pytest.raises(UserError, match="a class has a single patient"):
+        complete_splits([record(i, i, int(i == 0)) for i in range(9)])
+    with pytest.raises(UserError, match="no slide is in the split train"):
+        complete_splits([record(1, 1, 0, "val"), record(2, 2, 1, "val")])

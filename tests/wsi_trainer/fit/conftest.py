@@ -1,0 +1,28 @@
+"""A small data set and the words that train on it."""
+
+from pathlib import Path
+
+import pytest
+
+from wsi_trainer.synthetic import generate
+
+
+@pytest.fixture(scope="session")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve slides of 256 pixels."""
+    splits = {"train": 0.5, "val": 0.25, "test": 0.25}
+    return generate(tmp_path_factory.mktemp("slides"), slides=16, side=256, seed=1, splits=splits, workers=1)
+
+
+@pytest.fixture
+def words(manifest: Path, tmp_path: Path) -> list[str]:
+    """The command line of a small run."""
+    return [
+        f"--out={tmp_path / 'run'}",
+        f"--data.manifest={manifest}",
+        "--model.backbone=wsi_trainer.models.VGG",
+        "--model.backbone.widths=[4,8]",
+        "--model.backbone.convs=1",
+        "--train.epochs=3",
+        "--train.accelerator=cpu",
+    ]

@@ -1,0 +1,57 @@
+"""Scores against what they mean, counted by hand."""
+
+import numpy as np
+import pytest
+
+from wsi_trainer.metrics import SCORES, Predictions, auc, roc_band
+
+
+def binary(scores: list[float], labels: list[int]) -> Predictions:
+    names = tuple(f"s{index}" for index in range(len(labels)))
+    probabilities = np.stack([1 - np.array(scores), np.array(scores)], axis=1)
+    return Predictions(names, names, ("no", "yes"), np.array(labels), probabilities)
+
+
+def test_auc_is_the_share_of_pairs_in_the_right_order() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 60)
+    scores = np.round(generator.random(60), 1)  # with ties, which count half
+    positive, negative = scores[labels == 1], scores[labels == 0]
+    pairs = np.mean([(p > n) + 0.5 * (p == n) for p in positive for n in negative])
+    assert auc(binary(scores.tolist(), labels.tolist())) == pytest.approx(pairs)
+
+
+def test_thresholded_scores_by_hand() -> None:
+    predictions = binary([0.9, 0.8, 0.3, 0.2, 0.1, 0.6], [1, 1, 1, 0, 0, 0])
+    assert SCORES["balanced_accuracy"](predictions) == pytest.approx(2 / 3)
+    assert SCORES["f1"](predictions) == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    assert SCORES["brier"](predictions) == pytest.approx(np.mean([0.01, 0.04, 0.49, 0.04, 0.01, 0.36]))
+    assert SCORES["average_precision"](predictions) == pytest.approx((1 + 1 + 3 / 4) / 3)
+
+
+def test_auc_of_one_class_is_not_a_number() -> None:
+    assert np.isnan(auc(binary([0.1, 0.2], [1, 1])))
+
+
+def test_several_classes_are_averaged_one_against_rest() -> None:
+    labels = np.array([0, 1, 2, 0, 1, 2])
+    names = tuple("abcdef")
+    perfect = Predictions(names, names, ("x", "y", "z"), labels, np.eye(3)[labels])
+    assert auc(perfect) == 1 and SCORES["f1"](perfect) == 1 and SCORES["brier"](perfect) == 0
+    swapped = Predictions(names, names, ("x", "y", "z"), labels, np.eye(3)[(labels + 1) % 3])
+    assert auc(swapped) == pytest.approx(0.25) and SCORES["balanced_accuracy"](swapped) == 0
+
+
+def test_the_roc_curve_has_the_area_and_its_band_holds_it() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 300)
+    predictions = binary(
+        np.clip(0.4 + 0.2 * labels + 0.2 * generator.normal(size=300), 0, 1).tolist(), labels.tolist()
+    )
+    band = roc_band(predictions, count=200)
+    area = np.trapezoid(band.true_positive_rate, band.false_positive_rate)
+    assert area == pytest.approx(auc(predictions), abs=0.01)
+    inside = (band.low <= band.true_positive_rate + 1e-9) & (band.true_positive_rate <= band.high + 1e-9)
+    assert inside.mean() > 0.95
+    with pytest.raises(ValueError, match="no ROC curve"):
+        roc_band(binary([0.1, 0.2], [1, 1]))
