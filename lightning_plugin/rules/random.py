@@ -1,0 +1,249 @@
+"""Dropout and its kin.
+
+What is drawn for every element is positional: see `noise`. It equals PyTorch in distribution. What is drawn for every
+channel is one small tensor, drawn when it is recorded and with PyTorch's own generator, so that it equals PyTorch bit
+for bit; the same holds for masks that the user's own code draws (stochastic depth).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Layout
+from lightning_plugin.rules.base import TileOp
+from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.decompose import decompose
+from lightning_plugin.rules.noise import Stream
+from lightning_plugin.rules.norm import arguments
+from lightning_plugin.rules.pointwise import local
+from lightning_plugin.rules.table import API, ATEN
+
+aten = torch.ops.aten
+
+#: What alpha dropout sets dropped elements to, before it scales: minus SELU's limit.
+ALPHA = 1.7580993408473766
+
+
+@dataclass(frozen=True)
+class Positional(TileOp):
+    """An operator with random numbers of its own for every element: tiles that look alike are not alike."""
+
+    kind: ClassVar[str] = "local"
+    positional: ClassVar[bool] = True
+    stream: Stream
+    layout: Layout
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return (box,)
+
+
+@dataclass(frozen=True)
+class Dropout(Positional):
+    p: float
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        scale = 1 / (1 - self.p) if self.p < 1 else 0.0
+        return x * self.stream.keep(self.p, self.layout, box, x.device) * scale
+
+
+@dataclass(frozen=True)
+class AlphaDropout(Positional):
+    """Keeps SELU's mean and variance: dropped elements are set to a value, and all are scaled and shifted."""
+
+    p: float
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        keep = self.stream.keep(self.p, self.layout, box, x.device)
+        scale, shift = alpha_noise(keep.to(x.dtype), self.p)
+        return x * scale + shift
+
+
+def alpha_noise(keep: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """(what alpha dropout multiplies by, what it adds), in PyTorch's order of operations."""
+    a = 1 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
+    shift = keep.sub(1).mul_(ALPHA * a).add_(ALPHA * a * p)
+    return keep.mul_(a), shift
+
+
+@dataclass(frozen=True)
+class RandomRelu(Positional):
+    """A leaky ReLU with a slope for every element."""
+
+    lower: float
+    upper: float
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        slope = self.stream.uniform(self.layout, box, x.dtype, x.device)
+        slope.mul_(self.upper - self.lower).add_(self.lower)
+        return x * slope.masked_fill_(x > 0, 1)
+
+
+@dataclass(frozen=True)
+class Noise(Positional):
+    """Random numbers in the shape of a map: ``scale`` times a draw, plus ``offset``."""
+
+    distribution: str
+    dtype: torch.dtype
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        draw = getattr(self.stream, self.distribution)
+        return draw(self.layout, box, self.dtype, tiles[0].device).mul_(self.scale).add_(self.offset)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Positional):
+    """One with probability ``p``, or with each element's own value as its probability."""
+
+    p: float | None
+    dtype: torch.dtype
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        if self.p is not None:
+            return self.stream.keep(1 - self.p, self.layout, box, x.device).to(self.dtype)
+        return (self.stream.uniform(self.layout, box, torch.float64, x.device) < x).to(self.dtype)
+
+
+def emit(rec: Any, op: type[Positional], x: Value, outs: Sequence[Tensor], *fields: Any, grad: bool = True) -> Any:
+    key, call = rec.session.random_key()
+    return rec.emit(op(Stream(call, key), x.space, *fields), [x], outs, x.space, rec.name, grad=grad)
+
+
+def settings(func: Any, args: Any, kwargs: Any) -> tuple[Value, float, bool]:
+    """(input, p, training) of a dropout function, of `torch.nn.functional` or of `torch`."""
+    names = ("input", "p", "train")
+    a = arguments(func, args, kwargs) if func.__module__ == F.__name__ else dict(zip(names, args, strict=False)) | kwargs
+    return a["input"], a["p"], a.get("training", a.get("train"))
+
+
+def idle(x: Any, p: float, training: bool) -> bool:
+    """Nothing is dropped: PyTorch returns the tensor it got."""
+    return not training or p == 0 or not isinstance(x, Value) or not x.is_map
+
+
+@API.rule(F.dropout, torch.dropout, torch.dropout_, kind="local, random")
+def dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, p, training = settings(func, args, kwargs)
+    return NotImplemented if idle(x, p, training) else emit(rec, Dropout, x, outs, p)
+
+
+@API.rule(F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, kind="local, random")
+def alpha_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, p, training = settings(func, args, kwargs)
+    if idle(x, p, training):
+        return NotImplemented
+    return emit(rec, Dropout, x, outs, 1.0) if p == 1 else emit(rec, AlphaDropout, x, outs, p)
+
+
+def channel_mask(rec: Any, x: Value, p: float, lead: int) -> Tensor:
+    """A real tensor that is one with probability 1 - p, for each entry of the first ``lead`` dimensions."""
+    shape = [size if d < lead else 1 for d, size in enumerate(x.shape)]
+    return torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+
+
+@API.rule(
+    F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_, kind="local, random"
+)
+def feature_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Whole channels; an image without a batch dimension has one lead dimension less."""
+    x, p, training = settings(func, args, kwargs)
+    if idle(x, p, training):
+        return NotImplemented
+    lead = 1 if (func, len(x.shape)) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
+    mask = channel_mask(rec, x, p, lead) if p < 1 else torch.zeros([1] * len(x.shape), dtype=x.dtype, device=x.device)
+    return decompose(rec, torch.mul, x, rec.session.capture(mask.div_(1 - p) if p < 1 else mask))
+
+
+@API.rule(
+    F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_, kind="local, random"
+)
+def feature_alpha_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, p, training = settings(func, args, kwargs)
+    if idle(x, p, training):
+        return NotImplemented
+    if p == 1:
+        return decompose(rec, torch.mul, x, 0.0)
+    scale, shift = alpha_noise(channel_mask(rec, x, p, 2), p)
+    return decompose(rec, scale_and_shift, x, rec.session.capture(scale), rec.session.capture(shift))
+
+
+def scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return x * scale + shift
+
+
+@API.rule(F.rrelu, torch.rrelu, torch.rrelu_, kind="local, random")
+def rrelu(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    names = ("input", "lower", "upper", "training")
+    a = {"lower": 1 / 8, "upper": 1 / 3, "training": False} | dict(zip(names, args, strict=False)) | kwargs
+    x = a["input"]
+    if not a["training"]:
+        return local(rec, F.leaky_relu, [x, (a["lower"] + a["upper"]) / 2], {}, outs[0], x.space, name="rrelu")
+    return emit(rec, RandomRelu, x, outs, a["lower"], a["upper"])
+
+
+@ATEN.rule(aten.rand_like.default, aten.randn_like.default, kind="local, random")
+def like(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    normal = name_of(func) == "randn_like"
+    if not outs[0].is_floating_point():
+        return NotImplemented
+    return emit(rec, Noise, args[0], outs, "normal" if normal else "uniform", outs[0].dtype, grad=False)
+
+
+@ATEN.rule(aten.uniform.default, aten.exponential.default, kind="local, random")
+def fill(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """``x.uniform_()``, ``x.exponential_()``."""
+    x, rest = args[0], args[1:]
+    if kwargs.get("generator") is not None or not x.is_map:
+        return NotImplemented
+    if name_of(func) == "exponential":
+        rate = kwargs.get("lambd", rest[0] if rest else 1.0)
+        return emit(rec, Noise, x, outs, "exponential", x.dtype, 1 / rate, grad=False)
+    low, high = [*rest, *[0.0, 1.0][len(rest) :]]
+    low, high = kwargs.get("from", low), kwargs.get("to", high)
+    return emit(rec, Noise, x, outs, "uniform", x.dtype, high - low, low, grad=False)
+
+
+@API.rule(Tensor.normal_, kind="local, random")
+def normal(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    a = {"mean": 0.0, "std": 1.0} | dict(zip(("self", "mean", "std"), args, strict=False)) | kwargs
+    if a.get("generator") is not None or not a["self"].is_map:
+        return NotImplemented
+    return emit(rec, Noise, a["self"], outs, "normal", a["self"].dtype, a["std"], a["mean"], grad=False)
+
+
+@ATEN.rule(aten.bernoulli.default, aten.bernoulli.p, kind="local, random")
+def bernoulli(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    if kwargs.get("generator") is not None:
+        return NotImplemented
+    p = kwargs.get("p", args[1] if len(args) > 1 else None)
+    return emit(rec, Bernoulli, args[0], outs, p, outs[0].dtype, grad=False)
+
+
+@API.rule(Tensor.bernoulli_, kind="local, random")
+def bernoulli_in_place(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    a = {"p": 0.5} | dict(zip(("self", "p"), args, strict=False)) | kwargs
+    if a.get("generator") is not None or not a["self"].is_map or not isinstance(a["p"], (int, float)):
+        return NotImplemented
+    return emit(rec, Bernoulli, a["self"], outs, a["p"], a["self"].dtype, grad=False)
+
+
+@ATEN.rule(aten.empty_like.default, kind="local")
+def empty_like(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Something to be filled: zeros, which are as good as any."""
+    x = args[0]
+    dtype = {"dtype": outs[0].dtype}
+    return local(rec, aten.zeros_like.default, [x], dtype, outs[0], x.space, name="empty_like", grad=False)
