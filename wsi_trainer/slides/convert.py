@@ -25,8 +25,8 @@ from .identity import full_hash, quick_hash
 from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
-from .resample import TOLERANCE, ScaledImage
-from .resolution import resolve
+from .resample import ScaledImage
+from .resolution import resolve, shrink_factor
 from .settings import Settings
 from .store.codec import ZstdCodec
 from .store.journal import Journal, sync_folder
@@ -157,23 +157,14 @@ class _Conversion:
         self._store = out / f"{job.name}.zarr"
         self._staged = out / STAGING / f"{job.name}.zarr"
         self._resolution = resolve(job.slide, reader.info, settings.source_mpp, job.mpp)
-        factor = self._factor()
+        factor = 1.0
+        if settings.mpp is not None:
+            factor = shrink_factor(job.slide, self._resolution, settings.mpp)
         self._image = ScaledImage(reader, factor)
         self._mpp = (self._resolution.y * factor, self._resolution.x * factor)
         self._shapes = pyramid(*self._image.shape, settings.levels)
         self._codec = ZstdCodec(settings.compression)
         self._mask: TissueMask | None = None
-
-    def _factor(self) -> float:
-        """Pixels of level 0 along one pixel of the result."""
-        wanted, own = self._settings.mpp, self._resolution.mean
-        if wanted is None or abs(wanted / own - 1) <= TOLERANCE:
-            return 1.0
-        if wanted < own:
-            raise SlideError(
-                self._job.slide, f"has {own:g} µm a pixel; --mpp {wanted:g} is finer and would invent pixels"
-            )
-        return wanted / own
 
     def run(self) -> None:
         journal = Journal(self._out / STAGING / f"{self._job.name}.journal", self._header)

@@ -15,9 +15,6 @@ from PIL import Image
 from .readers import Reader
 from .readers.protocol import Pixels, blank
 
-TOLERANCE = 0.02
-"""A slide within this of the wanted resolution is taken as it is: filtering would only blur it."""
-
 _SUPPORT = {Image.Resampling.LANCZOS: 3.0, Image.Resampling.BOX: 0.5}
 _LARGEST_SOURCE = 4096  # px a side of a source block
 

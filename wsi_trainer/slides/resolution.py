@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import UnknownResolution
+from .errors import SlideError, UnknownResolution
 from .readers import SlideInfo
 
 PLAUSIBLE = (0.05, 20.0)
 """Micrometres per pixel of level 0 that a slide scanner can have: 72 dpi of an image editor is 353."""
+
+TOLERANCE = 0.02
+"""A slide within this of the wanted resolution is taken as it is: filtering would only blur it."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +63,14 @@ def is_plausible(mpp: float) -> bool:
 
 def _expected() -> str:
     return f"which is not between {PLAUSIBLE[0]:g} and {PLAUSIBLE[1]:g} µm"
+
+
+def shrink_factor(path: Path | str, own: Resolution, wanted: float) -> float:
+    """Pixels of level 0 along one pixel of the wanted resolution; 1 where the slide's own is near enough."""
+    if abs(wanted / own.mean - 1) <= TOLERANCE:
+        return 1.0
+    if wanted < own.mean:
+        raise SlideError(
+            path, f"has {own.mean:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels"
+        )
+    return wanted / own.mean

@@ -1,0 +1,143 @@
+"""Where a `SlideSource` gets its pixels: square blocks of a store, or of a slide in its original file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import SlideError
+from .readers import open_reader
+from .resample import ScaledImage
+from .resolution import resolve, shrink_factor
+from .store.codec import CorruptChunk, ZstdCodec
+from .store.layout import FILL, Layout
+from .store.level import StoredLevel
+from .store.metadata import image_array
+from .tissue import TissueMask
+
+Block = NDArray[np.uint8]
+"""Pixels as channel, y, x."""
+
+
+class Blocks(Protocol):
+    """An image in square blocks. The last ones of a row or a column may be larger than what is left."""
+
+    shape: tuple[int, int]
+    size: int
+    mpp: tuple[float, float] | None
+
+    def load(self, row: int, column: int) -> Block | None:
+        """The pixels of a block, or None if all of them are the fill value."""
+        ...
+
+    def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
+        """Whether a box inside the image is known, without reading, to hold the fill value only."""
+        ...
+
+
+class StoredBlocks:
+    """The chunks of a level of a store that this package wrote."""
+
+    def __init__(self, path: Path, level: int = 0) -> None:
+        metadata, layout, codec = _own_level(path, level)
+        self._level = StoredLevel(
+            path / str(level), (metadata["shape"][1], metadata["shape"][2]), layout, codec
+        )
+        self._path = path
+        self.shape, self.size = self._level.shape, layout.chunk
+        self.mpp: tuple[float, float] | None = _stored_mpp(path, level)
+
+    def load(self, row: int, column: int) -> Block | None:
+        try:
+            return self._level.chunk(row, column)
+        except (CorruptChunk, OSError) as error:
+            raise SlideError(self._path, f"damaged: {error}; convert the slide again") from error
+
+    def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
+        try:
+            return self._level.is_fill(y, x, height, width)
+        except (CorruptChunk, OSError) as error:
+            raise SlideError(self._path, f"damaged: {error}; convert the slide again") from error
+
+
+def is_own_store(path: Path) -> bool:
+    """Whether a store has the layout that this package writes, so that it can be read the fast way."""
+    try:
+        _own_level(path, 0)
+    except (OSError, SlideError):
+        return False
+    return True
+
+
+def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, ZstdCodec]:
+    file = path / str(level) / "zarr.json"
+    try:
+        found = json.loads(file.read_bytes())
+        sharding = found["codecs"][0]["configuration"]
+        layout = Layout(sharding["chunk_shape"][1], found["chunk_grid"]["configuration"]["chunk_shape"][1])
+        codec = ZstdCodec(sharding["codecs"][1]["configuration"]["level"])
+        expected = image_array((found["shape"][1], found["shape"][2]), layout, codec)
+    except FileNotFoundError as error:
+        raise SlideError(path, f"has no level {level}") from error
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise SlideError(path, f"level {level} was not written by this package") from error
+    if any(
+        found[key] != expected[key]
+        for key in ("shape", "codecs", "chunk_grid", "chunk_key_encoding", "fill_value")
+    ):
+        raise SlideError(path, f"level {level} was not written by this package")
+    return found, layout, codec
+
+
+def _stored_mpp(path: Path, level: int) -> tuple[float, float]:
+    attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]["ome"]
+    scale = attributes["multiscales"][0]["datasets"][level]["coordinateTransformations"][0]["scale"]
+    return scale[1], scale[2]
+
+
+class SlideBlocks:
+    """Blocks of a slide in its original file, at its own or at a coarser resolution.
+
+    With a tissue mask all that is not tissue is the fill value, as `preprocess --background constant` does.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        level: int = 0,
+        mpp: float | None = None,
+        source_mpp: float | None = None,
+        mask: TissueMask | None = None,
+        size: int = 512,
+    ) -> None:
+        self._reader = open_reader(path)
+        levels, self.mpp = self._reader.info.levels, self._reader.info.mpp
+        if not 0 <= level < len(levels):
+            raise SlideError(path, f"has no level {level}; it has 0 to {len(levels) - 1}")
+        factor = levels[level].downsample
+        if self.mpp is not None:
+            self.mpp = (self.mpp[0] * factor, self.mpp[1] * factor)
+        if mpp is not None:
+            own = resolve(path, self._reader.info, source_mpp)
+            factor = shrink_factor(path, own, mpp)
+            self.mpp = (own.y * factor, own.x * factor)
+        self._image = ScaledImage(self._reader, factor)
+        self._mask = mask
+        self.shape, self.size = self._image.shape, size
+
+    def load(self, row: int, column: int) -> Block | None:
+        y, x = row * self.size, column * self.size
+        height, width = min(self.size, self.shape[0] - y), min(self.size, self.shape[1] - x)
+        if self.is_fill(y, x, height, width):
+            return None
+        pixels = self._image.read(y, x, height, width)
+        if self._mask is not None:
+            pixels = np.where(self._mask.cover(y, x, height, width)[..., None], pixels, np.uint8(FILL))
+        return np.ascontiguousarray(np.moveaxis(pixels, 2, 0))
+
+    def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
+        return self._mask is not None and not self._mask.any_in(y, x, height, width)

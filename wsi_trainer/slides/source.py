@@ -1,0 +1,175 @@
+"""`SlideSource`: a slide as the engine reads it, tile by tile, from a store or straight from its file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_plugin import Box
+
+from .blocks import Block, Blocks, SlideBlocks, StoredBlocks, is_own_store
+from .cache import LoadingCache
+from .errors import SlideError
+from .resolution import TOLERANCE
+from .store.layout import CHANNELS, FILL
+from .store.level import paste
+from .tissue import TissueMask
+
+CACHE = 256 << 20
+
+
+class SlideSource:
+    """A `TileSource` of one slide: shape (1, 3, height, width), uint8.
+
+    Blocks are read by a few threads, kept in a bounded cache (tiles overlap by their halos), and dropped.
+    Boxes over absent chunks of a store, or outside a tissue mask, are known to be constant without reading.
+    A source may be pickled, sent to a spawned process, or used in a forked one; each opens its own files.
+
+    Args:
+        path: A store that `wsi-train preprocess` wrote, another OME-Zarr store, or a slide of any scanner.
+        level: The level to read; 0 is the finest.
+        mpp: Micrometres per pixel, instead of a level. A slide's finer level is filtered down; a store must
+            have a level of it.
+        source_mpp: The resolution of a slide whose file does not say it.
+        mask: Tissue; the rest becomes the fill value. Only for slides: a store was masked by preprocess.
+        cache: Most bytes of decoded blocks to keep.
+        threads: How many blocks are read at the same time.
+
+    Example:
+        >>> source = SlideSource("slide.zarr")                                            # doctest: +SKIP
+        >>> source.read(Box((0, 0), (1024, 1024))).shape                                  # doctest: +SKIP
+        torch.Size([1, 3, 1024, 1024])
+    """
+
+    dtype = torch.uint8
+
+    def __init__(
+        self, path: Path | str, *, level: int = 0, mpp: float | None = None, source_mpp: float | None = None,
+        mask: TissueMask | None = None, cache: int = CACHE, threads: int = 2,
+    ) -> None:  # fmt: skip
+        self.path = Path(path)
+        self._arguments: dict[str, Any] = {
+            "level": level, "mpp": mpp, "source_mpp": source_mpp, "mask": mask, "cache": cache,
+            "threads": threads,
+        }  # fmt: skip
+        self._open()
+
+    def _open(self) -> None:
+        settings = self._arguments
+        self._blocks = _open_blocks(
+            self.path, **{k: settings[k] for k in ("level", "mpp", "source_mpp", "mask")}
+        )
+        self.shape = (1, CHANNELS, *self._blocks.shape)
+        self.mpp = self._blocks.mpp
+        self._cache: LoadingCache[tuple[int, int], Block | None] = LoadingCache(
+            lambda cell: self._blocks.load(*cell),
+            lambda block: 64 if block is None else block.nbytes,
+            settings["cache"],
+        )
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def _here(self) -> None:
+        """Opens everything anew in a forked process, where threads and locks of the parent are dead."""
+        if self._process != os.getpid():
+            self._open()
+
+    def _pool(self) -> ThreadPoolExecutor | None:
+        if self._arguments["threads"] < 2:
+            return None
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._arguments["threads"], thread_name_prefix="slide")
+            return self._threads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.path, self._arguments)
+
+    def _corner(self, box: Box) -> tuple[int, int, int, int]:
+        (y, x), (bottom, right) = box.lo, box.hi
+        if not (0 <= y <= bottom <= self.shape[2] and 0 <= x <= right <= self.shape[3]):
+            raise IndexError(f"{box} leaves {self.path}, which has {self.shape[2]} x {self.shape[3]} pixels")
+        return y, x, bottom - y, right - x
+
+    def _cells(self, y: int, x: int, height: int, width: int) -> list[tuple[int, int]]:
+        size = self._blocks.size
+        rows = range(y // size, (y + height - 1) // size + 1)
+        columns = range(x // size, (x + width - 1) // size + 1)
+        return [(row, column) for row in rows for column in columns]
+
+    def read(self, box: Box) -> Tensor:
+        """The pixels (1, 3, height, width) of a box inside the slide."""
+        self._here()
+        y, x, height, width = self._corner(box)
+        out = np.empty((CHANNELS, height, width), np.uint8)
+        if out.size:
+            cells = self._cells(y, x, height, width)
+            pool = self._pool() if len(cells) > 1 else None
+            blocks = map(self._cache.get, cells) if pool is None else pool.map(self._cache.get, cells)
+            for cell, block in zip(cells, blocks):
+                paste(out, block, self._blocks.size, *cell, y, x)
+        return torch.from_numpy(out)[None]
+
+    def constant(self, box: Box) -> Tensor | None:
+        """The value of each channel, if the box is known to hold nothing else."""
+        self._here()
+        y, x, height, width = self._corner(box)
+        if height * width and self._blocks.is_fill(y, x, height, width):
+            return torch.full((CHANNELS,), FILL, dtype=self.dtype)
+        return None
+
+    def prefetch(self, boxes: Iterable[Box]) -> None:
+        """Starts to read boxes that will be asked for soon, as far as they fit into half of the cache."""
+        self._here()
+        pool = self._pool()
+        room = self._arguments["cache"] // 2
+        for box in boxes:
+            for cell in self._cells(*self._corner(box)):
+                room -= CHANNELS * self._blocks.size**2
+                if pool is None or room < 0:
+                    return
+                if cell not in self._cache:
+                    pool.submit(self._cache.get, cell)
+
+    def close(self) -> None:
+        """Ends the threads. The source may still be read; it starts them again."""
+        with self._lock:
+            if self._threads is not None:
+                self._threads.shutdown(cancel_futures=True)
+                self._threads = None
+
+
+def _restore(path: Path, arguments: dict[str, Any]) -> SlideSource:
+    return SlideSource(path, **arguments)
+
+
+def _open_blocks(
+    path: Path, level: int, mpp: float | None, source_mpp: float | None, mask: TissueMask | None
+) -> Blocks:
+    if not path.exists():
+        raise SlideError(path, "does not exist")
+    if not is_own_store(path):
+        return SlideBlocks(path, level, mpp, source_mpp, mask)
+    if mask is not None:
+        raise ValueError(f"{path} is a store: its background was decided by preprocess; give no mask")
+    return StoredBlocks(path, level if mpp is None else _level_of(path, mpp))
+
+
+def _level_of(path: Path, mpp: float) -> int:
+    """The level of a store with this resolution."""
+    found: list[float] = []
+    while (path / str(len(found)) / "zarr.json").exists():
+        blocks = StoredBlocks(path, len(found))
+        found.append(sum(blocks.mpp or ()) / 2)
+        if abs(mpp / found[-1] - 1) <= TOLERANCE:
+            return len(found) - 1
+    raise SlideError(path, f"no level has {mpp:g} µm a pixel; there are {', '.join(f'{m:g}' for m in found)}")
