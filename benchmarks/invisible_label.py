@@ -1,13 +1,13 @@
 """Whether a label that a thumbnail cannot show is learnt at full resolution.
 
-For each seed: training slides from one generator seed, and held-out slides from another, so that neither patients nor
-textures are shared. The same model is trained with the same code on every pixel and on thumbnails, and both are tested
-on the same held-out slides.
+For each seed: training slides from one generator seed, and held-out slides from another, so that neither
+patients nor textures are shared. The same model is trained with the same code on every pixel and on thumbnails,
+and both are tested on the same held-out slides.
 
     python -m benchmarks.invisible_label --work DIR [--seeds 0 1 2] [--budget 64MiB]
 
-writes one line of benchmarks/results/invisible_label.json for each seed and engine, and docs/results.md from all lines.
-Finished lines are kept: a rerun continues.
+writes one line of benchmarks/results/invisible_label.json for each seed and engine, and docs/results.md from
+all lines. Finished runs are kept: a rerun continues.
 """
 
 from __future__ import annotations

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_trainer.errors import UserError
+
 _PREFIX = "probability_"
 
 
-class PredictionsError(ValueError):
+class PredictionsError(UserError):
     """A file of predictions that cannot be used, with the column or line to change."""
 
 
@@ -108,7 +110,7 @@ class Predictions:
     def read(path: Path) -> Predictions:
         """Read what `write` wrote."""
         if not path.is_file():
-            raise FileNotFoundError(
+            raise PredictionsError(
                 f"there are no predictions at {path}; run `wsi-train test` for this run first"
             )
         with path.open(newline="", encoding="utf-8") as file:

@@ -38,7 +38,7 @@ def test_copies_of_slides_do_not_narrow_the_interval() -> None:
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says(count: Callable[..., int]) -> None:
-    """AUC of two unit normals 1 apart is Φ(1/√2) = 0.7602; a 95 % interval misses it in about 5 % of studies."""
+    """AUC of two unit normals 1 apart is Φ(1/√2) = 0.7602, which 95 % intervals miss in 5 % of studies."""
     studies = count(ci=40, full=1000)
     covered = 0
     for seed in range(studies):

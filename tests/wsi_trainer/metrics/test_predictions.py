@@ -50,7 +50,7 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
         predictions([[0.5, 0.5], [float("nan"), 0.5]], [0, 1], ["p", "q"])
     with pytest.raises(PredictionsError, match="1 patients"):
         predictions([[0.5, 0.5], [0.5, 0.5]], [0, 1], ["p"])
-    with pytest.raises(FileNotFoundError, match="wsi-train test"):
+    with pytest.raises(PredictionsError, match="wsi-train test"):
         Predictions.read(tmp_path / "absent.csv")
     (tmp_path / "odd.csv").write_text("slide,patient,label\na,b,c\n")
     with pytest.raises(PredictionsError, match="lacks the columns"):
