@@ -30,6 +30,17 @@ Factor = int | Axis
 Dim = tuple[Factor, ...]
 
 
+def canonical(dim: Dim, extent: Sequence[int]) -> Dim:
+    """A dimension's factors, plain neighbours multiplied and factors of size one dropped: equal if they act alike."""
+    merged: list[Factor] = []
+    for f in dim:
+        if isinstance(f, int) and merged and isinstance(merged[-1], int):
+            merged[-1] *= f
+        elif f != 1 and not (isinstance(f, Axis) and extent[f.index] == 1):
+            merged.append(f)
+    return tuple(merged)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The factors of every dimension, and the extent of the map on each axis."""
@@ -67,6 +78,14 @@ class Layout:
         """The axis that alone makes up a dimension, if one does."""
         factors = [f for f in self.dims[dim] if f != 1]
         return factors[0].index if len(factors) == 1 and isinstance(factors[0], Axis) else None
+
+    @property
+    def tidy(self) -> Layout:
+        """The same layout without its axes of extent one, which views may have left anywhere."""
+        return Layout(
+            tuple(canonical(dim, self.extent) or (1,) for dim in self.dims),
+            self.extent,
+        )
 
     def with_extent(self, extent: Sequence[int]) -> Layout:
         return Layout(self.dims, tuple(extent))

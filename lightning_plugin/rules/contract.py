@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Axis, Dim, Factor, Layout
+from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.rules.base import ReduceOp, Reduction
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.decompose import decompose
@@ -81,37 +81,25 @@ def small(rec: Any, value: Value) -> Value:
 
 
 def spatial(value: Value, dim: int) -> bool:
-    return value.is_map and value.space.is_space(dim)
+    return value.is_map and value.space.tidy.is_space(dim)
 
 
 def summed(rec: Any, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
     """Positions are summed over: all of them, on both sides in the same order."""
     at, bt, _ = FORMS[form]
     first = left if left.is_map else right
-    shared = first.space.dims[at.index("k") if first is left else bt.index("k")]
+    extent = first.space.extent
+    shared = first.space.tidy.dims[at.index("k") if first is left else bt.index("k")]
     operands = []
     for value, names in ((left, at), (right, bt)):
         if not value.is_map:
             dims = tuple(shared if n == "k" else (size,) for n, size in zip(names, value.shape, strict=True))
-            value = rec.spread(value, Layout(dims, first.space.extent))
-        summed_dim = value.space.dims[names.index("k")]
-        if value.space.space != (names.index("k"),) or canonical(summed_dim) != canonical(shared):
+            value = rec.spread(value, Layout(dims, extent))
+        tidy = value.space.tidy
+        if tidy.extent != extent or tidy.space != (names.index("k"),) or tidy.dims[names.index("k")] != shared:
             return NotImplemented
         operands.append(value)
-    if operands[0].space.extent != operands[1].space.extent:
-        return NotImplemented
     return rec.emit(Product(form, outs[0].dtype), operands, outs, None, form)
-
-
-def canonical(dim: Dim) -> Dim:
-    """A dimension's factors with neighbouring plain ones multiplied."""
-    merged: list[Factor] = []
-    for f in dim:
-        if isinstance(f, int) and merged and isinstance(merged[-1], int):
-            merged[-1] *= f
-        elif f != 1:
-            merged.append(f)
-    return tuple(merged)
 
 
 def rows(
@@ -122,18 +110,32 @@ def rows(
     for value, letters in ((left, names[0]), (right, names[1])):
         for d, letter in enumerate(letters):
             if spatial(value, d):
-                if letter in dims and canonical(dims[letter]) != canonical(value.space.dims[d]):
+                dim = value.space.tidy.dims[d]
+                if dims.setdefault(letter, dim) != dim:
                     return NotImplemented
-                dims[letter] = value.space.dims[d]
     maps = [v for v in (left, right) if v.is_map]
     extent = maps[0].space.extent
     layout = Layout(tuple(dims.get(n, (size,)) for n, size in zip(names[2], outs[0].shape, strict=True)), extent)
     axes = [f.index for dim in layout.dims for f in dim if isinstance(f, Axis)]
-    if sorted(axes) != list(range(len(extent))) or layout.shape != tuple(outs[0].shape):
+    if sorted(axes) != [a for a, size in enumerate(extent) if size > 1] or layout.shape != tuple(outs[0].shape):
         return NotImplemented
     if any(v.space.extent != extent for v in maps) or (len(maps) == 1 and "b" in dims and left.shape[0] > 1):
         return NotImplemented
     return local(rec, func, [left, right], {}, outs[0], layout, name=name_of(func))
+
+
+@API.rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, kind="local")
+def matrix(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """A map times one matrix, from either side: local, without a copy of the matrix for every row of the map."""
+    if len(args) != 2 or kwargs:
+        return NotImplemented
+    left, right = args
+    x, w = (left, right) if left.is_map else (right, left)
+    mixed = len(x.shape) - (1 if x is left else 2)
+    if w.is_map or len(w.shape) != 2 or len(x.shape) < 2 or x.space.is_space(mixed):
+        return NotImplemented
+    layout = x.space.with_dim(mixed, (outs[0].shape[mixed],))
+    return local(rec, torch.matmul, [left, right], {}, outs[0], layout, name="matmul", autocast=rec.autocast)
 
 
 @ATEN.rule(aten.addmm.default, aten.baddbmm.default, aten.addmv.default, kind="local or reduce")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Axis, Dim, Layout
+from lightning_plugin.layout import Axis, Dim, Layout, canonical
 from lightning_plugin.rules.base import Call, TileOp
 from lightning_plugin.rules.table import ATEN
 
@@ -56,16 +56,23 @@ def broadcast(rec: Any, operands: Sequence[Value], shape: Sequence[int]) -> tupl
     """The operands with spatial vectors spread, and the layout of the result; None where layouts do not agree."""
     dims: list[Dim | None] = [None] * len(shape)
     maps = [v for v in operands if v.is_map]
+    if len({len(m.space.extent) for m in maps}) != 1:
+        return None
     extent = tuple(max(sizes) for sizes in zip(*(m.space.extent for m in maps), strict=True))
     for m in maps:
         if any(size not in (1, full) for size, full in zip(m.space.extent, extent, strict=True)):
             return None
         offset = len(shape) - len(m.shape)
         for d, dim in enumerate(m.space.dims):
-            if m.space.is_space(d):
+            if m.space.tidy.is_space(d):
                 seen = dims[d + offset]
-                if seen is not None and seen != dim:
+                if seen is not None and canonical(seen, extent) != canonical(dim, extent):
                     return None
+                dims[d + offset] = dim if seen is None or len(dim) > len(seen) else seen
+    for m in maps:  # axes of extent one keep their dimension where nothing else claims it
+        offset = len(shape) - len(m.shape)
+        for d, dim in enumerate(m.space.dims):
+            if m.space.is_space(d) and dims[d + offset] is None and shape[d + offset] == 1:
                 dims[d + offset] = dim
     space = {d for d, dim in enumerate(dims) if dim is not None}
     layout = Layout(tuple(dim if dim is not None else (shape[d],) for d, dim in enumerate(dims)), extent)

@@ -260,7 +260,7 @@ def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 def covers(value: Value, dims: Sequence[int]) -> bool:
     """Whether reducing these dimensions reduces all of space."""
-    return all(d in dims for d in value.space.space)
+    return all(d in dims for d in value.space.tidy.space)
 
 
 def reduced_size(value: Value, dims: Sequence[int]) -> int:

@@ -1,0 +1,187 @@
+"""Losses of dense predictions: a number for every position is local, their sum or mean is a reduction.
+
+Targets are maps without gradient: real tensors that line up with space, of which each tile takes its slice, or lazy
+images of any dtype. A mean with weights or an ignored class is two sums, divided when both are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin.graph import Effect, Value
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.rules.decompose import decompose
+from lightning_plugin.rules.norm import arguments
+from lightning_plugin.rules.pointwise import local, pointwise
+from lightning_plugin.rules.reduce import Sum, wide
+from lightning_plugin.rules.table import API, ATEN
+
+aten = torch.ops.aten
+
+NONE, MEAN, SUM = 0, 1, 2
+"""Reductions, as aten numbers them."""
+
+
+def aligned(rec: Any, value: Value, layout: Layout) -> Value | None:
+    """A value as a map that lies as ``layout`` does; None where its shape differs."""
+    if value.shape != layout.shape:
+        return None
+    if value.is_map:
+        mine, wanted = value.space.tidy, layout.tidy
+        same = mine.extent == wanted.extent and all(
+            a == b for a, b in zip(mine.dims, wanted.dims, strict=True) if any(isinstance(f, Axis) for f in (*a, *b))
+        )
+        if same:
+            return value
+        value = rec.gather(value)
+    return rec.spread(value, layout)
+
+
+def total(rec: Any, value: Value, dtype: torch.dtype, divisor: float = 1.0) -> Value:
+    """The sum of all of a map."""
+    dims = tuple(range(len(value.shape)))
+    op = Sum(dims, False, dtype, math.prod(value.shape), divisor)
+    return rec.emit(op, [value], [rec.fake((), dtype, value.device)], None, "mean" if divisor != 1 else "sum")[0]
+
+
+def ratio(total: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return (total / weight).to(dtype)
+
+
+# Elementwise losses --------------------------------------------------------------------------------------------------
+
+
+@ATEN.rule(
+    aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default, aten.soft_margin_loss.default,
+    aten.binary_cross_entropy.default, aten.binary_cross_entropy_with_logits.default, kind="local + reduce",
+)  # fmt: skip
+def elementwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    names = [a.name for a in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    reduction = given.get("reduction", MEAN)
+    given["reduction"] = NONE
+    defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    full = [given.get(n, defaults.get(n)) for n in names]
+    shape = torch.broadcast_shapes(given["self"].shape, given["target"].shape)
+    dtype = outs[0].dtype if reduction == NONE else wide(outs[0].dtype)
+    each = pointwise(rec, func, full, {}, [rec.fake(shape, outs[0].dtype, outs[0].device)])
+    if reduction == NONE or each is NotImplemented:
+        return each
+    mean = total(rec, each, dtype, float(math.prod(shape)) if reduction == MEAN else 1.0)
+    return narrowed(rec, mean, outs[0])
+
+
+def narrowed(rec: Any, value: Value, out: Tensor) -> Value:
+    """A reduced number in the type that PyTorch returns."""
+    if value.dtype == out.dtype:
+        return value
+    return rec.vector(aten._to_copy.default, [value], {"dtype": out.dtype}, [out], name="to")[0]
+
+
+# Classes -------------------------------------------------------------------------------------------------------------
+
+
+def class_weight(target: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
+    """The weight of each position's class; nothing where it is ignored."""
+    counts = target != ignore_index
+    return torch.where(counts, weight[torch.where(counts, target, 0)], 0)
+
+
+def counted(target: Tensor, ignore_index: int) -> Tensor:
+    return target != ignore_index
+
+
+@API.rule(F.cross_entropy, F.nll_loss, kind="local + reduce")
+def classes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Cross-entropy of class indices or of probabilities, and the negative log likelihood of class indices."""
+    a = arguments(func, args, kwargs)
+    x, target, weight = a["input"], a["target"], a["weight"]
+    reduction = a["reduction"]
+    if a["size_average"] is not None or a["reduce"] is not None:
+        reduction = torch.nn._reduction.legacy_get_string(a["size_average"], a["reduce"])
+    channel = min(1, len(x.shape) - 1)
+    if not x.is_map or x.space.is_space(channel) or (weight is not None and weight.is_map):
+        return NotImplemented
+    layout = Layout((*x.space.dims[:channel], *x.space.dims[channel + 1 :]), x.space.extent)
+    indices = not target.dtype.is_floating_point
+    if not layout.dims:
+        return NotImplemented
+    target = aligned(rec, target, layout if indices else x.space)
+    if target is None:
+        return NotImplemented
+    how = {k: a[k] for k in ("ignore_index", "label_smoothing") if k in a}
+    each = local(
+        rec, func, [x, target, weight], {**how, "reduction": "none"}, rec.fake(layout.shape, outs[0].dtype, x.device), layout,
+        name=rec.name, autocast=rec.autocast,
+    )  # fmt: skip
+    if reduction == "none":
+        return each
+    dtype = wide(outs[0].dtype)
+    if reduction == "sum":
+        return narrowed(rec, total(rec, each, dtype), outs[0])
+    if not indices:
+        return narrowed(rec, total(rec, each, dtype, float(math.prod(layout.shape))), outs[0])
+    return mean_of_classes(rec, total(rec, each, dtype), target, weight, a["ignore_index"], outs)
+
+
+def mean_of_classes(
+    rec: Any, loss: Value, target: Value, weight: Value | None, ignore_index: int, outs: Sequence[Tensor]
+) -> Any:
+    """The sum of losses over the sum of weights of the positions that count."""
+    if weight is None:
+        counts = local(
+            rec, counted, [target, ignore_index], {}, rec.fake(target.shape, torch.bool, target.device), target.space,
+            name="count", grad=False,
+        )  # fmt: skip
+        weights = total(rec, counts, torch.int64)
+    else:
+        fake = rec.fake(target.shape, weight.dtype, target.device)
+        each = local(rec, class_weight, [target, weight, ignore_index], {}, fake, target.space, name="weight")
+        weights = total(rec, each, wide(weight.dtype))
+    return rec.vector(ratio, [loss, weights, outs[0].dtype], {}, [outs[0]], name="mean")
+
+
+# Likelihoods ---------------------------------------------------------------------------------------------------------
+
+
+@API.rule(F.gaussian_nll_loss, kind="local + reduce")
+def gaussian(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """PyTorch looks for negative variances before it goes on; here that is looked for in the same pass."""
+    a = arguments(func, args, kwargs)
+    variance = a["var"]
+    if not isinstance(variance, Value) or not a["input"].is_map:
+        return NotImplemented
+    if variance.shape != a["input"].shape:
+        return NotImplemented
+    negative = decompose(rec, any_negative, variance)
+    loss = decompose(rec, gaussian_loss, a["input"], a["target"], variance, a["full"], a["eps"], a["reduction"])
+    if negative is NotImplemented or loss is NotImplemented:
+        return NotImplemented
+    rec.session.effects.append(Effect((negative[0],), refuse_negative))
+    return loss
+
+
+def any_negative(variance: Tensor) -> Tensor:
+    return (variance < 0).any()
+
+
+def refuse_negative(found: Sequence[Tensor]) -> None:
+    if bool(found[0]):
+        raise ValueError("gaussian_nll_loss: var has negative entries")
+
+
+def gaussian_loss(
+    x: Tensor, target: Tensor, variance: Tensor, full: bool, eps: float, reduction: str
+) -> Tensor:
+    # The clamp is invisible to autograd: what it adds is a constant.
+    variance = variance + (variance.clamp(min=eps) - variance).detach()
+    loss = 0.5 * (torch.log(variance) + (x - target) ** 2 / variance)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
