@@ -32,6 +32,9 @@ class ScaledImage:
         self._step = factor / levels[self.level].downsample
         if abs(self._step - 1) < 1e-4:
             self._step = 1.0
+        # Always filtered in the same cells, so that rounding does not depend on what is read at a time.
+        self._cell = max(1, min(256, int(_LARGEST_SOURCE / self._step)))
+        self._size = self._cell * max(1, int(_LARGEST_SOURCE / self._step / self._cell))
         self._filter = Image.Resampling.LANCZOS if smooth else Image.Resampling.BOX
         height, width = reader.info.shape
         self.shape = (max(1, round(height / factor)), max(1, round(width / factor)))
@@ -50,27 +53,69 @@ class ScaledImage:
         out = blank(height, width, self._reader.info.background)
         top, left = max(y, 0), max(x, 0)
         bottom, right = min(y + height, self.shape[0]), min(x + width, self.shape[1])
-        size = max(1, int(_LARGEST_SOURCE / self._step))
-        for row in range(top, bottom, size):
-            for column in range(left, right, size):
-                h, w = min(size, bottom - row), min(size, right - column)
-                out[row - y : row - y + h, column - x : column - x + w] = self._block(row, column, h, w)
+        for row in range(top // self._size * self._size, bottom, self._size):
+            for column in range(left // self._size * self._size, right, self._size):
+                part = (
+                    max(row, top),
+                    max(column, left),
+                    min(row + self._size, bottom),
+                    min(column + self._size, right),
+                )
+                out[part[0] - y : part[2] - y, part[1] - x : part[3] - x] = self._area(*part)
         return out
 
-    def _block(self, y: int, x: int, height: int, width: int) -> Pixels:
+    def _area(self, top: int, left: int, bottom: int, right: int) -> Pixels:
+        """A part of the result whose source is read at once and filtered cell by cell."""
+        cell = self._cell
+        rows = range(top // cell * cell, bottom, cell)
+        columns = range(left // cell * cell, right, cell)
+        first = self._source_of(rows[0], columns[0])
+        last = self._source_of(rows[-1], columns[-1])
+        source = self._read_continued(first[0], first[1], last[2] - first[0], last[3] - first[1])
+        out = np.empty((bottom - top, right - left, 3), np.uint8)
+        for row in rows:
+            for column in columns:
+                y0, x0, y1, x1 = self._source_of(row, column)
+                piece = source[y0 - first[0] : y1 - first[0], x0 - first[1] : x1 - first[1]]
+                pixels = self._filtered(piece, row, column, y0, x0)
+                a, b = max(row, top), max(column, left)
+                pixels = pixels[a - row : bottom - row, b - column : right - column]
+                out[a - top : a - top + pixels.shape[0], b - left : b - left + pixels.shape[1]] = pixels
+        return out
+
+    def _source_of(self, row: int, column: int) -> tuple[int, int, int, int]:
+        """The part of the level that a cell needs: top, left, bottom, right."""
+        level = self._reader.info.levels[self.level]
         margin = _SUPPORT[self._filter] * self._step + 1
-        full = self._reader.info.levels[self.level]
-        top, bottom = _span(y, height, self._step, margin, full.height)
-        left, right = _span(x, width, self._step, margin, full.width)
-        source = self._reader.read(self.level, top, left, bottom - top, right - left)
-        box = (
-            min(x * self._step, full.width) - left,
-            min(y * self._step, full.height) - top,
-            min((x + width) * self._step, full.width) - left,
-            min((y + height) * self._step, full.height) - top,
-        )
-        image = Image.fromarray(source).resize((width, height), self._filter, box=box)
-        return np.asarray(image)
+        top, bottom = _span(row, self._extent(row, 0), self._step, margin, self._needed(0, level.height))
+        left, right = _span(column, self._extent(column, 1), self._step, margin, self._needed(1, level.width))
+        return top, left, bottom, right
+
+    def _extent(self, start: int, axis: int) -> int:
+        return min(self._cell, self.shape[axis] - start)
+
+    def _read_continued(self, top: int, left: int, height: int, width: int) -> Pixels:
+        """Pixels of the level, continued by its border.
+
+        The size of the result is rounded, so its last pixel may reach beyond the slide.
+        """
+        level = self._reader.info.levels[self.level]
+        inside = (min(height, level.height - top), min(width, level.width - left))
+        source = self._reader.read(self.level, top, left, *inside)
+        pad = ((0, height - inside[0]), (0, width - inside[1]), (0, 0))
+        return np.pad(source, pad, mode="edge") if pad[0][1] or pad[1][1] else source
+
+    def _filtered(self, piece: Pixels, row: int, column: int, top: int, left: int) -> Pixels:
+        height, width = self._extent(row, 0), self._extent(column, 1)
+        y, x = row * self._step - top, column * self._step - left
+        # Never beyond the piece by a rounding error.
+        ends = (min(x + width * self._step, piece.shape[1]), min(y + height * self._step, piece.shape[0]))
+        image = Image.fromarray(np.ascontiguousarray(piece))
+        return np.asarray(image.resize((width, height), self._filter, box=(x, y, *ends)))
+
+    def _needed(self, axis: int, size: int) -> int:
+        """How many pixels of the level the whole result reaches over."""
+        return max(size, math.ceil(self.shape[axis] * self._step - 1e-6))
 
 
 def _span(start: int, length: int, step: float, margin: float, size: int) -> tuple[int, int]:

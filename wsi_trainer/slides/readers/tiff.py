@@ -43,17 +43,20 @@ class TiffReader:
         self._open()
 
     def _open(self) -> None:
+        # Opened without its name: tifffile would take a file that is called .ndpi for one.
+        self._file = self._path.open("rb")
         try:
-            self._tif = tifffile.TiffFile(self._path)
+            self._tif = tifffile.TiffFile(self._file, name="slide")
             series = self._tif.series[0]
         except (tifffile.TiffFileError, OSError, IndexError, ValueError, KeyError) as error:
+            self._file.close()
             raise SlideError(self._path, f"broken TIFF: {error}") from error
         self._pages = [_single_page(self._path, level) for level in series.levels]
-        base = self._pages[0].shape[:2]
-        self._pages = [page for page in self._pages if _same_aspect(base, page.shape[:2])]
+        base = _shape(self._pages[0])
+        self._pages = [page for page in self._pages if _same_aspect(base, _shape(page))]
         levels = tuple(
             Level(height, width, level_downsample(base, height, width))
-            for height, width in (page.shape[:2] for page in self._pages)
+            for height, width in map(_shape, self._pages)
         )
         self._fd = os.open(self._path, os.O_RDONLY)
         self._size = os.fstat(self._fd).st_size
@@ -78,13 +81,15 @@ class TiffReader:
         page = self._pages[level]
         planes = page.shaped[0]  # separately stored samples
         rows, columns = page.chunks[-3:-1] if page.shaped[-1] > 1 else page.chunks[-2:]
-        across = -(-page.shape[1] // columns)
-        down = -(-page.shape[0] // rows)
+        size = _shape(page)
+        across, down = -(-size[1] // columns), -(-size[0] // rows)
         for row in range(top // rows, (bottom - 1) // rows + 1):
             for column in range(left // columns, (right - 1) // columns + 1):
                 for plane in range(planes):
                     segment = self._segment(page, (plane * down + row) * across + column)
                     if segment is not None:
+                        # Tiles at the border reach beyond the image.
+                        segment = segment[: size[0] - row * rows, : size[1] - column * columns]
                         channel = plane if planes > 1 else None
                         _paste(out, segment, row * rows - y, column * columns - x, channel)
         return out
@@ -123,6 +128,7 @@ class TiffReader:
             os.close(self._fd)
             self._fd = -1
             self._tif.close()
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -134,6 +140,11 @@ class TiffReader:
 
     def __reduce__(self) -> tuple[type[TiffReader], tuple[Path]]:
         return TiffReader, (self._path,)
+
+
+def _shape(page: Any) -> tuple[int, int]:
+    """Height and width, however the samples are stored."""
+    return page.imagelength, page.imagewidth
 
 
 def _paste(out: Pixels, segment: Pixels, y: int, x: int, channel: int | None) -> None:

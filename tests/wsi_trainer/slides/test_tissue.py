@@ -1,0 +1,121 @@
+"""The tissue mask: what is stained and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.label import at_level
+from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slides.resample import ScaledImage
+from wsi_trainer.slides.tissue import TissueMask, draw_tissue, find_tissue, otsu
+from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
+
+
+def test_otsu_equals_the_textbook() -> None:
+    from sklearn.mixture import GaussianMixture
+
+    rng = np.random.default_rng(0)
+    values = (
+        np.concatenate([rng.normal(60, 10, 4000), rng.normal(180, 15, 2000)]).clip(0, 255).astype(np.uint8)
+    )
+    threshold = otsu(values)
+
+    def between(t: int) -> float:
+        low, high = values[values <= t], values[values > t]
+        return low.size * high.size * (low.mean() - high.mean()) ** 2
+
+    best = max(range(40, 220), key=between)
+    assert abs(threshold - best) <= 1
+    means = GaussianMixture(2, random_state=0).fit(values[:, None]).means_[:, 0]
+    assert min(means) < threshold < max(means)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_mask_finds_the_tissue_of_a_synthetic_slide(noise: bool) -> None:
+    spec = SlideSpec(1600, 1400, seed=2, noise=noise, tissue=0.3)
+    clean = SyntheticSlide(SlideSpec(1600, 1400, seed=2, tissue=0.3))
+    truth = (clean.render(0, 0, 1600, 1400) != clean.glass).any(2)
+    pixels = SyntheticSlide(spec).render(0, 0, 1600, 1400)
+    small = pixels[:, :1392].reshape(100, 16, 87, 16, 3).mean((1, 3)).astype(np.uint8)
+    mask = find_tissue(small, 16)
+    covered = mask.cover(0, 0, 1600, 1392)
+    assert (truth[:, :1392] & ~covered).sum() / truth.sum() < 0.01
+    assert mask.share < 2 * truth.mean()
+    assert mask.lost < 0.02
+
+
+def test_glass_alone_holds_no_tissue() -> None:
+    pixels = SyntheticSlide(SlideSpec(800, 800, noise=True, tissue=0.05)).render(0, 0, 120, 120)
+    noisy = np.random.default_rng(0).normal(242, 3, (200, 200, 3)).clip(0, 255).astype(np.uint8)
+    assert not find_tissue(noisy, 16).mask.any()
+    assert not find_tissue(pixels, 16).mask.any()
+
+
+def test_fluorescence_is_bright_on_dark() -> None:
+    pixels = np.zeros((200, 200, 3), np.uint8)
+    pixels[50:120, 60:140, 2] = 180
+    mask = find_tissue(pixels, 16).mask
+    assert mask[80, 100]
+    assert mask.mean() < 0.25
+
+
+def test_real_slide(real_slides: Path) -> None:
+    with open_reader(real_slides / "CMU-1-Small-Region.svs") as reader:
+        coarse = ScaledImage(reader, 16, smooth=False)
+        mask = find_tissue(coarse.read(0, 0, *coarse.shape), 16)
+    assert 0.35 < mask.share < 0.55
+    assert mask.mask[100, 70]  # middle of the tissue
+    assert not mask.mask[150, 10]  # glass
+
+
+def test_cover_and_any_agree_with_the_repeated_mask() -> None:
+    mask = TissueMask(np.random.default_rng(0).random((20, 15)) < 0.2, 16)
+    whole = mask.mask.repeat(16, 0).repeat(16, 1)
+    for y, x, h, w in [(0, 0, 320, 240), (5, 7, 33, 40), (100, 31, 1, 1), (160, 16, 16, 16)]:
+        assert np.array_equal(mask.cover(y, x, h, w), whole[y : y + h, x : x + w])
+        assert mask.any_in(y, x, h, w) == any(
+            mask.mask[r, c]
+            for r in range(y // 16, (y + h - 1) // 16 + 1)
+            for c in range(x // 16, (x + w - 1) // 16 + 1)
+        )
+
+
+def test_mask_of_coarser_levels_loses_nothing() -> None:
+    mask = TissueMask(np.random.default_rng(0).random((21, 15)) < 0.1, 4)
+    fine = at_level(mask, 1)
+    assert fine.scale == 2
+    coarse = at_level(mask, 4)
+    assert coarse.scale == 1
+    assert coarse.mask.shape == (6, 4)
+    for row, column in np.argwhere(mask.mask):
+        assert coarse.mask[row // 4, column // 4]
+
+
+def test_geojson_outline_with_a_hole(tmp_path: Path) -> None:
+    path = tmp_path / "s.geojson"
+    outer = [[160, 160], [1440, 160], [1440, 1120], [160, 1120], [160, 160]]
+    hole = [[480, 480], [800, 480], [800, 800], [480, 800], [480, 480]]
+    feature = {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": [outer, hole]},
+        "properties": {},
+    }
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
+    mask = draw_tissue(path, (80, 100), 16, 16.0)
+    assert mask.mask[15, 20]
+    assert not mask.mask[40, 40]
+    assert not mask.mask[5, 5]
+    assert abs(mask.share - (80 * 60 - 20 * 20) / 8000) < 0.05
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"features": []}'])
+def test_bad_geojson_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "s.geojson"
+    path.write_text(text)
+    with pytest.raises(SlideError, match=r"s\.geojson"):
+        draw_tissue(path, (10, 10), 16, 16.0)
