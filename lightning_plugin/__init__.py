@@ -5,6 +5,7 @@ from lightning_plugin.errors import BarrierError, BudgetError, EngineError, Plan
 from lightning_plugin.lazy import LazyImage, materialize
 from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.make import make_plan
 from lightning_plugin.source import TensorSource, TileSource
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "TensorSource",
     "TileSource",
     "TiledModule",
+    "make_plan",
     "materialize",
 ]

@@ -176,15 +176,22 @@ class Grid:
         The smallest map is the reference, the others follow it (`scaled_cuts`): a position has exactly one owner,
         also where tiles overlap in what they compute, and also where a later stride skips it.
         """
-        reference = min(extents, key=lambda e: Box.whole(e).positions)
-        ends = [cuts(size, pieces) for size, pieces in zip(reference, self.counts, strict=True)]
-        maps = [[scaled_cuts(c, size) for c, size in zip(ends, extent, strict=True)] for extent in extents]
+        ends = self.ends(extents)
         for index in self.indices():
-            boxes = tuple(
-                Box.of((axis[i], axis[i + 1]) for axis, i in zip(axes, index, strict=True)) for axes in maps
-            )
+            boxes = self.owned(ends, index)
             if not all(b.empty for b in boxes):
                 yield boxes
+
+    def ends(self, extents: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+        """Where the grid cuts each axis of each map."""
+        reference = min(extents, key=lambda e: Box.whole(e).positions)
+        first = [cuts(size, pieces) for size, pieces in zip(reference, self.counts, strict=True)]
+        return [[scaled_cuts(c, size) for c, size in zip(first, extent, strict=True)] for extent in extents]
+
+    @staticmethod
+    def owned(ends: list[list[tuple[int, ...]]], index: Sequence[int]) -> tuple[Box, ...]:
+        """What the tile at a grid index owns of each map."""
+        return tuple(Box.of((axis[i], axis[i + 1]) for axis, i in zip(axes, index, strict=True)) for axes in ends)
 
     def __str__(self) -> str:
         return "x".join(map(str, self.counts))

@@ -11,12 +11,13 @@ from torch.utils._pytree import tree_map
 from lightning_plugin.lazy import LazyImage, LazyTensor, materialize
 from lightning_plugin.plan import Plan
 from lightning_plugin.settings import Settings
+from lightning_plugin.units import parse_bytes
 
 
 class TiledModule(nn.Module):
     """The same module, the same parameters, the same result, a tile at a time::
 
-        tiled = TiledModule(net, tiles=(8, 8))
+        tiled = TiledModule(net, budget="2GiB")   # or tiles=(8, 8)
         tiled(x).sum().backward()          # what net(x).sum().backward() computes
 
     Tensors with at least one spatial axis ``(N, C, *spatial)`` go in tiled; arguments with fewer dimensions go in as
@@ -31,12 +32,25 @@ class TiledModule(nn.Module):
         self,
         module: nn.Module,
         *,
+        budget: int | str | None = None,
         tiles: int | Sequence[int] | None = None,
         backward_tiles: int | Sequence[int] | None = None,
+        plan: Plan | None = None,
+        host_budget: int | str | None = None,
+        disk: bool = True,
     ):
         super().__init__()
+        if budget is not None and (tiles is not None or plan is not None):
+            raise ValueError("give a budget, or tiles, or a plan: a budget decides about tiles itself")
         self.module = module
-        self.settings = Settings(_grid(tiles), _grid(backward_tiles))
+        self.settings = Settings(
+            _grid(tiles),
+            _grid(backward_tiles),
+            budget=None if budget is None else parse_bytes(budget),
+            host_budget=None if host_budget is None else parse_bytes(host_budget),
+            disk=disk,
+            given=plan,
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         gather = not any(isinstance(a, LazyTensor) for a in _leaves((args, kwargs)))

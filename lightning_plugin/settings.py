@@ -1,31 +1,64 @@
-"""What the user said about how to run, and what was planned for it."""
+"""What the user said about how to run, and what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.policy import fixed
+from lightning_plugin.rules.base import Source
 
 
 @dataclass(eq=False)
 class Settings:
     """How the next recordings are to be run.
 
-    ``tiles`` (and ``backward_tiles``) fix one grid for all segments. ``plan`` is the last plan that ran.
+    ``tiles`` (and ``backward_tiles``) fix one grid for all segments; ``budget``, in bytes, leaves it to the planner.
+    ``plan`` is the last plan that ran, ``ledger`` what its step used where a budget is kept.
     """
 
     tiles: tuple[int, ...] | None = None
     backward_tiles: tuple[int, ...] | None = None
+    budget: int | None = None
+    host_budget: int | None = None
+    disk: bool = True
+    device: str | None = None
+    given: Plan | None = None
     plan: Plan | None = field(default=None, init=False)
+    ledger: Ledger | None = field(default=None, init=False)
+    _plans: dict[Any, Plan] = field(default_factory=dict, init=False)
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
-        forward = Grid(self.tiles) if self.tiles else None
-        backward = Grid(self.backward_tiles) if self.backward_tiles else None
-        return fixed(nodes, forward, backward)
+        if self.given is not None:
+            return self.given
+        if self.budget is None:
+            forward = Grid(self.tiles) if self.tiles else None
+            backward = Grid(self.backward_tiles) if self.backward_tiles else None
+            return fixed(nodes, forward, backward)
+        from lightning_plugin.planner.make import signature
+
+        key = signature(nodes)
+        if key not in self._plans:
+            self._plans[key] = self.search(nodes)
+        return self._plans[key]
+
+    def search(self, nodes: Sequence[Node]) -> Plan:
+        """A plan within the budget."""
+        from lightning_plugin.planner.network import Network
+        from lightning_plugin.planner.rates import rates_of
+        from lightning_plugin.planner.search import Lower, choose_plan
+
+        assert self.budget is not None
+        images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
+        device = self.device or (images[0].device.type if images else "cpu")
+        lower = Lower(None if device.split(":")[0] == "cpu" else self.host_budget or 64 * 2**30, self.disk)
+        plan = choose_plan(Network(tuple(nodes)), rates_of(device), self.budget, lower)
+        return replace(plan, shape=tuple(images[0].shape) if images else ())
 
     def planned(self, plan: Plan) -> None:
         self.plan = plan

@@ -116,7 +116,7 @@ def run_tiled(segment: SegmentPlan, program: Program) -> None:
         assert v.node is not None
         if isinstance(v.node.op, Spread):
             compute(v.node.inputs[0])
-    SegmentRun(program, segment.forward, segment.backward).apply()
+    SegmentRun(program, segment.forward, segment.backward, segment.tier).apply()
 
 
 def run_kept(nodes: Sequence[Node], uses: Uses) -> None:

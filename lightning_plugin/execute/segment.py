@@ -41,10 +41,11 @@ class Lease:
 class SegmentRun:
     """A program with its grids, and where its tensors come from."""
 
-    def __init__(self, program: Program, forward: Grid, backward: Grid):
+    def __init__(self, program: Program, forward: Grid, backward: Grid, tier: str = "device"):
         self.program = program
         self.forward_grid = forward
         self.backward_grid = backward
+        self.tier = tier
         self.stored = [t.stored for t in program.targets if t.stored is not None]
         self.images = [
             v for v in program.reads if isinstance(v.node.op, Source) and v.requires_grad and _tensor(v) is not None  # type: ignore[union-attr]
@@ -63,7 +64,7 @@ class SegmentRun:
     def apply(self) -> None:
         """Run forward; leaves the results in their values."""
         for v in self.stored:
-            v.handle = Handle(v.space, v.dtype, v.device)
+            v.handle = Handle(v.space, v.dtype, v.device, self.tier)
         lease = Lease(tuple(v.handle for v in self.boundaries if v.handle is not None))
         marker = torch.empty(0)
 

@@ -6,32 +6,67 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.layout import Layout
 from lightning_plugin.rules.reduce import wide
 
 
+class Memory:
+    """A map in memory, on the device or (pinned, where the device is another) on the host."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, host: bool, zero: bool = False) -> None:
+        self.layout = layout
+        self.whole = Box.whole(layout.extent)
+        self.device = device
+        where = torch.device("cpu") if host else device
+        pin = host and device.type == "cuda"
+        make = torch.zeros if zero else torch.empty
+        self.data = make(layout.shape, dtype=dtype, device=where, pin_memory=pin)
+
+    def write(self, box: Box, tile: Tensor) -> None:
+        self.layout.write_into(self.data, self.whole, tile, box)
+
+    def read(self, box: Box) -> Tensor:
+        """A view where the map is on the device, a copy where it is not."""
+        return self.layout.narrow(self.data, self.whole, box).to(self.device)
+
+    def add(self, box: Box, tile: Tensor) -> None:
+        self.layout.add_into(self.data, self.whole, tile.to(self.data.device), box)
+
+
+def store(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str, zero: bool = False) -> Memory | DiskFile:
+    """Room for a map on a tier."""
+    if tier == "disk":
+        return DiskFile(layout, dtype, device)
+    return Memory(layout, dtype, device, tier == "host", zero)
+
+
 class Cotangent:
-    """The gradient of a stored map while backward collects it.
+    """The gradient of a stored map while backward collects it; it lives on the map's tier.
 
     It is complete only when all consumers have added their part; it is accumulated in float32 or wider.
     """
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device):
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, tier: str):
         self.layout = layout
         self.whole = Box.whole(layout.extent)
         self.dtype = dtype
         self.device = device
-        self.data: Tensor | None = None
+        self.tier = tier
+        self.data: Memory | DiskFile | None = None
 
     def add(self, box: Box, gradient: Tensor) -> None:
         if self.data is None:
-            self.data = torch.zeros(self.layout.shape, dtype=wide(self.dtype), device=self.device)
-        self.layout.add_into(self.data, self.whole, gradient, box)
+            self.data = store(self.layout, wide(self.dtype), self.device, self.tier, zero=True)
+        if isinstance(self.data, Memory):
+            self.data.add(box, gradient)
+        else:
+            self.data.write(box, self.data.read(box).add_(gradient))
 
     def read(self, box: Box) -> Tensor:
         if self.data is None:
             raise AssertionError("a cotangent is read before anything was added to it")
-        return self.layout.narrow(self.data, self.whole, box).to(self.dtype)
+        return self.data.read(box).to(self.dtype)
 
     def clear(self) -> None:
         self.data = None
@@ -40,17 +75,17 @@ class Cotangent:
 class Handle:
     """A stored map. Its cotangent outlives its data: see [Note: leases] in `segment`."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device):
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, tier: str = "device"):
         self.layout = layout
         self.whole = Box.whole(layout.extent)
-        self.data = layout.empty(self.whole, dtype, device)
-        self.cotangent = Cotangent(layout, dtype, device)
+        self.data = store(layout, dtype, device, tier)
+        self.cotangent = Cotangent(layout, dtype, device, tier)
 
     def write(self, box: Box, tile: Tensor) -> None:
-        self.layout.write_into(self.data, self.whole, tile, box)
+        self.data.write(box, tile)
 
     def read(self, box: Box) -> Tensor:
-        return self.layout.narrow(self.data, self.whole, box)
+        return self.data.read(box)
 
 
 class Adder:

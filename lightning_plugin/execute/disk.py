@@ -1,0 +1,89 @@
+"""A map in a temporary file, read and written by position.
+
+Space is outermost and everything else innermost, so that a row of a box is one piece of the file. Mapped pages would
+count as the process's memory, so nothing is mapped. The file has no name from the moment it is open: whatever happens
+to the process, its space comes back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.errors import EngineError
+from lightning_plugin.layout import Axis, Layout
+
+
+class DiskFile:
+    """One map's bytes; ``read`` and ``write`` take tiles in the map's own layout."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, folder: Path | None = None) -> None:
+        self.layout = layout
+        self.dtype = dtype
+        self.device = device
+        factors = [f for dim in layout.dims for f in dim]
+        self.axes = [i for i, f in enumerate(factors) if isinstance(f, Axis)]
+        self.axes.sort(key=lambda i: factors[i].index)  # type: ignore[union-attr]
+        self.order = [*self.axes, *(i for i in range(len(factors)) if i not in self.axes)]
+        self.back = [self.order.index(i) for i in range(len(factors))]
+        self.plain = 1
+        for f in factors:
+            self.plain *= f if not isinstance(f, Axis) else 1
+        self.item = dtype.itemsize * self.plain
+        size = self.item * Box.whole(layout.extent).positions
+        where = Path(folder or tempfile.gettempdir())
+        free = shutil.disk_usage(where).free
+        if size > free:
+            raise EngineError(
+                f"storing a map of {size / 2**30:.1f} GiB in {where} is not possible: {free / 2**30:.1f} GiB are free. "
+                "Give disk=<a folder with more room> or a larger budget."
+            )
+        self.file, name = tempfile.mkstemp(prefix="lightning-plugin-", dir=where)
+        os.unlink(name)
+        os.truncate(self.file, size)
+
+    def __del__(self) -> None:
+        file = getattr(self, "file", None)
+        if file is not None:
+            os.close(file)
+
+    def write(self, box: Box, tile: Tensor) -> None:
+        data = self.layout.spread(tile, box).permute(self.order).to("cpu").contiguous()
+        self._each_row(box, data, write=True)
+
+    def read(self, box: Box) -> Tensor:
+        shape = [size for dim in self.layout.dims for size in self.layout.sizes(dim, box)]
+        data = torch.empty([shape[i] for i in self.order], dtype=self.dtype)
+        self._each_row(box, data, write=False)
+        return data.to(self.device).permute(self.back).reshape(self.layout.tile_shape(box))
+
+    def _each_row(self, box: Box, data: Tensor, write: bool) -> None:
+        """Move whole rows of the last axis between the file and ``data``, joining rows that lie side by side."""
+        extent, lo, hi = self.layout.extent, box.lo, box.hi
+        run = len(extent) - 1  # the axes after ``run`` are full, so that a slab of axis ``run`` is one piece
+        while run > 0 and lo[run] == 0 and hi[run] == extent[run]:
+            run -= 1
+        strides = [self.item] * len(extent)
+        for a in reversed(range(len(extent) - 1)):
+            strides[a] = strides[a + 1] * extent[a + 1]
+        piece = strides[run] * (hi[run] - lo[run])
+        buffer = memoryview(data.view(-1).view(torch.uint8).numpy())
+        place = 0
+        for index in itertools.product(*(range(lo[a], hi[a]) for a in range(run))):
+            offset = sum(i * s for i, s in zip(index, strides, strict=False)) + lo[run] * strides[run]
+            self._move(buffer[place : place + piece], offset, write)
+            place += piece
+
+    def _move(self, part: memoryview, offset: int, write: bool) -> None:
+        while part:
+            done = os.pwrite(self.file, part, offset) if write else os.preadv(self.file, [part], offset)
+            if done == 0:
+                raise EngineError("a stored map's temporary file is shorter than it was made; its disk may be full")
+            part, offset = part[done:], offset + done

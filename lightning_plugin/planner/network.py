@@ -1,0 +1,161 @@
+"""The nodes in the order in which segments run through them.
+
+Nodes are sorted by *stage* (how many statistics have to be known first) and then by the order in which they were
+recorded, so that a segment is an interval of this order that lies within one stage. A *cut* is a place between two
+nodes; what is alive there, made before and read after, is stored. Every place is a valid cut of every graph; the good
+ones are where little is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.planner.profile import Profile, profile
+from lightning_plugin.policy import stages
+from lightning_plugin.rules.base import Barrier, Captured, Gather, ReduceOp, Source, Spread, TileOp
+
+
+@dataclass(eq=False)
+class Network:
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def stage(self) -> dict[int, int]:
+        """The stage of every node that touches maps."""
+        of = stages(self.nodes, set())
+        return {
+            n.serial: of[id(n.outputs[0])] - isinstance(n.op, ReduceOp)
+            for n in self.nodes
+            if isinstance(n.op, (TileOp, ReduceOp))
+        }
+
+    @cached_property
+    def order(self) -> tuple[Node, ...]:
+        work = [n for n in self.nodes if n.serial in self.stage]
+        return tuple(sorted(work, key=lambda n: (self.stage[n.serial], n.serial)))
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """Where a node stands among all nodes, which is how plans name it."""
+        return {n.serial: i for i, n in enumerate(self.nodes)}
+
+    @cached_property
+    def profiles(self) -> dict[int, Profile]:
+        return {n.serial: profile(n) for n in self.order}
+
+    @cached_property
+    def made(self) -> dict[int, int]:
+        """The position in the order at which a map is made."""
+        return {id(v): i for i, n in enumerate(self.order) for v in n.outputs if v.is_map}
+
+    @cached_property
+    def last_read(self) -> dict[int, int]:
+        """The last position at which a map is read; what is gathered is read at once, where it is made."""
+        last: dict[int, int] = {}
+        for i, n in enumerate(self.order):
+            for v in n.maps:
+                last[id(v)] = i
+        return last
+
+    @cached_property
+    def gathered(self) -> set[int]:
+        return {id(n.inputs[0]) for n in self.nodes if isinstance(n.op, Gather)}
+
+    @cached_property
+    def alive(self) -> tuple[tuple[Value, ...], ...]:
+        """The maps that are alive at each cut; cut ``i`` lies before node ``i``."""
+        found: list[tuple[Value, ...]] = [()]
+        now: dict[int, Value] = {}
+        for i, n in enumerate(self.order):
+            for v in n.outputs:
+                if v.is_map and self.last_read.get(id(v), -1) > i:
+                    now[id(v)] = v
+            for v in n.maps:
+                if self.last_read[id(v)] == i:
+                    now.pop(id(v), None)
+            found.append(tuple(now.values()))
+        return tuple(found)
+
+    @cached_property
+    def trains(self) -> bool:
+        return any(v.requires_grad for n in self.order for v in n.outputs)
+
+    @cached_property
+    def barriers(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.nodes if isinstance(n.op, Barrier))
+
+    @cached_property
+    def fixed_bytes(self) -> int:
+        """Parameters and other tensors the network uses, and the gradients of those that have one."""
+        total = 0
+        for n in self.nodes:
+            if isinstance(n.op, Captured):
+                t = n.op.tensor
+                total += t.numel() * t.element_size() * (2 if t.requires_grad else 1)
+        return total
+
+    @cached_property
+    def image_bytes(self) -> int:
+        return sum(n.outputs[0].bytes for n in self.nodes if isinstance(n.op, Source))
+
+    @cached_property
+    def plain_bytes(self) -> int:
+        """What plain PyTorch would hold for backward: every map that some operator saves, once, what operators save
+        besides, and the input."""
+        return self.image_bytes + self.saved_bytes(0, len(self.order))
+
+    def plain_bytes_without_extra(self) -> int:
+        return self.plain_bytes - sum(p.extra for p in self.profiles.values())
+
+    def saved_bytes(self, begin: int, end: int) -> int:
+        """What keeping the nodes ``[begin, end)`` holds: maps made there that anybody saves, and extras."""
+        return sum(v.bytes for v in self.kept_maps(begin, end)) + sum(
+            self.profiles[n.serial].extra for n in self.order[begin:end] if n.outputs[0].requires_grad or _reduces(n)
+        )
+
+    def kept_maps(self, begin: int, end: int) -> list[Value]:
+        roots = self.saved_roots
+        return [
+            v for n in self.order[begin:end] for v in n.outputs if v.is_map and id(v) in roots and self.root(v) is v
+        ]
+
+    def root(self, v: Value) -> Value:
+        """The map whose memory a map lies in: views and in-place results share their input's."""
+        while v.node is not None and v.node.serial in self.profiles:
+            views = self.profiles[v.node.serial].views
+            if views is not None:
+                v = v.node.maps[views]
+            elif v.node.inplace is not None and self.last_read.get(id(v.node.maps[0])) == self.made[id(v)]:
+                v = v.node.maps[0]
+            else:
+                break
+        return v
+
+    @cached_property
+    def saved_roots(self) -> set[int]:
+        """Memory that some operator keeps for backward."""
+        roots: set[int] = set()
+        for n in self.order:
+            if not (n.outputs[0].requires_grad or _reduces(n)):
+                continue
+            p = self.profiles[n.serial]
+            roots.update(id(self.root(n.maps[i])) for i in p.saves)
+            if p.saves_output and n.outputs[0].is_map:
+                roots.add(id(self.root(n.outputs[0])))
+        return roots
+
+
+def _reduces(node: Node) -> bool:
+    return isinstance(node.op, ReduceOp) and any(v.requires_grad for v in node.outputs)
+
+
+def is_given(v: Value) -> bool:
+    """Whether a map lies somewhere before the network runs: an image, or a tensor of the user's."""
+    return v.node is not None and isinstance(v.node.op, (Source, Spread))
+
+
+def read_by(nodes: Sequence[Node]) -> dict[int, Value]:
+    return {id(v): v for n in nodes for v in n.maps}

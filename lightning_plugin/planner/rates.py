@@ -1,0 +1,44 @@
+"""How fast a device is, as far as choosing between plans needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Sustained rates: floating-point operations, device memory, and the way to each lower tier, a second.
+
+    ``call`` is what starting one operator costs, in seconds.
+    """
+
+    flops: float
+    memory: float
+    host: float
+    disk: float
+    call: float
+
+
+#: Rates of common devices for float32 convolutions with tensor cores where they are on by default. They rank plans;
+#: they are not a benchmark. Memory and transfer figures are two thirds of the data sheet's.
+RATES = {
+    "cpu": Rates(flops=60e9, memory=8e9, host=8e9, disk=0.8e9, call=20e-6),
+    "mps": Rates(flops=3e12, memory=100e9, host=50e9, disk=2e9, call=20e-6),
+    "cuda": Rates(flops=10e12, memory=400e9, host=12e9, disk=2e9, call=8e-6),
+    "cuda:rtx2080ti": Rates(flops=9e12, memory=400e9, host=10e9, disk=2e9, call=8e-6),
+    "cuda:rtx3090": Rates(flops=20e12, memory=600e9, host=20e9, disk=3e9, call=8e-6),
+    "cuda:rtx4090": Rates(flops=45e12, memory=650e9, host=20e9, disk=3e9, call=7e-6),
+    "cuda:a100": Rates(flops=60e12, memory=1000e9, host=20e9, disk=3e9, call=8e-6),
+    "cuda:h100": Rates(flops=200e12, memory=2000e9, host=40e9, disk=4e9, call=7e-6),
+    "cuda:h200": Rates(flops=200e12, memory=3000e9, host=40e9, disk=4e9, call=7e-6),
+}
+
+
+def rates_of(device: str) -> Rates:
+    """The rates of a device by name, or by its kind where the name is not in the table."""
+    if device in RATES:
+        return RATES[device]
+    kind = device.split(":")[0]
+    if kind in RATES and (device == kind or device.split(":")[1].isdigit()):
+        return RATES[kind]
+    raise ValueError(f"no rates for device {device!r}; known are {', '.join(sorted(RATES))}")
