@@ -1,6 +1,7 @@
 """Train deep networks on whole gigapixel images on one memory-constrained device, exactly."""
 
 from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.check import check
 from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PlanError, RecordingError
 from lightning_plugin.lazy import LazyImage, materialize
 from lightning_plugin.module import TiledModule
@@ -21,6 +22,7 @@ __all__ = [
     "TensorSource",
     "TileSource",
     "TiledModule",
+    "check",
     "make_plan",
     "materialize",
 ]

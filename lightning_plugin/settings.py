@@ -11,7 +11,7 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.policy import fixed
-from lightning_plugin.rules.base import Source
+from lightning_plugin.rules.base import Barrier, Source
 
 
 @dataclass(eq=False)
@@ -31,6 +31,7 @@ class Settings:
     given: Plan | None = None
     plan: Plan | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
+    barriers: tuple[str, ...] = field(default=(), init=False)
     _plans: dict[Any, Plan] = field(default_factory=dict, init=False)
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
@@ -60,5 +61,7 @@ class Settings:
         plan = choose_plan(Network(tuple(nodes)), rates_of(device), self.budget, lower)
         return replace(plan, shape=tuple(images[0].shape) if images else ())
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
+        """Note what is about to run."""
         self.plan = plan
+        self.barriers = tuple(n.label for n in nodes if isinstance(n.op, Barrier))

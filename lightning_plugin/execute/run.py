@@ -45,7 +45,7 @@ def run(nodes: Sequence[Node], session: Session) -> None:
     check_versions(nodes)
     plan = choose(nodes, session.settings)
     if session.settings is not None:
-        session.settings.planned(plan)
+        session.settings.planned(plan, nodes)
     stages = prepare(plan, nodes)
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
