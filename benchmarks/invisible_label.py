@@ -1,8 +1,8 @@
 """Whether a label that a thumbnail cannot show is learnt at full resolution.
 
 For each seed: training slides from one generator seed, and held-out slides from another, so that neither
-patients nor textures are shared. The same model is trained with the same code on every pixel and on thumbnails,
-and both are tested on the same held-out slides.
+patients nor textures are shared. The same model is trained with the same code on every pixel and on
+thumbnails, and both are tested on the same held-out slides.
 
     python -m benchmarks.invisible_label --work DIR [--seeds 0 1 2] [--budget 64MiB]
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.invisible_label_page import page
 from wsi_trainer.fit.command import make_parser, run
 from wsi_trainer.fit.environment import environment
 from wsi_trainer.fit.run_folder import RunFolder, read_json, write_json
@@ -28,6 +29,7 @@ from wsi_trainer.synthetic import generate
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "invisible_label.json"
+PAGE = ROOT / "docs" / "results.md"
 TRAINING_SEED, HELD_OUT_SEED = 1000, 2000
 
 
@@ -132,7 +134,9 @@ def main() -> None:
         line = measure(arguments, seed)
         kept = read_json(RESULT).get("runs", [])
         same = [other for other in kept if (other["seed"], other["engine"]) != (line["seed"], line["engine"])]
-        write_json(RESULT, {"runs": sorted([*same, line], key=lambda run: (run["engine"], run["seed"]))})
+        runs = sorted([*same, line], key=lambda run: (run["engine"], run["seed"]))
+        write_json(RESULT, {"runs": runs})
+        PAGE.write_text(page(runs), encoding="utf-8")
         print(
             f"seed {seed}, {line['engine']}: {line['full_auc']:.3f} against {line['thumbnail_auc']:.3f}",
             flush=True,

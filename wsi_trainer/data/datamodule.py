@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lightning_plugin import TileSource
 from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.manifest import SlideRecord, check_files, check_labels, read_manifest
-from wsi_trainer.data.orientation import Oriented
 from wsi_trainer.data.sampling import EpochSampler, InOrder, Visit
 from wsi_trainer.data.splits import complete_splits
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.classifier import SlideBatch
+from wsi_trainer.slides.augment import AugmentedSource, Augmenter
 
 ToImage = Callable[[TileSource], Tensor]
 
@@ -40,6 +40,12 @@ class DataConfig:
     """Share of the patients that are held out, where the manifest has no splits."""
     turn: bool = True
     """Show each slide in one of its eight orientations in training."""
+    shift: int = 0
+    """Shift each slide by up to this many pixels in training."""
+    stain: float = 0.0
+    """Change the amount of each stain by up to this share in training, such as 0.1."""
+    tint: float = 0.0
+    """Shift each colour by up to this optical density in training, such as 0.03."""
     workers: int = 0
     """Processes that open slides ahead of the training step."""
 
@@ -60,6 +66,7 @@ class SlideDataset(Dataset[SlideBatch]):
         classes: Sequence[str] | None,
         downsample: int,
         to_image: ToImage,
+        augmenter: Augmenter | None = None,
     ) -> None:
         """Keep what is needed to open a slide.
 
@@ -68,19 +75,22 @@ class SlideDataset(Dataset[SlideBatch]):
             classes: The labels in the order of the task; None where slides have no label, which is then -1.
             downsample: How much each slide is shrunk.
             to_image: Makes the image of the batch from a source.
+            augmenter: Draws how a slide is shown in an epoch; without it slides are shown as they are.
         """
         self.records = list(records)
         self.classes = None if classes is None else list(classes)
         self.downsample = downsample
         self.to_image = to_image
+        self.augmenter = augmenter
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, visit: Visit) -> SlideBatch:
         record = self.records[visit.slide]
-        source = open_image(record.path, self.downsample)
-        source = Oriented(source, visit.orientation) if visit.orientation else source
+        source: TileSource = open_image(record.path, self.downsample)
+        if self.augmenter is not None:
+            source = AugmentedSource(source, self.augmenter.draw(record.slide, visit.epoch))
         label = -1 if self.classes is None else self.classes.index(record.label)
         return SlideBatch(image=self.to_image(source), label=torch.tensor([label]), slide=record.slide)
 
@@ -96,7 +106,7 @@ class SlideData(pl.LightningDataModule):
         Args:
             config: Which slides.
             classes: The labels in the order of the task.
-            seed: Decides the splits that the manifest leaves open, the order and the orientations.
+            seed: Decides the splits that the manifest leaves open, the order and the augmentation.
             to_image: Makes the image of the batch from a source: `dense` reads it, `LazyImage` only wraps it.
         """
         super().__init__()
@@ -108,7 +118,7 @@ class SlideData(pl.LightningDataModule):
         check_labels(records, classes)
         check_files(records)
         self.records = complete_splits(records, config.validation, config.test, seed)
-        self.sampler = EpochSampler(len(self.of("train")), seed, config.turn)
+        self.sampler = EpochSampler(len(self.of("train")), seed)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.sampler.epoch}
@@ -121,7 +131,9 @@ class SlideData(pl.LightningDataModule):
         return [record for record in self.records if record.split == split]
 
     def train_dataloader(self) -> DataLoader[SlideBatch]:
-        return make_loader(self._dataset(self.of("train")), self.sampler, self.config.workers)
+        settings = self.config
+        augmenter = Augmenter(self.seed, settings.turn, settings.shift, settings.stain, settings.tint)
+        return make_loader(self._dataset(self.of("train"), augmenter), self.sampler, settings.workers)
 
     def val_dataloader(self) -> DataLoader[SlideBatch]:
         return self.loader("val")
@@ -133,8 +145,8 @@ class SlideData(pl.LightningDataModule):
         """The slides of a split in order and not turned, for evaluation."""
         return in_order(self._dataset(self.of(split)), self.config.workers)
 
-    def _dataset(self, records: Sequence[SlideRecord]) -> SlideDataset:
-        return SlideDataset(records, self.classes, self.config.downsample, self.to_image)
+    def _dataset(self, records: Sequence[SlideRecord], augmenter: Augmenter | None = None) -> SlideDataset:
+        return SlideDataset(records, self.classes, self.config.downsample, self.to_image, augmenter)
 
 
 def in_order(dataset: SlideDataset, workers: int) -> DataLoader[SlideBatch]:

@@ -1,32 +1,28 @@
-"""Opening the image of a slide as a `TileSource`, at full resolution or shrunk."""
+"""Opening the image of a slide as a source, at full resolution or shrunk."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import openslide
-import torch
 from torch import Tensor
 
-from lightning_plugin import Box, TensorSource, TileSource
+from lightning_plugin import Box, TileSource
 from wsi_trainer.errors import UserError
+from wsi_trainer.slides.source import SlideSource
 
 
-def open_image(path: Path, downsample: int = 1) -> TileSource:
-    """The image of a slide, shrunk by `downsample` in each direction."""
-    try:
-        slide = openslide.OpenSlide(str(path))
-    except openslide.OpenSlideError as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    with slide:
-        width, height = slide.dimensions
-        size = (max(1, width // downsample), max(1, height // downsample))
-        image = (
-            slide.read_region((0, 0), 0, slide.dimensions) if downsample == 1 else slide.get_thumbnail(size)
+def open_image(path: Path, downsample: int = 1) -> SlideSource:
+    """The image of a slide or of a store, shrunk by `downsample` in each direction."""
+    full = SlideSource(path)
+    if downsample == 1:
+        return full
+    full.close()
+    if full.mpp is None:
+        raise UserError(
+            f"{path} does not say how large its pixels are, so it cannot be shrunk by {downsample}; "
+            "convert it with `wsi-train preprocess --source_mpp` first"
         )
-        pixels = np.asarray(image.convert("RGB").resize(size) if image.size != size else image.convert("RGB"))
-    return TensorSource(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].contiguous())
+    return SlideSource(path, mpp=downsample * sum(full.mpp) / 2)
 
 
 def dense(source: TileSource) -> Tensor:

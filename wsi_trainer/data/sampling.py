@@ -1,4 +1,4 @@
-"""The order in which slides are visited, and how each is held: a function of the seed and the epoch alone."""
+"""The order in which slides are visited: a function of the seed and the epoch alone."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from wsi_trainer.data.orientation import ORIENTATIONS
-
 
 class Visit(NamedTuple):
-    """Which slide, in which orientation."""
+    """Which slide, and in which epoch, which decides how it is augmented."""
 
     slide: int
     """Place in the list of slides."""
-    orientation: int
+    epoch: int
 
 
 class EpochSampler(Sampler[Visit]):
@@ -26,10 +24,9 @@ class EpochSampler(Sampler[Visit]):
     which would then be drawn as epoch 0 again.
     """
 
-    def __init__(self, slides: int, seed: int, turn: bool) -> None:
+    def __init__(self, slides: int, seed: int) -> None:
         self.slides = slides
         self.seed = seed
-        self.turn = turn
         self.epoch = 0
         """The epoch that is drawn next."""
 
@@ -37,15 +34,13 @@ class EpochSampler(Sampler[Visit]):
         return self.slides
 
     def __iter__(self) -> Iterator[Visit]:
-        generator = np.random.default_rng((self.seed, self.epoch))
-        self.epoch += 1
-        order = generator.permutation(self.slides)
-        orientations = generator.integers(0, ORIENTATIONS if self.turn else 1, self.slides)
-        return (Visit(int(i), int(o)) for i, o in zip(order, orientations, strict=True))
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.slides)
+        return (Visit(int(slide), epoch) for slide in order)
 
 
 class InOrder(Sampler[Visit]):
-    """All slides in the order of the manifest, held as they are."""
+    """All slides in the order of the manifest."""
 
     def __init__(self, slides: int) -> None:
         self.slides = slides
@@ -54,4 +49,4 @@ class InOrder(Sampler[Visit]):
         return self.slides
 
     def __iter__(self) -> Iterator[Visit]:
-        return (Visit(index, 0) for index in range(self.slides))
+        return (Visit(slide, 0) for slide in range(self.slides))

@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from wsi_trainer.demo.settings import SPLITS, DemoSettings
+from wsi_trainer.errors import UserError
 from wsi_trainer.fit.command import make_parser, run
 from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.slides.preprocess import preprocess
 from wsi_trainer.synthetic import generate
 
 
@@ -27,6 +29,15 @@ def make_slides(settings: DemoSettings, console: Console) -> Path:
             splits=SPLITS,
             progress=lambda slides, pixels: progress.advance(task, slides),
         )
+
+
+def convert(settings: DemoSettings, manifest: Path) -> Path:
+    """Run `wsi-train preprocess` and return the manifest of the stores."""
+    out = settings.out / "zarr"
+    levels = settings.thumbnail.bit_length()  # down to the thumbnail
+    if preprocess(str(manifest), out, background="constant", levels=levels):
+        raise UserError(f"slides could not be converted; the reasons are in {out / 'failures.csv'}")
+    return out / "manifest.csv"
 
 
 def train_and_test(settings: DemoSettings, manifest: Path, name: str) -> RunFolder:

@@ -20,7 +20,7 @@ def environment() -> dict[str, Any]:
     """Versions, machine and device, as JSON."""
     return {
         "python": sys.version.split()[0],
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": _device(),

@@ -8,7 +8,6 @@ import tifffile
 import torch
 
 from wsi_trainer.data import DataConfig, SlideData, dense, open_image
-from wsi_trainer.data.sampling import EpochSampler
 from wsi_trainer.errors import UserError
 
 
@@ -51,16 +50,31 @@ def test_a_restored_module_goes_on_with_the_next_epoch(manifest: Path) -> None:
     assert [b["slide"] for b in first_loader] == [b["slide"] for b in second.train_dataloader()]
 
 
-def test_orientations_come_with_turn_only() -> None:
-    turned = {visit.orientation for visit in EpochSampler(200, seed=0, turn=True)}
-    assert turned == set(range(8))
-    assert {visit.orientation for visit in EpochSampler(200, seed=0, turn=False)} == {0}
+def test_training_slides_are_turned_and_others_are_not(manifest: Path) -> None:
+    data = SlideData(DataConfig(manifest=manifest), ["a", "b"])
+    loader = data.train_dataloader()
+    lying = [
+        b["image"].shape[2] == 320
+        for _ in range(4)
+        for b in loader
+        if b["image"].shape[2] != b["image"].shape[3]
+    ]
+    assert 0.2 < np.mean(lying) < 0.8
+    still = SlideData(DataConfig(manifest=manifest, turn=False), ["a", "b"])
+    assert {b["image"].shape[3] for b in (*still.train_dataloader(), *data.val_dataloader())} == {320}
 
 
 def test_a_shrunk_slide_has_the_colours_of_the_slide(tmp_path: Path) -> None:
     pixels = np.zeros((512, 256, 3), dtype=np.uint8)
     pixels[:256] = (200, 100, 50)
-    tifffile.imwrite(tmp_path / "s.tif", pixels, tile=(128, 128), photometric="rgb")
+    tifffile.imwrite(
+        tmp_path / "s.tif",
+        pixels,
+        tile=(128, 128),
+        photometric="rgb",
+        resolution=(20000, 20000),
+        resolutionunit="CENTIMETER",
+    )
     image = dense(open_image(tmp_path / "s.tif", downsample=8))
     assert tuple(image.shape) == (1, 3, 64, 32)
     assert image[0, :, 5, 5].tolist() == [200, 100, 50] and image[0, :, 60, 5].tolist() == [0, 0, 0]

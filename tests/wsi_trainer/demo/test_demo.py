@@ -1,0 +1,69 @@
+"""The demo on few small slides, through the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from wsi_trainer.cli import main
+from wsi_trainer.fit.run_folder import RunFolder, read_json
+
+
+@pytest.fixture(scope="module")
+def small_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A demo that is too small to learn anything, but runs every stage."""
+    out = tmp_path_factory.mktemp("demo") / "out"
+    assert main(words(out)) == 0
+    return out
+
+
+def words(out: Path) -> list[str]:
+    return ["demo", f"--out={out}", "--slides=20", "--side=256", "--epochs=1", "--seed=3"]
+
+
+def test_leaves_slides_stores_runs_and_report(small_demo: Path) -> None:
+    assert len(list((small_demo / "slides" / "slides").glob("*.tif"))) == 20
+    assert len(list((small_demo / "zarr").glob("*.zarr"))) == 20
+    for name in ("full", "thumbnail"):
+        run = RunFolder(small_demo / "runs" / name).existing()
+        assert read_json(run.evaluation("test"))["slides"] >= 6
+    page = (small_demo / "report.html").read_text(encoding="utf-8")
+    assert "Difference, paired by slide" in page and "thumbnail" in page
+
+
+def test_a_rerun_keeps_the_slides_and_ends_with_path_and_numbers(
+    small_demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slides = sorted((small_demo / "slides" / "slides").glob("*.tif"))
+    before = [path.stat().st_mtime_ns for path in slides]
+    first = RunFolder(small_demo / "runs" / "full").predictions("test").read_bytes()
+    assert main(words(small_demo)) == 0
+    assert [path.stat().st_mtime_ns for path in slides] == before
+    assert RunFolder(small_demo / "runs" / "full").predictions("test").read_bytes() == first
+    out = capsys.readouterr().out
+    assert f"report: {small_demo / 'report.html'}" in out
+    for line in ("full resolution", "thumbnail", "difference, paired", "what plain PyTorch holds"):
+        assert line in out
+
+
+def test_its_configs_are_configs_of_fit(small_demo: Path, tmp_path: Path) -> None:
+    config = small_demo / "runs" / "thumbnail.yaml"
+    assert main(["fit", f"--config={config}", f"--out={tmp_path / 'again'}", "--train.epochs=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("--slides=5", "at least 20"), ("--side=100", "at least 256"), ("--epochs=0", "must be 1 or more")],
+)
+def test_numbers_too_small_are_refused(
+    tmp_path: Path, option: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", f"--out={tmp_path / 'out'}", option]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert main(["demo", f"--out={tmp_path}"]) == 2
+    assert "not an earlier demo" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
