@@ -47,10 +47,14 @@ class SegmentRun:
         self.backward_grid = backward
         self.tier = tier
         self.stored = [t.stored for t in program.targets if t.stored is not None]
-        self.images = [
-            v for v in program.reads if isinstance(v.node.op, Source) and v.requires_grad and _tensor(v) is not None  # type: ignore[union-attr]
-        ]
         self.spreads = [v for v in program.reads if resident(v) is not None]
+        # An image that a kept segment has made resident is an ordinary tensor: counted here too, it would get its
+        # gradient twice.
+        self.images = [
+            v
+            for v in program.reads
+            if isinstance(v.node.op, Source) and v.requires_grad and _tensor(v) is not None and resident(v) is None  # type: ignore[union-attr]
+        ]
         self.boundaries = [v for v in program.reads if v.handle is not None and resident(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
 
