@@ -27,13 +27,18 @@ def name_of(func: Any) -> str:
 
 def plain(value: Value, dim: int) -> bool:
     """Whether a dimension of a map is free of space."""
-    return not value.space.is_space(dim % len(value.shape))
+    return not value.space.tidy.is_space(dim % len(value.shape))
 
 
 def resized(layout: Layout, shape: Sequence[int]) -> Layout:
     """A layout with its plain dimensions set to a result's sizes."""
+    before, tidy = layout.shape, layout.tidy
     return Layout(
-        tuple(dim if layout.is_space(d) else (shape[d],) for d, dim in enumerate(layout.dims)), layout.extent
+        tuple(
+            dim if tidy.is_space(d) or (layout.is_space(d) and before[d] == shape[d]) else (shape[d],)
+            for d, dim in enumerate(layout.dims)
+        ),
+        layout.extent,
     )
 
 

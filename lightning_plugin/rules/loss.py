@@ -106,7 +106,7 @@ def classes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
     if a["size_average"] is not None or a["reduce"] is not None:
         reduction = torch.nn._reduction.legacy_get_string(a["size_average"], a["reduce"])
     channel = min(1, len(x.shape) - 1)
-    if not x.is_map or x.space.is_space(channel) or (weight is not None and weight.is_map):
+    if not x.is_map or x.space.tidy.is_space(channel) or (weight is not None and weight.is_map):
         return NotImplemented
     layout = Layout((*x.space.dims[:channel], *x.space.dims[channel + 1 :]), x.space.extent)
     indices = not target.dtype.is_floating_point
@@ -150,21 +150,32 @@ def mean_of_classes(
 # Likelihoods ---------------------------------------------------------------------------------------------------------
 
 
+@API.stand_in(F.gaussian_nll_loss)
+def gaussian_loss(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """PyTorch's loss without its look at the variances' signs."""
+    variance = torch.full_like(input, var) if isinstance(var, float) else var
+    if variance.shape != input.shape and variance.shape == input.shape[:-1]:
+        variance = variance.unsqueeze(-1)
+    # The clamp is invisible to autograd: what it adds is a constant.
+    variance = variance + (variance.clamp(min=eps) - variance).detach()
+    loss = 0.5 * (torch.log(variance) + (input - target) ** 2 / variance)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
 @API.rule(F.gaussian_nll_loss, kind="local + reduce")
 def gaussian(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """PyTorch looks for negative variances before it goes on; here that is looked for in the same pass."""
-    a = arguments(func, args, kwargs)
-    variance = a["var"]
-    if not isinstance(variance, Value) or not a["input"].is_map:
-        return NotImplemented
-    if variance.shape != a["input"].shape:
-        return NotImplemented
-    negative = decompose(rec, any_negative, variance)
-    loss = decompose(rec, gaussian_loss, a["input"], a["target"], variance, a["full"], a["eps"], a["reduction"])
-    if negative is NotImplemented or loss is NotImplemented:
-        return NotImplemented
-    rec.session.effects.append(Effect((negative[0],), refuse_negative))
-    return loss
+    """PyTorch refuses negative variances before it goes on; here they are looked for in the same pass."""
+    variance = arguments(func, args, kwargs)["var"]
+    if isinstance(variance, Value):
+        negative = decompose(rec, any_negative, variance)
+        if negative is NotImplemented:
+            return NotImplemented
+        rec.session.effects.append(Effect(negative, refuse_negative))
+    return decompose(rec, gaussian_loss, *args, **kwargs)
 
 
 def any_negative(variance: Tensor) -> Tensor:
@@ -174,14 +185,3 @@ def any_negative(variance: Tensor) -> Tensor:
 def refuse_negative(found: Sequence[Tensor]) -> None:
     if bool(found[0]):
         raise ValueError("gaussian_nll_loss: var has negative entries")
-
-
-def gaussian_loss(
-    x: Tensor, target: Tensor, variance: Tensor, full: bool, eps: float, reduction: str
-) -> Tensor:
-    # The clamp is invisible to autograd: what it adds is a constant.
-    variance = variance + (variance.clamp(min=eps) - variance).detach()
-    loss = 0.5 * (torch.log(variance) + (x - target) ** 2 / variance)
-    if full:
-        loss = loss + 0.5 * math.log(2 * math.pi)
-    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss

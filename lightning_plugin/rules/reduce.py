@@ -317,8 +317,9 @@ def extreme(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor],
 
 def row_major(value: Value, dims: Sequence[int]) -> bool:
     """Whether the given dimensions list exactly the axes of space, in order."""
-    factors = [f for d in sorted(dims) for f in value.space.dims[d] if f != 1]
-    return factors == [Axis(i) for i in range(len(value.space.extent))]
+    layout = value.space.tidy
+    factors = [f for d in sorted(dims) for f in layout.dims[d] if f != 1]
+    return factors == [Axis(i) for i, size in enumerate(layout.extent) if size > 1]
 
 
 @ATEN.rule(aten.sum.default, aten.mean.default, aten.amax, aten.max.default, aten.min.default, aten.std.default, aten.var.default)

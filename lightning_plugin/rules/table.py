@@ -43,6 +43,7 @@ class RuleTable:
         self.rules: dict[Any, Rule] = {}
         self.kinds: dict[Any, str] = {}
         self.effects: dict[Any, Rule] = {}
+        self.stand_ins: dict[Any, Callable[..., Any]] = {}
 
     def rule(self, *functions: Any, kind: str = "", replace: bool = False) -> Callable[[Rule], Rule]:
         """Register the decorated rule for these functions (an operator packet stands for all its overloads)."""
@@ -66,6 +67,15 @@ class RuleTable:
                 self.rules[function] = rule if first is None else Chain(first, rule)
                 self.kinds.setdefault(function, rule.__module__.rsplit(".", 1)[-1])
             return rule
+
+        return add
+
+    def stand_in(self, function: Any) -> Callable[[Rule], Rule]:
+        """Record the decorated function in place of one that looks at values, which no recording has."""
+
+        def add(other: Rule) -> Rule:
+            self.stand_ins[function] = other
+            return other
 
         return add
 
