@@ -143,7 +143,7 @@ def scaled_cuts(reference: Sequence[int], size: int) -> tuple[int, ...]:
     full = reference[-1]
     if full <= 0 or size == full:
         return tuple(min(size, c) for c in reference[:-1]) + (size,)
-    stride = max(1, round(size / full))
+    stride = -(-size // full)
     exact = abs(size - full * stride) < stride
     inner = (c * stride if exact else (c * size) // full for c in reference[:-1])
     return tuple(min(size, c) for c in inner) + (size,)

@@ -13,6 +13,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.operator_coverage import OperatorCoverage
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -29,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs only with --full, because it takes long")
     config.addinivalue_line("markers", "slow: takes more than some ten seconds")
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "ci")
+    if config.getoption("--full"):
+        config.pluginmanager.register(OperatorCoverage(RESULTS / "operators.json"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,142 @@
+"""What a user of `TiledModule`, `LazyImage` and `check` meets."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_plugin import Box, LazyImage, TensorSource, TiledModule, check, materialize
+
+
+class Ramp:
+    """A source that computes its pixels, so that it can be as large as it likes."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self.shape = (1, 2, height, width)
+        self.dtype = torch.float32
+        self.read_boxes: list[Box] = []
+
+    def read(self, box: Box) -> torch.Tensor:
+        self.read_boxes.append(box)
+        rows = torch.arange(box.lo[0], box.hi[0], dtype=torch.float32).view(1, 1, -1, 1)
+        columns = torch.arange(box.lo[1], box.hi[1], dtype=torch.float32).view(1, 1, 1, -1)
+        return torch.cat([rows.expand(1, 1, -1, columns.shape[-1]), columns.expand(1, 1, rows.shape[2], -1)], 1)
+
+    def constant(self, box: Box) -> None:
+        return None
+
+
+class Slides(Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"image": LazyImage(Ramp(30, 40)), "label": index}
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+
+
+def test_a_huge_image_is_recorded_and_nothing_is_read() -> None:
+    source = Ramp(1_000_000, 1_000_000)
+    out = net()(LazyImage(source))
+    assert out.shape == (1, 3, 1, 1) and out.requires_grad and not source.read_boxes
+
+
+def test_results_are_ordinary_tensors_for_ordinary_inputs() -> None:
+    module = net().eval()
+    x = torch.randn(2, 2, 31, 29)
+    tiled = TiledModule(module, tiles=(3, 4))
+    out = tiled(x)
+    assert type(out) is torch.Tensor
+    torch.testing.assert_close(out, module(x))
+    dense = TiledModule(nn.Conv2d(2, 3, 5), tiles=4)
+    torch.testing.assert_close(dense(x), dense.module(x))
+    assert dense.plan is not None and dense.plan.segments[0].forward.counts == (4, 4)
+
+
+def test_tiles_are_read_with_their_halo_and_no_more() -> None:
+    source = Ramp(64, 64)
+    materialize(TiledModule(nn.Conv2d(2, 1, 3, padding=1), tiles=(2, 2))(LazyImage(source)).sum())
+    assert sorted(source.read_boxes) == [
+        Box((0, 0), (33, 33)), Box((0, 31), (33, 64)), Box((31, 0), (64, 33)), Box((31, 31), (64, 64)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_go_through_a_data_loader(workers: int) -> None:
+    loader = DataLoader(Slides(), batch_size=2, num_workers=workers)
+    batches = list(loader)
+    assert [tuple(b["image"].shape) for b in batches] == [(2, 2, 30, 40)] * 2
+    module = net().eval()
+    plain = module(torch.cat([Ramp(30, 40).read(Box.whole((30, 40)))] * 2))
+    torch.testing.assert_close(materialize(module(batches[1]["image"])), plain)
+
+
+def test_images_of_different_sizes_do_not_collate() -> None:
+    with pytest.raises(ValueError, match="image 1 is"):
+        next(iter(DataLoader([LazyImage(Ramp(8, 8)), LazyImage(Ramp(8, 9))], batch_size=2)))  # type: ignore[arg-type]
+
+
+def test_an_image_can_be_pickled_copied_moved_and_pinned() -> None:
+    image = LazyImage(TensorSource(torch.randn(1, 2, 8, 8)))
+    again = pickle.loads(pickle.dumps(image))
+    assert again.shape == image.shape and torch.equal(again.source.read(Box.whole((8, 8))), image.source.tensor)
+    assert copy.deepcopy(image) is image and image.pin_memory() is image and image.to("cpu") is image
+    assert image.to(torch.float64).dtype == torch.float64
+
+
+def test_the_wrapper_changes_nothing_of_the_module() -> None:
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    tiled = TiledModule(module, tiles=2)
+    assert [id(p) for p in tiled.parameters()] == [id(p) for p in module.parameters()]
+    assert list(tiled.state_dict()) == list(module.state_dict())
+    before = module[0].weight.detach().clone()  # type: ignore[index]
+    tiled(torch.randn(1, 2, 16, 16)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, module[0].weight)  # type: ignore[index]
+    tiled.eval()
+    assert not module.training
+
+
+def test_small_arguments_go_in_as_they_are() -> None:
+    class Conditioned(nn.Module):
+        def forward(self, x: torch.Tensor, age: torch.Tensor, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+            return (x * age.view(-1, 1, 1, 1)).mean((2, 3)) * scale, age
+
+    x, age = torch.randn(2, 3, 9, 9), torch.tensor([2.0, 3.0])
+    pooled, same = TiledModule(Conditioned(), tiles=2)(x, age, scale=2.0)
+    torch.testing.assert_close(pooled, (x * age.view(-1, 1, 1, 1)).mean((2, 3)) * 2)
+    assert same is age
+
+
+def test_budget_and_tiles_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="a budget decides about tiles"):
+        TiledModule(net(), budget="1GiB", tiles=2)
+
+
+def test_check_reports_exactness_and_names_barriers() -> None:
+    class Running(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.cumsum(2)
+
+    report = check(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(0.5), Running(), nn.Conv2d(3, 2, 3)), (1, 2, 9, 9))
+    assert report.exact and report and "gradient of 0.weight" in report.errors
+    assert report.barriers == ("cumsum in '2'",)
+    assert any("dropout" in s for s in report.skipped)
+    assert "exact" in str(report)
+
+
+def test_check_sees_a_difference() -> None:
+    class Random(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = getattr(self, "calls", 0) + 1
+            return x.mean((2, 3)) + id(self) % 1000
+
+    report = check(Random(), (1, 2, 9, 9))
+    assert not report.exact and "differs" in str(report)

@@ -1,0 +1,83 @@
+"""The tiers: what is written to one is read from it, and a plan may put any boundary on any tier."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.errors import EngineError
+from lightning_plugin.execute.disk import DiskFile
+from lightning_plugin.execute.store import Cotangent, Handle
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.settings import Settings
+from tests.exactness import assert_exact
+
+CPU = torch.device("cpu")
+
+
+@given(
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.uint8]),
+    st.sampled_from(["device", "host", "disk"]),
+    st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3)),
+    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 2)),
+    st.data(),
+)
+def test_a_map_comes_back_as_it_was_written(
+    dtype: torch.dtype, tier: str, extent: tuple[int, ...], counts: tuple[int, ...], data: st.DataObject
+) -> None:
+    layout = data.draw(
+        st.sampled_from([Layout.channels_first((2, 3, *extent)), Layout(((2, Axis(2)), (Axis(0), Axis(1)), (3,)), extent)])
+    )
+    whole = torch.randint(0, 100, layout.shape).to(dtype)
+    handle = Handle(layout, dtype, CPU, tier)
+    for (box,) in Grid(counts).partition([extent]):
+        handle.write(box, layout.narrow(whole, handle.whole, box))
+    lo = tuple(data.draw(st.integers(0, n - 1)) for n in extent)
+    box = Box(lo, tuple(data.draw(st.integers(a + 1, n)) for a, n in zip(lo, extent, strict=True)))
+    assert torch.equal(handle.read(box), layout.narrow(whole, handle.whole, box))
+
+
+@pytest.mark.parametrize("tier", ["device", "host", "disk"])
+def test_overlapping_gradients_add_up_in_a_wide_type(tier: str) -> None:
+    layout = Layout.channels_first((1, 2, 5, 7))
+    cotangent = Cotangent(layout, torch.bfloat16, CPU, tier)
+    for _ in range(300):
+        cotangent.add(Box((0, 0), (4, 5)), torch.ones(1, 2, 4, 5))
+    cotangent.add(Box((3, 4), (5, 7)), torch.ones(1, 2, 2, 3))
+    got = cotangent.read(Box((3, 3), (5, 7)))
+    assert got.dtype == torch.bfloat16
+    # 300 ones summed in bfloat16 would stop at 256.
+    assert got[0, 0].tolist() == [[300.0, 301.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]] or got[0, 0, 0, 0] == 300
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_boundaries_on_lower_tiers_are_exact(tier: str) -> None:
+    class Lower(Settings):
+        def choose(self, nodes):  # type: ignore[no-untyped-def]
+            plan = super().choose(nodes)
+            return replace(plan, segments=tuple(replace(s, tier=tier) for s in plan.segments))
+
+    net = nn.Sequential(
+        nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(True), nn.Conv2d(6, 5, 3, padding=1), nn.BatchNorm2d(5),
+        nn.MaxPool2d(2), nn.Conv2d(5, 4, 3), nn.AdaptiveAvgPool2d(1),
+    )  # fmt: skip
+    assert_exact(net, (2, 3, 41, 37), settings=Lower((3, 2), (2, 3)))
+
+
+def test_a_full_disk_is_said_before_it_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda where: type("Usage", (), {"free": 1000})())
+    with pytest.raises(EngineError, match="disk=<a folder with more room>"):
+        DiskFile(Layout.channels_first((1, 8, 100, 100)), torch.float32, CPU, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_has_no_name_that_a_crash_could_leave_behind(tmp_path: Path) -> None:
+    file = DiskFile(Layout.channels_first((1, 8, 10, 10)), torch.float32, CPU, tmp_path)
+    assert not list(tmp_path.iterdir())
+    file.write(Box.whole((10, 10)), torch.ones(1, 8, 10, 10))
+    assert file.read(Box((9, 9), (10, 10))).sum() == 8
