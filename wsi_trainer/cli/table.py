@@ -73,7 +73,12 @@ COMMANDS: tuple[Command, ...] = (
         "wsi_trainer.fit.command:predict",
         own_parser=True,
     ),
-    Command("heatmap", "write exact whole-slide maps of what the model looked at"),
+    Command(
+        "heatmap",
+        "write exact whole-slide maps of what the model looked at",
+        "wsi_trainer.explain.command:heatmap",
+        own_parser=True,
+    ),
     Command(
         "report",
         "write the HTML report of a run",

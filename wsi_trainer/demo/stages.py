@@ -11,8 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from wsi_trainer.demo.settings import SPLITS, DemoSettings
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.command import make_parser, run
+from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
+from wsi_trainer.fit.command import instantiate, make_parser, run
 from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.training import load_weights
 from wsi_trainer.slides.preprocess import preprocess
 from wsi_trainer.synthetic import generate
 
@@ -48,6 +50,16 @@ def train_and_test(settings: DemoSettings, manifest: Path, name: str) -> RunFold
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(parser.dump(options), encoding="utf-8")
     return run(parser, options)
+
+
+def write_maps(settings: DemoSettings, folder: RunFolder, console: Console) -> None:
+    """Write maps of the held-out slides, and compare them with the lesions that were generated."""
+    parser = make_parser("heatmap", "Write maps.")
+    options = parser.parse_object(settings.run_options(settings.out / "zarr" / "manifest.csv", "full"))
+    model, _, _ = instantiate(parser, options)
+    load_weights(model, folder.checkpoint("best"))
+    facts = write_heatmaps(model, folder, "test", settings.out / "slides" / "lesions")
+    console.print(f"{sentence_on_regions(facts)}.")
 
 
 @contextmanager

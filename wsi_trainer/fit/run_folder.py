@@ -50,6 +50,10 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def heatmaps(self) -> Path:
+        return self.path / "heatmaps"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

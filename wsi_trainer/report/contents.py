@@ -53,6 +53,8 @@ class SlideRow:
     """Of the predicted class."""
     baseline: float | None
     """The error of the baseline on this slide."""
+    map: Path | None
+    """The picture of what the model looked at."""
 
     @property
     def wrong(self) -> bool:
@@ -78,6 +80,8 @@ def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
     paths = {record.slide: record.path for record in read_manifest(run.folder.splits)}
     errors = _errors(run.predictions)
     other = _errors(baseline.predictions) if baseline else {}
+    entries = read_json(run.folder.heatmaps / "heatmaps.json").get("slides", {})
+    maps = {slide: run.folder.heatmaps / entry["picture"] for slide, entry in entries.items()}
     rows = []
     for index, slide in enumerate(run.predictions.slides):
         probabilities = run.predictions.probabilities[index]
@@ -92,6 +96,7 @@ def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
                 error=errors[slide],
                 probability=float(probabilities[predicted]),
                 baseline=other.get(slide),
+                map=maps.get(slide),
             )
         )
     return sorted(rows, key=lambda row: -row.error)

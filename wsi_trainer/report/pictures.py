@@ -18,11 +18,20 @@ SIDE = 150
 
 def slide_picture(path: Path, side: int = SIDE) -> str:
     """The slide shrunk to `side` pixels, as the address of a JPEG picture that needs no file."""
-    picture = Image.fromarray(overview(path, side)[0].permute(1, 2, 0).numpy())
+    return _jpeg(Image.fromarray(overview(path, side)[0].permute(1, 2, 0).numpy()), side)
+
+
+def _jpeg(picture: Image.Image, side: int) -> str:
     picture.thumbnail((side, side))
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def map_picture(path: Path, side: int = 2 * SIDE) -> str:
+    """A picture of a map, shrunk, as the address of a JPEG picture that needs no file."""
+    with Image.open(path) as picture:
+        return _jpeg(picture.convert("RGB"), side)
 
 
 def overview(path: Path, side: int) -> Tensor:

@@ -8,16 +8,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.report import figures
 from wsi_trainer.report.contents import Run, difference, slide_rows
-from wsi_trainer.report.pictures import slide_picture
+from wsi_trainer.report.pictures import map_picture, slide_picture
 
-NOT_THERE_YET = (
-    "Maps of what the model looked at (attention, class activation) are not part of this page yet.",
-    "Precision-recall curves and results by site are not part of this page yet.",
-)
+NOT_THERE_YET = ("Precision-recall curves and results by site are not part of this page yet.",)
 MOST_ROWS = 500
 """Rows with pictures; beyond this only the worst mistakes are listed."""
 
@@ -64,6 +62,8 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str]) -> 
         "rows": rows[:MOST_ROWS],
         "row_count": len(rows),
         "picture": slide_picture,
+        "map_picture": map_picture,
+        "regions": sentence_on_regions(read_json(run.folder.heatmaps / "heatmaps.json")),
         "memory": _memory(run, facts),
         "environment": _flat(read_json(run.folder.environment)),
         "config": run.folder.config.read_text(encoding="utf-8"),
@@ -105,6 +105,8 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
 
 def _absent(run: Run, binary: bool) -> list[str]:
     absent = list(NOT_THERE_YET)
+    if not (run.folder.heatmaps / "heatmaps.json").is_file():
+        absent.append("This run has no maps of what the model looked at: `wsi-train heatmap` writes them.")
     if run.memory.get("engine") == "plain PyTorch":
         absent.append(
             "This run used plain PyTorch, not tile-by-tile execution: there is no plan and no memory picture."

@@ -1,0 +1,75 @@
+"""Attributions add up to the score, lie where the evidence is, and have the network's stride."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wsi_trainer.explain.attribution import attribute, receptive_field
+from wsi_trainer.models import VGG, AveragePooling, MaxPooling, MultiClassTask, ResNet, SlideClassifier
+
+
+class Shrink(nn.Module):
+    """The mean of each patch of four pixels a side: features that are known."""
+
+    out_channels, stride = 3, 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.avg_pool2d(x, 4)
+
+
+def test_with_an_average_the_map_adds_up_to_the_logit_but_for_a_constant() -> None:
+    torch.manual_seed(0)
+    model = SlideClassifier(backbone=VGG((4, 8)), head=AveragePooling).double().eval()
+    images = torch.randint(0, 256, (3, 1, 3, 48, 64), dtype=torch.uint8)
+    rests = []
+    for image in images:
+        with torch.no_grad():
+            logit = model(image)[0, 0]
+        rests.append(float(logit - attribute(model, image).values.sum()))
+    assert rests == pytest.approx([rests[0]] * 3, abs=1e-9)
+
+
+def test_the_other_class_has_the_negated_map() -> None:
+    model = SlideClassifier(backbone=VGG((4, 8)))
+    image = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
+    first, second = attribute(model, image, target=1).values, attribute(model, image, target=0).values
+    torch.testing.assert_close(first, -second)
+    several = SlideClassifier(backbone=VGG((4, 8)), task=MultiClassTask(["a", "b", "c"]))
+    assert len({attribute(several, image, target=k).values.sum().item() for k in range(3)}) == 3
+
+
+def test_the_evidence_of_a_maximum_is_where_the_maximum_is() -> None:
+    model = SlideClassifier(backbone=Shrink(), head=MaxPooling)
+    nn.init.ones_(model.classifier.weight)
+    image = torch.full((1, 3, 40, 24), 210, dtype=torch.uint8)
+    image[..., 16:20, 8:12] = 250
+    attribution = attribute(model, image)
+    assert attribution.stride == 4 and attribution.values.shape == (10, 6)
+    expected = torch.zeros(10, 6, dtype=torch.bool)
+    expected[4, 2] = True
+    assert torch.equal(attribution.positive > 0, expected)
+
+
+def test_the_receptive_field_is_the_one_counted_by_hand() -> None:
+    # conv 3 stride 2: 3; pool: 5; conv at step 4: 13; pool: 17; conv at step 8: 33; pool: 41
+    torch.manual_seed(0)
+    assert receptive_field(VGG((12, 24, 32), convs=1, stem_stride=2)) == 41
+    assert receptive_field(WeighedShrink()) == 4
+    assert receptive_field(ResNet((8, 8), norm="batch")) > 20
+
+
+class WeighedShrink(Shrink):
+    """Asked for its gradient through a parameter, as every backbone has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.weight
+
+
+def test_a_backbone_without_a_stride_is_named() -> None:
+    backbone = nn.Conv2d(3, 4, 1)
+    with pytest.raises(TypeError, match="Conv2d has no integer attribute stride"):
+        attribute(SlideClassifier(backbone=backbone), torch.zeros(1, 3, 8, 8, dtype=torch.uint8))

@@ -1,0 +1,54 @@
+"""`wsi-train heatmap` on a small run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from wsi_trainer.cli import main
+from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.report.contents import Run, slide_rows
+from wsi_trainer.synthetic import generate
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path]:
+    folder = tmp_path_factory.mktemp("heatmap")
+    splits = {"train": 0.5, "val": 0.25, "test": 0.25}
+    manifest = generate(folder / "slides", slides=16, side=256, seed=1, splits=splits, workers=1)
+    words = [
+        "fit", f"--out={folder / 'run'}", f"--data.manifest={manifest}", "--train.epochs=1",
+        "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4,8]",
+    ]  # fmt: skip
+    assert main(words) == 0
+    return RunFolder(folder / "run"), manifest.parent / "lesions"
+
+
+def test_writes_a_picture_and_an_array_for_each_slide(
+    run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, lesions = run
+    assert main(["heatmap", f"--config={folder.config}", f"--regions={lesions}"]) == 0
+    assert "of what speaks for '1'" in capsys.readouterr().out.replace("\n", " ")
+    facts = json.loads((folder.heatmaps / "heatmaps.json").read_text())
+    assert facts["annotated_slides"] >= 1 and 0 < facts["area_inside"] < 1
+    rows = slide_rows(Run.load("run", folder, "test"), None)
+    assert len(rows) == len(facts["slides"]) and all(
+        row.map is not None and row.map.is_file() for row in rows
+    )
+    for entry in facts["slides"].values():
+        values = np.load(folder.heatmaps / entry["array"])
+        assert values.ndim == 2 and np.isfinite(values).all()
+        assert max(Image.open(folder.heatmaps / entry["picture"]).size) <= 512
+    assert main(["report", str(folder.path)]) == 0
+    page = folder.report.read_text(encoding="utf-8")
+    assert "map of " in page and "has no maps of what" not in page
+
+
+def test_a_split_without_slides_is_named(
+    run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["heatmap", f"--config={run[0].config}", "--split=holdout"]) == 2
+    assert "no slide is in the split holdout" in capsys.readouterr().err

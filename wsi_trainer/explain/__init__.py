@@ -1,0 +1,1 @@
+"""Whole-slide maps of what a trained model looked at."""
