@@ -108,7 +108,7 @@ class LazyImage(LazyTensor):
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
         target = torch.device(device) if device is not None else torch.device("cpu")
         value = source_value(source, target, requires_grad)
-        self = LazyTensor._wrap(cls, value.fake, Session(settings), requires_grad)
+        self = LazyTensor._wrap(cls, value.fake, Session(settings, target), requires_grad)
         self._source = source
         remember_storage(self._session, value.fake)
         return self

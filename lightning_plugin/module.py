@@ -28,6 +28,9 @@ class TiledModule(nn.Module):
     wrapper is the module's, key for key.
     """
 
+    #: Paths in plans and messages are the wrapped module's own.
+    wraps_only = True
+
     def __init__(
         self,
         module: nn.Module,

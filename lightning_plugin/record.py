@@ -54,6 +54,7 @@ class Session:
     """
 
     settings: Any = None
+    device: torch.device = torch.device("cpu")
     captured: dict[int, Value] = field(default_factory=dict)
     storages: dict[int, list[Tensor]] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
@@ -85,8 +86,10 @@ class Session:
         known = self.captured.get(id(tensor))
         if known is not None and known.node is not None:
             return known
+        # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's.
+        device = self.device if tensor.is_meta else tensor.device
         with FAKE:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         value = Value(fake, None, tensor.requires_grad)
         version = 0 if tensor.is_inference() else tensor._version
         value.node = Node(Captured(tensor, version), (), (value,), "tensor")
@@ -250,7 +253,7 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
     before = {id(f): bound(f) for f in fakes}
     for f in fakes:
         remember_storage(session, f)
-    out, seen = watch(func, args, kwargs)
+    out, seen = watch(API.stand_ins.get(func, func), args, kwargs)
     results = [o for o in tree_flatten(out)[0] if isinstance(o, Tensor)]
     to_value = lambda a: before.get(id(a), a) if isinstance(a, Tensor) else a  # noqa: E731
     vargs, vkwargs = tree_map(to_value, (args, kwargs))
@@ -415,6 +418,8 @@ def module_path() -> str:
         frame = frame.f_back  # type: ignore[assignment]
     if not modules:
         return ""
+    if len(modules) > 1 and getattr(modules[-1], "wraps_only", False):
+        modules.pop()  # the user's paths begin at the user's module
     root = modules[-1]
     cached = getattr(_names, "cache", None)
     if cached is None or cached[0] is not root:
