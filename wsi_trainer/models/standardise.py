@@ -47,8 +47,7 @@ class RunningStandardise(nn.Module):
         seen = int(self.seen)
         weight = max(self.momentum, 1 / seen)
         newest = x.mean(dim=0).to(self.mean.dtype)
-        # New tensors, not written in place: with accumulation, backward still needs the values of its own
-        # forward.
-        self.mean = self.mean.lerp(newest, weight)
+        # In place is safe also with accumulation: backward needs neither of the two, only what was made of them.
+        self.mean.lerp_(newest, weight)
         if seen > 1:
-            self.variance = self.variance.lerp((newest - self.mean) ** 2, weight)
+            self.variance.lerp_((newest - self.mean) ** 2, weight)
