@@ -1,13 +1,16 @@
 """What is really live on the device during a step.
 
-On a CPU the ledger watches every operator and counts the storages it makes, each once, until it dies; on CUDA it asks
-the allocator. What existed before the step (parameters, the user's own tensors) is not counted as made by it; the
-planner adds parameters and gradients where it promises a budget.
+On a CPU a ledger watches the operators and counts the storages they make, each once, until it dies. Operators that
+autograd runs by itself, between segments, are seen through hooks. On CUDA the ledger asks the allocator. What existed
+before the step (the user's own tensors) is not counted as made by it; parameters, and gradients that exist already, are
+what the ledger starts with.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,35 +20,122 @@ from torch.utils._pytree import tree_leaves
 
 
 class Ledger:
-    """Bytes alive now and at the worst moment."""
+    """Bytes alive now and at the worst moment, in all and for each segment's forward and backward.
 
-    def __init__(self) -> None:
-        self.live = 0
-        self.peak = 0
+    ``enter`` says whose moments the next ones are. With ``fakes``, the storages of fake tensors are counted (a
+    rehearsal of a plan), else real ones only.
+    """
+
+    def __init__(self, device: torch.device | None = None, fakes: bool = False) -> None:
+        self.live = self.peak = 0
+        self.device = device or torch.device("cpu")
+        self.fakes = fakes
+        self.moments: dict[Any, int] = {}
+        self.watcher = Watcher(self)
         self._refs: dict[int, tuple[Any, int]] = {}
+        self._who: Any = None
+        self._since = 0
+        self._allocated = self._held = 0
+
+    def begin(self) -> None:
+        """A step begins: its peak counts from what is live now."""
+        self.moments.clear()
+        self._who = None
+        self.peak = self._since = self.live
+        self._held = 0
+        if self.allocator:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._allocated = torch.cuda.memory_allocated(self.device)
+
+    def hold(self, tensor: Tensor) -> None:
+        """Count a tensor that the step starts with, and the gradient it has already."""
+        for t in (tensor, tensor.grad if tensor.is_leaf else None):
+            if t is not None and not self.allocator:
+                self.see(t)
+            elif t is not None:
+                self._held += t.untyped_storage().nbytes()
+
+    @property
+    def allocator(self) -> bool:
+        """Whether the device's own allocator keeps the books."""
+        return self.device.type == "cuda" and not self.fakes
 
     def see(self, tensor: Tensor) -> None:
         """Count a tensor's storage, if it is not counted yet."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._refs or storage.device.type == "meta":  # fake tensors hold nothing
+        if key in self._refs or (storage.device.type == "meta") != self.fakes:
+            return
+        if self.fakes and tensor.device.type != self.device.type:
             return
         storage_bytes = storage.nbytes()
         if not storage_bytes:
             return
         self._refs[key] = (weakref.ref(storage, lambda _, key=key: self._gone(key)), storage_bytes)
         self.live += storage_bytes
-        self.peak = max(self.peak, self.live)
+        if self.live > self.peak:
+            self.peak = self.live
+        if self.live > self._since:
+            self._since = self.live
 
     def ignore(self, tensor: Tensor) -> None:
-        """Never count this tensor's storage."""
+        """Never count this tensor's storage, which existed before."""
         storage = tensor.untyped_storage()
-        self._refs.setdefault(storage._cdata, (storage, 0))
+        if storage._cdata not in self._refs:
+            key = storage._cdata
+            self._refs[key] = (weakref.ref(storage, lambda _, key=key: self._gone(key)), 0)
+
+    def enter(self, who: Any) -> None:
+        """From now on, peaks are ``who``'s."""
+        self.leave()
+        self._who = who
+
+    def leave(self) -> None:
+        if self._who is not None:
+            self.moments[self._who] = max(self.moments.get(self._who, 0), self._since)
+        self._who = None
+        self._since = self.live
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was live until now."""
+        if self.allocator:
+            return self._held + max(0, torch.cuda.max_memory_allocated(self.device) - self._allocated)
+        return self.peak
 
     def _gone(self, key: int) -> None:
         found = self._refs.pop(key, None)
         if found is not None:
             self.live -= found[1]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count what the operators in this block make."""
+        if self.allocator or torch.utils._python_dispatch._get_current_dispatch_mode() is self.watcher:
+            yield
+            return
+        with self.watcher:
+            yield
+
+    def hook(self, tensor: Tensor, until: Iterable[Tensor] = ()) -> None:
+        """Count the gradients that autograd makes on its way back through a tensor's operator, down to those of
+        ``until``."""
+        if self.allocator or tensor.grad_fn is None:
+            return
+        known = {t.grad_fn for t in until}
+        stack, seen = [tensor.grad_fn], set(known)
+        while stack:
+            function = stack.pop()
+            if function in seen or hasattr(function, "variable"):
+                continue
+            seen.add(function)
+            function.register_hook(self._see_gradients)
+            stack += [f for f, _ in function.next_functions if f is not None]
+
+    def _see_gradients(self, made: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+        for g in (*given, *made):
+            if isinstance(g, Tensor):
+                self.see(g)
 
 
 class Watcher(TorchDispatchMode):
@@ -58,10 +148,10 @@ class Watcher(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
         see = self.ledger.see
-        if type(out) is Tensor:
+        if isinstance(out, Tensor):
             see(out)
-        else:
-            for t in tree_leaves(out):
+        elif isinstance(out, (tuple, list)):
+            for t in out if not any(isinstance(o, (tuple, list, dict)) for o in out) else tree_leaves(out):
                 if isinstance(t, Tensor):
                     see(t)
         return out

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.policy import fixed
-from lightning_plugin.rules.base import Barrier, Source
+from lightning_plugin.rules.base import Barrier, Captured, Source
+from lightning_plugin.source import TensorSource
 
 
 @dataclass(eq=False)
@@ -61,7 +64,19 @@ class Settings:
         plan = choose_plan(Network(tuple(nodes)), rates_of(device), self.budget, lower)
         return replace(plan, shape=tuple(images[0].shape) if images else ())
 
-    def planned(self, plan: Plan, nodes: Sequence[Node] = ()) -> None:
-        """Note what is about to run."""
+    def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:
+        """Note what is about to run, and open the step's page of the ledger."""
         self.plan = plan
         self.barriers = tuple(n.label for n in nodes if isinstance(n.op, Barrier))
+        images = [n.op for n in nodes if isinstance(n.op, Source)]
+        device = images[0].device if images else torch.device("cpu")
+        if self.ledger is None or self.ledger.device != device:
+            self.ledger = Ledger(device)
+        self.ledger.begin()
+        for image in images:
+            if isinstance(image.image, TensorSource):
+                self.ledger.ignore(image.image.tensor)
+        for n in nodes:
+            if isinstance(n.op, Captured):
+                self.ledger.hold(n.op.tensor)
+        return self.ledger

@@ -37,7 +37,10 @@ class DiskFile:
         for f in factors:
             self.plain *= f if not isinstance(f, Axis) else 1
         self.item = dtype.itemsize * self.plain
-        size = self.item * Box.whole(layout.extent).positions
+        self.make(self.item * Box.whole(layout.extent).positions, folder)
+
+    def make(self, size: int, folder: Path | None) -> None:
+        """Open a file without a name, where there is room for it."""
         where = Path(folder or tempfile.gettempdir())
         free = shutil.disk_usage(where).free
         if size > free:

@@ -7,7 +7,7 @@ autograd keeps what backward needs, as in plain PyTorch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.segment import GatherFunction
+from lightning_plugin.execute.fuse import batch_norm
+from lightning_plugin.execute.segment import GatherFunction, watched
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.source import TensorSource
 
@@ -38,22 +40,37 @@ class Uses:
         return self.left[id(v)] == 1
 
 
-def keep(nodes: Sequence[Node], uses: Uses) -> None:
-    """Run nodes whole, in order."""
-    for node in nodes:
-        tiles = [whole(v) for v in node.maps]
-        vectors = [_real(v) for v in node.vectors]
-        grad = any(v.requires_grad for v in node.outputs)
-        with torch.set_grad_enabled(grad):
-            if isinstance(node.op, ReduceOp):
-                results = ReduceFunction.apply(node.op, Box.whole(node.maps[0].space.extent), len(tiles), *tiles, *vectors)
-                for v, r in zip(node.outputs, results, strict=True):
-                    v.real = r
-            else:
-                assert isinstance(node.op, TileOp)
-                node.outputs[0].real = run_whole(node, tiles, vectors, uses)
-        del tiles
-        uses.done(node)
+def keep(node: Node, uses: Uses, fused: Mapping[int, Node], ledger: Ledger | None) -> None:
+    """Run a node whole. A statistic that only its normalisation needs is left to that (see `fuse`)."""
+    partner = fused.get(node.serial)
+    if partner is not None and isinstance(node.op, ReduceOp):
+        return
+    tiles = [whole(v) for v in node.maps]
+    with torch.set_grad_enabled(any(v.requires_grad for v in node.outputs)):
+        if partner is not None:
+            vectors = [_real(v) for v in node.vectors[2:]]
+            result, *moments = batch_norm(partner, node, tiles[0], vectors)
+            node.outputs[0].real = result
+            for v, moment in zip(partner.outputs, moments, strict=True):
+                v.real = moment
+        elif isinstance(node.op, ReduceOp):
+            vectors = [_real(v) for v in node.vectors]
+            box = Box.whole(node.maps[0].space.extent)
+            results = ReduceFunction.apply(node.op, box, len(tiles), ledger, *tiles, *vectors)
+            for v, r in zip(node.outputs, results, strict=True):
+                v.real = r
+        else:
+            assert isinstance(node.op, TileOp)
+            vectors = [_real(v) for v in node.vectors]
+            node.outputs[0].real = run_whole(node, tiles, vectors, uses)
+    if ledger is not None:
+        for v in node.outputs:
+            if v.real is not None:
+                ledger.hook(v.real, (*tiles, *vectors))
+    del tiles
+    uses.done(node)
+    if partner is not None:
+        uses.done(partner)
 
 
 def run_whole(node: Node, tiles: list[Tensor], vectors: list[Tensor], uses: Uses) -> Tensor:
@@ -105,10 +122,12 @@ class ReduceFunction(torch.autograd.Function):
     """A reduce operator on one tile that is the whole map."""
 
     @staticmethod
-    def forward(ctx: Any, op: ReduceOp, box: Box, maps: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, op: ReduceOp, box: Box, maps: int, ledger: Ledger | None, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
         tiles, vectors = inputs[:maps], inputs[maps:]
         results = op.finish(op.partial(box, tiles, vectors), vectors)
-        ctx.op, ctx.box, ctx.maps = op, box, maps
+        ctx.op, ctx.box, ctx.maps, ctx.ledger = op, box, maps, ledger
         ctx.results = [r.detach() for r in results]
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
@@ -118,13 +137,17 @@ class ReduceFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        inputs = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True)]
-        tiles, vectors = inputs[: ctx.maps], inputs[ctx.maps :]
+        inputs = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad[4:], strict=True)]
+        with watched(ctx.ledger):
+            return (None, None, None, None, *ReduceFunction.pull(ctx, inputs, grads))
+
+    @staticmethod
+    def pull(ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         with torch.enable_grad():
-            pulls = ctx.op.pull(ctx.box, tiles, vectors, ctx.results)
+            pulls = ctx.op.pull(ctx.box, inputs[: ctx.maps], inputs[ctx.maps :], ctx.results)
         live = [(p, g) for p, g in zip(pulls, grads, strict=True) if p is not None and g is not None and p.requires_grad]
         wanted = [t for t in inputs if t.requires_grad]
         if not live or not wanted:
-            return (None, None, None, *(None for _ in inputs))
+            return [None for _ in inputs]
         found = iter(torch.autograd.grad([p for p, _ in live], wanted, [g for _, g in live], allow_unused=True))
-        return (None, None, None, *(next(found) if t.requires_grad else None for t in inputs))
+        return [next(found) if t.requires_grad else None for t in inputs]

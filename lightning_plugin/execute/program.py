@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.record import FAKE
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
 
 
@@ -71,6 +73,35 @@ class Program:
         last = {id(v): i for i, node in enumerate(order) for v in node.inputs if v.is_map}
         overwrite = frozenset(n.serial for n in order if may_overwrite(n, order, targets, reads))
         return Program(tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last, overwrite)
+
+    def bare(self) -> tuple[Program, dict[int, Value]]:
+        """The same program on copies of its values that hold no results, and the copies by the originals' ids.
+
+        A value's result knows, through autograd, the segments that made it. What a segment keeps for backward must
+        not lead back to results, or nothing of a step would ever be let go.
+        """
+        values: dict[int, Value] = {}
+        nodes: dict[int, Node] = {}
+
+        def value(v: Value) -> Value:
+            if id(v) not in values:
+                values[id(v)] = Value(unbound(v.shape, v.dtype, v.device), v.layout, v.requires_grad)
+                if v.node is not None and v.is_map and v.node.serial not in nodes and isinstance(v.node.op, (Source, Spread)):
+                    values[id(v)].node = Node(v.node.op, (), (values[id(v)],), v.node.name, v.node.path)
+            return values[id(v)]
+
+        for node in self.steps:
+            made, read = tuple(map(value, node.outputs)), tuple(map(value, node.inputs))
+            twin = Node(node.op, read, made, node.name, node.path, node.inplace, node.serial)
+            nodes[node.serial] = twin
+            for v in made:
+                v.node = twin
+        targets = tuple(
+            Target(nodes[t.node.serial], None if t.stored is None else value(t.stored)) for t in self.targets
+        )
+        last = {id(values[k]): place for k, place in self.last_use.items()}
+        reads, vectors = tuple(map(value, self.reads)), tuple(map(value, self.vectors))
+        return Program(targets, tuple(nodes.values()), reads, vectors, last, self.overwrite), values
 
     def owned(self, grid: Grid) -> Iterator[tuple[Box, ...]]:
         """For each tile, the box it owns of every target."""
@@ -143,6 +174,13 @@ class Program:
     ) -> list[Tensor]:
         with torch.set_grad_enabled(grad):
             return [v.space.narrow(held[id(v)], need[id(v)], box) for v, box in zip(node.maps, boxes, strict=True)]
+
+
+@lru_cache(maxsize=4096)
+def unbound(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A fake tensor that stands for no particular value."""
+    with FAKE:
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], reads: Mapping[int, Value]) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.errors import PlanError, RecordingError
+from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.program import Program, Target
-from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.execute.segment import SegmentRun, watched
 from lightning_plugin.graph import Node, Value, ancestors
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.policy import choose
 from lightning_plugin.record import Session, forget_modules
@@ -44,22 +46,31 @@ def run(nodes: Sequence[Node], session: Session) -> None:
     """Run nodes in the order of a plan."""
     check_versions(nodes)
     plan = choose(nodes, session.settings)
-    if session.settings is not None:
-        session.settings.planned(plan, nodes)
-    stages = prepare(plan, nodes)
+    ledger = session.settings.begin(plan, nodes) if session.settings is not None else None
+    run_plan(plan, nodes, ledger)
+
+
+def run_plan(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None) -> None:
+    """Run forward, and leave in every vector a tensor whose ``grad_fn`` runs backward as the plan says."""
+    stages = prepare(plan, nodes, ledger)
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
-        for stage in stages:
-            stage.run()
-            for node in gathers:
-                if stage.makes(node.inputs[0]):
-                    compute(node.outputs[0])
-            for v in stage.last:
-                v.handle = v.real = None
-        for node in nodes:
-            for v in node.outputs:
-                if not v.is_map:
-                    compute(v)
+        with watched(ledger):
+            for stage in stages:
+                if ledger is not None:
+                    ledger.enter((stage.place, "forward"))
+                stage.run()
+                for node in gathers:
+                    if stage.makes(node.inputs[0]):
+                        compute(node.outputs[0], ledger)
+                for v in stage.last:
+                    v.handle = v.real = None
+            for node in nodes:
+                for v in node.outputs:
+                    if not v.is_map:
+                        compute(v, ledger)
+            if ledger is not None:
+                ledger.leave()
     finally:
         for node in nodes:
             for v in (*node.inputs, *node.outputs):
@@ -75,6 +86,9 @@ class Stage:
     targets: Sequence[Target]
     program: Program | None
     uses: Uses
+    fused: Mapping[int, Node] = field(default_factory=dict)
+    ledger: Ledger | None = None
+    place: int = 0
     last: list[Value] = field(default_factory=list)
 
     def reads(self) -> list[Value]:
@@ -87,19 +101,50 @@ class Stage:
 
     def run(self) -> None:
         if self.program is None:
-            run_kept([t.node for t in self.targets], self.uses)
+            self.run_kept([t.node for t in self.targets])
         else:
-            run_tiled(self.plan, self.program)
+            self.run_tiled(self.program)
+
+    def run_tiled(self, program: Program) -> None:
+        for v in program.vectors:
+            compute(v, self.ledger)
+        for v in program.reads:
+            assert v.node is not None
+            if isinstance(v.node.op, Spread):
+                compute(v.node.inputs[0], self.ledger)
+        plan = self.plan
+        SegmentRun(program, plan.forward, plan.backward, plan.tier, self.ledger, self.place).apply()
+
+    def run_kept(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            partner = self.fused.get(node.serial)
+            for v in node.inputs:
+                if v.is_map:
+                    if v.node is not None and isinstance(v.node.op, Spread):
+                        compute(v.node.inputs[0], self.ledger)
+                elif partner is None or v.node is not partner:
+                    compute(v, self.ledger)
+            keep(node, self.uses, self.fused, self.ledger)
+            if self.ledger is not None:
+                self.mark(node)
+
+    def mark(self, node: Node) -> None:
+        """Let the ledger know when backward comes by."""
+        ledger, who = self.ledger, (self.place, "backward")
+        for v in node.outputs:
+            if ledger is not None and ledger.fakes and v.real is not None and v.real.requires_grad:
+                v.real.register_hook(lambda g: ledger.enter(who))
 
 
-def prepare(plan: Plan, nodes: Sequence[Node]) -> list[Stage]:
+def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None) -> list[Stage]:
     """The segments of a plan, and after which of them each map may go."""
     made: set[int] = set()
     stages = []
     uses = Uses(nodes)
-    for segment, here in zip(plan.segments, resolve(plan, nodes), strict=True):
+    for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True)):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
-        stages.append(Stage(segment, here, program, uses))
+        fused = pairs([t.node for t in here], nodes) if segment.keep else {}
+        stages.append(Stage(segment, here, program, uses, fused, ledger, place))
         made.update(id(v) for t in here for v in t.node.outputs if v.is_map and (segment.keep or t.stored is not None))
     seen: set[int] = set()
     for stage in reversed(stages):
@@ -107,26 +152,6 @@ def prepare(plan: Plan, nodes: Sequence[Node]) -> list[Stage]:
         stage.last = [v for v in dict.fromkeys(touched) if id(v) not in seen]
         seen.update(id(v) for v in stage.last)
     return stages
-
-
-def run_tiled(segment: SegmentPlan, program: Program) -> None:
-    for v in program.vectors:
-        compute(v)
-    for v in program.reads:
-        assert v.node is not None
-        if isinstance(v.node.op, Spread):
-            compute(v.node.inputs[0])
-    SegmentRun(program, segment.forward, segment.backward, segment.tier).apply()
-
-
-def run_kept(nodes: Sequence[Node], uses: Uses) -> None:
-    for node in nodes:
-        for v in node.inputs:
-            if not v.is_map:
-                compute(v)
-            elif v.node is not None and isinstance(v.node.op, Spread):
-                compute(v.node.inputs[0])
-        keep([node], uses)
 
 
 def resolve(plan: Plan, nodes: Sequence[Node]) -> list[list[Target]]:
@@ -143,7 +168,7 @@ def resolve(plan: Plan, nodes: Sequence[Node]) -> list[list[Target]]:
     return targets
 
 
-def compute(value: Value) -> None:
+def compute(value: Value, ledger: Ledger | None = None) -> None:
     """Bring a vector about with ordinary autograd; what it needs of maps has been computed by segments."""
     if value.is_map or value.real is not None:
         return
@@ -155,6 +180,9 @@ def compute(value: Value) -> None:
             gather(node)
         elif isinstance(op, (VectorOp, Barrier)):
             call(node)
+            if ledger is not None:
+                for v in node.outputs:
+                    ledger.hook(_known(v), [_known(i) for i in node.inputs])
 
 
 def call(node: Node) -> None:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,9 +26,11 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.program import Program, Target
+from lightning_plugin.execute.rehearsal import tiles_of
 from lightning_plugin.execute.store import Adder, Cotangent, Handle
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.base import ReduceOp, Reduction, Source, Spread
 from lightning_plugin.source import TensorSource
 
@@ -41,8 +45,18 @@ class Lease:
 class SegmentRun:
     """A program with its grids, and where its tensors come from."""
 
-    def __init__(self, program: Program, forward: Grid, backward: Grid, tier: str = "device"):
+    def __init__(
+        self,
+        program: Program,
+        forward: Grid,
+        backward: Grid,
+        tier: str = "device",
+        ledger: Ledger | None = None,
+        place: int = 0,
+    ):
         self.program = program
+        self.ledger = ledger
+        self.place = place
         self.forward_grid = forward
         self.backward_grid = backward
         self.tier = tier
@@ -58,6 +72,15 @@ class SegmentRun:
         self.boundaries = [v for v in program.reads if v.handle is not None and resident(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
 
+    def bare(self) -> SegmentRun:
+        """What backward needs of a run; see `Program.bare`."""
+        program, values = self.program.bare()
+        run = copy(self)
+        run.program = program
+        for name in ("stored", "spreads", "images", "boundaries", "outputs"):
+            setattr(run, name, [values[id(v)] for v in getattr(self, name)])
+        return run
+
     def inputs(self) -> list[Tensor]:
         """The tensors autograd has to know: vectors, spread vectors, images with grad, tokens."""
         vectors = [_real(v) for v in self.program.vectors]
@@ -68,7 +91,7 @@ class SegmentRun:
     def apply(self) -> None:
         """Run forward; leaves the results in their values."""
         for v in self.stored:
-            v.handle = Handle(v.space, v.dtype, v.device, self.tier)
+            v.handle = Handle(v.space, v.dtype, v.device, self.tier, self.ledger)
         lease = Lease(tuple(v.handle for v in self.boundaries if v.handle is not None))
         marker = torch.empty(0)
 
@@ -82,6 +105,11 @@ class SegmentRun:
                 v.token = result
             else:
                 v.real = result
+
+
+def watched(ledger: Ledger | None) -> AbstractContextManager[None]:
+    """A block whose operators a ledger counts, if there is one."""
+    return nullcontext() if ledger is None else ledger.watching()
 
 
 def resident(v: Value) -> Tensor | None:
@@ -126,7 +154,7 @@ class SegmentFunction(torch.autograd.Function):
             totals[i] = op.merge(totals[i], part) if i in totals else part
 
         with torch.autocast(_kind(inputs, run), enabled=False):
-            for owned in program.owned(run.forward_grid):
+            for owned in tiles_of(program, run.forward_grid, False):
                 program.run(owned, read, vectors, emit, grad=False)
             results: list[Tensor] = []
             for i, target in enumerate(program.targets):
@@ -135,8 +163,8 @@ class SegmentFunction(torch.autograd.Function):
                     assert isinstance(op, ReduceOp)
                     results.extend(op.finish(totals[i], [vectors[id(v)] for v in target.node.vectors]))
         results.extend(torch.zeros(()) for _ in run.stored)
-        ctx.run = run
-        ctx.handles = [(v, weakref.ref(v.handle)) for v in run.boundaries]  # type: ignore[arg-type]
+        ctx.run = run.bare()
+        ctx.handles = [weakref.ref(v.handle) for v in run.boundaries]  # type: ignore[arg-type]
         ctx.cotangents = [v.handle.cotangent for v in run.stored]  # type: ignore[union-attr]
         ctx.results = [r.detach() for r in results]
         ctx.versions = [t._version for t in inputs if not t.is_inference()]
@@ -156,7 +184,11 @@ class SegmentFunction(torch.autograd.Function):
                     f"a tensor of shape {tuple(t.shape)} that the forward pass used was changed in place before "
                     "backward (an optimizer step between forward and backward, say). Its old value is needed."
                 )
-        return Backward(ctx, inputs, grads).run()
+        ledger = ctx.run.ledger
+        if ledger is not None:
+            ledger.enter((ctx.run.place, "backward"))
+        with watched(ledger):
+            return Backward(ctx, inputs, grads).run()
 
 
 class Backward:
@@ -172,7 +204,9 @@ class Backward:
         self.vectors = {id(v): t for v, t in zip(program.vectors, self.leaves, strict=False)}
         self.spreads = {id(v): t for v, t in zip(self.segment.spreads, self.leaves[first:], strict=False)}
         self.images = {id(v): t for v, t in zip(self.segment.images, self.leaves[second:], strict=False)}
-        self.handles: dict[int, Handle] = {id(v): ref() for v, ref in ctx.handles}
+        self.handles: dict[int, Handle] = {
+            id(v): ref() for v, ref in zip(self.segment.boundaries, ctx.handles, strict=True)
+        }
         self.needs = needs
         self.adders = {i: Adder(t) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
         self.wholes: dict[int, tuple[Tensor, Layout]] = {}
@@ -209,7 +243,7 @@ class Backward:
             available = {id(v) for v in segment.program.reads}
             program = Program.build(self.alive, lambda v: id(v) in available)
             with torch.autocast(_kind(self.leaves, segment), enabled=False):
-                for owned in program.owned(segment.backward_grid):
+                for owned in tiles_of(program, segment.backward_grid, True):
                     self.tile(program, owned)
         for cotangent in self.maps:
             if cotangent is not None:
@@ -306,6 +340,7 @@ class GatherFunction(torch.autograd.Function):
     def forward(ctx: Any, value: Value, handle: Handle, token: Tensor) -> Tensor:
         ctx.cotangent = handle.cotangent
         ctx.whole = handle.whole
+        ctx.ledger = handle.ledger
         out = handle.read(handle.whole)
         if not value.requires_grad:
             ctx.mark_non_differentiable(out)
@@ -314,5 +349,6 @@ class GatherFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        ctx.cotangent.add(ctx.whole, grad)
+        with watched(ctx.ledger):
+            ctx.cotangent.add(ctx.whole, grad)
         return None, None, torch.zeros(())

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.disk import DiskFile
+from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.layout import Layout
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.reduce import wide
 
 
@@ -36,6 +38,9 @@ class Memory:
 
 def store(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str, zero: bool = False) -> Memory | DiskFile:
     """Room for a map on a tier."""
+    rehearsal = REHEARSAL.get()
+    if rehearsal is not None and tier != "device":
+        return rehearsal.away(layout, dtype, device, tier)
     if tier == "disk":
         return DiskFile(layout, dtype, device)
     return Memory(layout, dtype, device, tier == "host", zero)
@@ -75,8 +80,16 @@ class Cotangent:
 class Handle:
     """A stored map. Its cotangent outlives its data: see [Note: leases] in `segment`."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, tier: str = "device"):
+    def __init__(
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        tier: str = "device",
+        ledger: Ledger | None = None,
+    ):
         self.layout = layout
+        self.ledger = ledger
         self.whole = Box.whole(layout.extent)
         self.data = store(layout, dtype, device, tier)
         self.cotangent = Cotangent(layout, dtype, device, tier)
