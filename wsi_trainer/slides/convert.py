@@ -7,6 +7,7 @@ complete; so whatever has that name is complete.
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -97,6 +98,7 @@ def convert(
     with _locked(out, job):
         if store.exists():
             if _fits(store, header, job):
+                _sweep(out / STAGING, job.name)
                 return _row(job, store, skipped=True)
             if not overwrite:
                 raise SlideError(
@@ -106,6 +108,7 @@ def convert(
             shutil.rmtree(store)
         with open_reader(job.slide) as reader:
             _Conversion(job, reader, out, settings, header, threads, progress).run()
+        _sweep(out / STAGING, job.name)
         return _row(job, store, skipped=False)
 
 
@@ -122,6 +125,13 @@ def _locked(out: Path, job: Job) -> Iterator[None]:
         except BlockingIOError as error:
             raise Busy(job.slide, "another process is converting it") from error
         yield
+
+
+def _sweep(staging: Path, name: str) -> None:
+    """Removes what is left of a conversion that is complete: its journal, and half-written copies of that."""
+    journal = staging / f"{name}.journal"
+    for path in [journal, *journal.parent.glob(f"{glob.escape(journal.name)}.*.part")]:
+        path.unlink(missing_ok=True)
 
 
 def _fits(store: Path, header: Mapping[str, Any], job: Job) -> bool:
@@ -180,7 +190,6 @@ class _Conversion:
                 threads=self._threads, progress=self._progress_pixels(journal),
             ).run()  # fmt: skip
             self._finish(journal, overview)
-        journal.remove()
 
     def _progress_pixels(self, journal: Journal) -> Callable[[int], None]:
         total = self._shapes[0][0] * self._shapes[0][1]

@@ -29,7 +29,7 @@ def run_on_dask(
         raise UserError('--scheduler dask needs Dask: pip install "wsi-trainer[cluster]"') from error
     try:
         if address:
-            client = Client(address, timeout=20)
+            client = Client(address, timeout=10)
         else:
             client = Client(LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None))
     except OSError as error:

@@ -77,11 +77,6 @@ class Journal:
             self._file.close()
             self._file = None
 
-    def remove(self) -> None:
-        """Deletes the journal: what it tells is now in the manifest of the store."""
-        self.close()
-        self._path.unlink(missing_ok=True)
-
     def __enter__(self) -> Journal:
         self.start()
         return self

@@ -1,0 +1,153 @@
+"""Augmentation commutes with tiling: a tile of the augmented slide is the augmented tile of the slide."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_plugin import Box, TensorSource, TileSource
+from wsi_trainer.slides.augment import Augmentation, AugmentedSource, Augmenter
+from wsi_trainer.slides.stain import StainShift
+
+HEIGHT, WIDTH = 37, 53
+IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 3, HEIGHT, WIDTH), np.uint8))
+IMAGE[..., 5:20, 30:] = 255
+
+
+class _Patchy(TensorSource):
+    """Knows where its image is white."""
+
+    def constant(self, box: Box) -> torch.Tensor | None:
+        part = self.read(box)
+        return (
+            torch.full((3,), 255, dtype=torch.uint8) if part.numel() and bool((part == 255).all()) else None
+        )
+
+
+stains = st.one_of(
+    st.none(),
+    st.builds(
+        StainShift,
+        st.tuples(*[st.floats(0.7, 1.3)] * 3),
+        st.tuples(*[st.floats(-0.1, 0.1)] * 3),
+    ),
+)
+augmentations = st.builds(
+    Augmentation, st.booleans(), st.booleans(), st.booleans(),
+    st.tuples(st.integers(-60, 60), st.integers(-60, 60)), stains,
+)  # fmt: skip
+
+
+def _plain(image: torch.Tensor, a: Augmentation) -> torch.Tensor:
+    """The augmentation of a whole image, written down plainly."""
+    moved = torch.full_like(image, 255)
+    for y in range(HEIGHT):
+        for x in range(WIDTH):
+            fy, fx = y - a.shift[0], x - a.shift[1]
+            if 0 <= fy < HEIGHT and 0 <= fx < WIDTH:
+                moved[..., y, x] = image[..., fy, fx]
+    if a.stain is not None:
+        moved = a.stain.apply(moved)
+    if a.flip_y:
+        moved = moved.flip(2)
+    if a.flip_x:
+        moved = moved.flip(3)
+    return moved.transpose(2, 3) if a.transpose else moved
+
+
+@given(augmentations, st.data())
+def test_tiles_of_the_augmented_are_augmented_tiles(a: Augmentation, data: st.DataObject) -> None:
+    source = AugmentedSource(_Patchy(IMAGE), a)
+    expected = _plain(IMAGE, a)
+    assert isinstance(source, TileSource)
+    assert source.shape == expected.shape
+    for _ in range(4):
+        y0 = data.draw(st.integers(0, source.shape[2] - 1))
+        x0 = data.draw(st.integers(0, source.shape[3] - 1))
+        y1 = data.draw(st.integers(y0 + 1, source.shape[2]))
+        x1 = data.draw(st.integers(x0 + 1, source.shape[3]))
+        tile = source.read(Box((y0, x0), (y1, x1)))
+        assert torch.equal(tile, expected[:, :, y0:y1, x0:x1])
+        value = source.constant(Box((y0, x0), (y1, x1)))
+        assert value is None or bool((tile == value[None, :, None, None]).all())
+
+
+def test_known_constant_boxes_stay_known() -> None:
+    source = AugmentedSource(
+        _Patchy(IMAGE), Augmentation(True, False, True, (3, -4), StainShift((1.2, 0.9, 1.0)))
+    )
+    known = [
+        source.constant(Box((y, x), (y + 4, x + 4))) is not None
+        for y in range(0, source.shape[2] - 4, 4)
+        for x in range(0, source.shape[3] - 4, 4)
+    ]
+    assert sum(known) > 5
+
+
+def test_stain_of_a_pixel_does_not_depend_on_where_it_lies() -> None:
+    """Vector units treat the end of a row differently; tables do not."""
+    stain = StainShift((1.13, 0.87, 1.05), (0.02, -0.03, 0.01))
+    levels = torch.arange(256, dtype=torch.uint8)
+    for length in (1, 3, 7, 16, 61, 256):
+        for start in (0, 1, 5):
+            row = levels[start : start + length]
+            image = torch.stack([row, row.flip(0), row])[None, :, None]
+            whole = torch.stack([levels, levels, levels])[None, :, None].repeat(1, 1, 3, 1)
+            whole[0, :, 1, : len(row)] = image[0, :, 0]
+            assert torch.equal(stain.apply(whole)[0, :, 1, : len(row)], stain.apply(image)[0, :, 0])
+
+
+def test_no_change_of_stain_is_no_change() -> None:
+    assert (StainShift().apply(IMAGE).int() - IMAGE.int()).abs().max() <= 1
+
+
+def test_glass_stays_glass_and_stains_go_the_right_way() -> None:
+    glass = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    assert torch.equal(StainShift((1.5, 0.5, 2.0), (0.1, 0.1, 0.1)).apply(glass), glass)
+    purple = torch.tensor([110, 80, 150], dtype=torch.uint8)[None, :, None, None]
+    more = StainShift((1.3, 1.0, 1.0)).apply(purple).int()
+    less = StainShift((0.7, 1.0, 1.0)).apply(purple).int()
+    assert (more < purple).all()
+    assert (less > purple).all()
+
+
+def test_stain_is_changed_on_bytes_only() -> None:
+    with pytest.raises(TypeError, match="before normalising"):
+        StainShift((1.1, 1.0, 1.0)).apply(IMAGE.float())
+
+
+def test_augmenter_depends_on_seed_slide_and_epoch_alone() -> None:
+    augmenter = Augmenter(seed=3, shift=50, stain=0.1, tint=0.02)
+    first = augmenter.draw("a", 0)
+    assert augmenter.draw("a", 0) == first
+    others = [augmenter.draw("b", 0), augmenter.draw("a", 1), Augmenter(4, shift=50, stain=0.1).draw("a", 0)]
+    assert all(other != first for other in others)
+    drawn = {(a.flip_y, a.flip_x, a.transpose) for a in (augmenter.draw("a", e) for e in range(200))}
+    assert len(drawn) == 8
+    assert all(abs(v) <= 50 for e in range(50) for v in augmenter.draw("a", e).shift)
+
+
+def test_augmenter_that_does_nothing() -> None:
+    assert Augmenter(turn=False).draw("a", 5) == Augmentation()
+
+
+def test_prefetch_asks_for_the_boxes_that_will_be_read() -> None:
+    class Noting(TensorSource):
+        def prefetch(self, boxes) -> None:
+            wished.extend(boxes)
+
+        def read(self, box: Box) -> torch.Tensor:
+            done.append(box)
+            return super().read(box)
+
+    wished: list[Box] = []
+    done: list[Box] = []
+    source = AugmentedSource(Noting(IMAGE), Augmentation(True, True, True, (5, 7)))
+    boxes = [Box((0, 0), (20, 11)), Box((20, 5), (53, 37))]
+    source.prefetch(boxes)
+    for box in boxes:
+        source.read(box)
+    assert wished == done

@@ -1,0 +1,221 @@
+"""Many slides at once, from the command line: failures are named and stop nobody."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from wsi_trainer.cli import main
+from wsi_trainer.errors import UserError
+from wsi_trainer.slides import pool
+from wsi_trainer.slides.convert import Converted
+from wsi_trainer.slides.inputs import list_slides, part_of
+from wsi_trainer.slides.pool import Failure, run_all
+from wsi_trainer.slides.settings import Settings
+from wsi_trainer.synthetic import generate
+
+SMALL = Settings(chunk=64, shard=256)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate(tmp_path_factory.mktemp("cohort"), slides=6, side=(300, 420), workers=2)
+
+
+def test_real_slides_are_converted_or_refused_with_the_reason(real_slides: Path, tmp_path: Path) -> None:
+    assert main(["preprocess", str(real_slides), str(tmp_path), "--workers", "2"]) == 1
+    reasons = {Path(row["slide"]).name: row["reason"] for row in _rows(tmp_path / "failures.csv")}
+    assert reasons.keys() == {
+        "broken.svs",
+        "tiled-three-levels-no-mpp.tif",
+        "yb10kx5k.zstd.tiff",
+        "XYC_JPEG.ome.tiff",
+        "XYC_LZW.ome.tiff",
+    }
+    assert "not an image" in reasons["broken.svs"]
+    assert "does not say how large a pixel is" in reasons["tiled-three-levels-no-mpp.tif"]
+    assert "352.858" in reasons["yb10kx5k.zstd.tiff"]
+    stores = [row["slide"] for row in _rows(tmp_path / "manifest.csv")]
+    assert sorted(stores) == [
+        "CMU-1-Small-Region.zarr", "CMU-1-Small-Region_dicom.zarr", "test3-DAPI-2-(387).zarr",
+    ]  # fmt: skip
+    assert all((tmp_path / store / "manifest.json").exists() for store in stores)
+    assert main(["verify", str(tmp_path)]) == 0
+
+
+def test_manifest_in_manifest_out(cohort: Path, tmp_path: Path) -> None:
+    assert main(["preprocess", str(cohort), str(tmp_path), "--background", "constant", "--workers", "1"]) == 0
+    before, after = _rows(cohort), _rows(tmp_path / "manifest.csv")
+    assert [row["slide"] for row in after] == [f"{Path(row['slide']).stem}.zarr" for row in before]
+    for column in ("label", "patient", "site", "split"):
+        assert [row[column] for row in after] == [row[column] for row in before]
+    assert _rows(tmp_path / "failures.csv") == []
+    summary = _rows(tmp_path / "summary.csv")
+    assert all(0.4 < float(row["tissue"]) <= 1 for row in summary)
+    assert all(float(row["lost"]) < 0.05 for row in summary)
+
+
+def test_mpp_of_the_manifest(real_slides: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "m.csv"
+    manifest.write_text(f"slide,mpp\n{real_slides / 'XYC_JPEG.ome.tiff'},0.5\n")
+    assert main(["preprocess", str(manifest), str(tmp_path / "out")]) == 0
+    assert _rows(tmp_path / "out" / "manifest.csv")[0]["mpp"] == "0.5"
+
+
+def test_parts_of_a_job_array_make_the_whole(cohort: Path, tmp_path: Path) -> None:
+    for part in ("1/2", "2/2"):
+        arguments = [
+            "preprocess",
+            str(cohort.parent / "slides"),
+            str(tmp_path),
+            "--shard",
+            part,
+            "--workers",
+            "1",
+        ]
+        assert main(arguments) == 0
+    assert len(_rows(tmp_path / "manifest.csv")) == 6
+    assert {p.name for p in tmp_path.glob("failures*")} == {"failures-1-of-2.csv", "failures-2-of-2.csv"}
+    listed = list_slides(str(cohort))
+    assert sorted(item.job.name for i in (1, 2, 3) for item in part_of(listed, f"{i}/3")) == sorted(
+        item.job.name for item in listed
+    )
+
+
+def test_rerun_converts_only_what_failed(cohort: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "slides"
+    folder.mkdir()
+    good = sorted((cohort.parent / "slides").iterdir())[:2]
+    (folder / "a.tif").write_bytes(good[0].read_bytes())
+    (folder / "b.tif").write_bytes(b"nothing")
+    assert main(["preprocess", str(folder), str(tmp_path / "out"), "--workers", "1"]) == 1
+    first = (tmp_path / "out" / "a.zarr" / "manifest.json").stat().st_mtime_ns
+    (folder / "b.tif").write_bytes(good[1].read_bytes())
+    assert main(["preprocess", str(folder), str(tmp_path / "out"), "--workers", "1"]) == 0
+    assert (tmp_path / "out" / "a.zarr" / "manifest.json").stat().st_mtime_ns == first
+    assert len(_rows(tmp_path / "out" / "manifest.csv")) == 2
+    assert _rows(tmp_path / "out" / "failures.csv") == []
+
+
+def test_several_processes_give_what_one_gives(cohort: Path, tmp_path: Path) -> None:
+    jobs = [item.job for item in list_slides(str(cohort))]
+    parts: dict[int, float] = {}
+    outcomes = dict(
+        run_all(
+            jobs,
+            tmp_path,
+            SMALL,
+            workers=2,
+            overwrite=False,
+            report=lambda n, share: parts.update({n: share}),
+        )
+    )
+    assert outcomes.keys() == set(range(6))
+    assert all(isinstance(outcome, Converted) for outcome in outcomes.values())
+    again = dict(run_all(jobs, tmp_path, SMALL, workers=1, overwrite=False, report=lambda n, share: None))
+    assert all(outcome.skipped for outcome in again.values())  # type: ignore[union-attr]
+
+
+def test_process_that_dies_costs_its_slide_only(cohort: Path, tmp_path: Path, monkeypatch) -> None:
+    """A reader's crash kills the whole process; the slide is found and named, the others are converted."""
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    )
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import crashing
+
+    monkeypatch.setattr(pool, "_attempt_in_worker", crashing.attempt_in_worker)
+    jobs = [item.job for item in list_slides(str(cohort))]
+    outcomes = dict(run_all(jobs, tmp_path, SMALL, workers=2, overwrite=False, report=lambda n, share: None))
+    assert outcomes.keys() == set(range(6))
+    failed = [jobs[n].name for n, outcome in outcomes.items() if isinstance(outcome, Failure)]
+    assert failed == ["slide_0002"]
+    failure = next(outcome for outcome in outcomes.values() if isinstance(outcome, Failure))
+    assert failure.kind == "ProcessDied"
+    assert "slide_0002" in failure.slide
+
+
+@pytest.mark.slow
+def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="extra cluster is not installed")
+    (cohort.parent / "slides" / "z.svs").write_bytes(b"nothing")
+    try:
+        arguments = ["preprocess", str(cohort.parent / "slides"), str(tmp_path), "--scheduler", "dask"]
+        assert main([*arguments, "--workers", "2"]) == 1
+    finally:
+        (cohort.parent / "slides" / "z.svs").unlink()
+    assert len(_rows(tmp_path / "manifest.csv")) == 6
+    assert [Path(row["slide"]).name for row in _rows(tmp_path / "failures.csv")] == ["z.svs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{tmp}/none", "{tmp}/out"], "no slide there"),
+        (["{tmp}", "{tmp}/out"], "no slide there"),
+        (["{slides}", "{tmp}/out", "--shard", "3/2"], "--shard 3/2"),
+        (["{slides}", "{tmp}/out", "--shard", "x"], "expected i/n"),
+        (["{slides}", "{tmp}/out", "--tissue", "none", "--background", "constant"], "needs a tissue mask"),
+        (["{slides}", "{tmp}/out", "--mpp", "-1"], "--mpp -1"),
+        (["{slides}", "{tmp}/out", "--levels", "0"], "--levels 0"),
+        (["{slides}", "{tmp}/out", "--workers", "-2"], "--workers -2"),
+        (["{slides}", "{tmp}/out", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler"),
+        (["{bad}", "{tmp}/out"], "no column slide"),
+        (["{badmpp}", "{tmp}/out"], "line 2: mpp is 'half'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    (lists / "bad.csv").write_text("path\na.svs\n")
+    (lists / "badmpp.csv").write_text("slide,mpp\na.svs,half\n")
+    places = {
+        "tmp": tmp_path,
+        "slides": cohort.parent / "slides",
+        "bad": lists / "bad.csv",
+        "badmpp": lists / "badmpp.csv",
+    }
+    assert main(["preprocess", *(a.format(**places) for a in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_names_keep_folders_and_never_meet(tmp_path: Path) -> None:
+    for name in (
+        "a/s.tif",
+        "b/s.tif",
+        "b/t.svs",
+        "b/t.ndpi",
+        "b/u.ome.tiff",
+        "notes.txt",
+        "labels.csv",
+        ".hidden.tif",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"?")
+    names = [item.job.name for item in list_slides(str(tmp_path))]
+    assert names == ["a/s", "b/s", "b/t.ndpi", "b/t.svs", "b/u"]
+    pattern = [item.job.name for item in list_slides(f"{tmp_path}/b/*.svs")]
+    assert pattern == ["t"]
+    with pytest.raises(UserError, match=r"several slides are named s\.tif"):
+        list_slides(f"{tmp_path}/*/s.tif")
+
+
+def test_folders_that_are_slides_are_not_entered(real_slides: Path, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.zarr").symlink_to(store)
+    (tmp_path / "dicom").symlink_to(real_slides / "CMU-1-Small-Region_dicom")
+    (tmp_path / "m.mrxs").write_bytes(b"?")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "Data0000.tif").write_bytes(b"?")
+    assert [item.job.name for item in list_slides(str(tmp_path))] == ["dicom", "m", "s"]

@@ -1,0 +1,229 @@
+"""A `SlideSource` returns the pixels of the slide, from anywhere, with bounded memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from lightning_plugin import Box, TileSource
+from wsi_trainer.slides.cache import LoadingCache
+from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slides.resample import ScaledImage
+from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slides.tissue import TissueMask
+
+
+def _boxes(shape: tuple[int, ...], number: int, seed: int = 0) -> list[Box]:
+    rng = np.random.default_rng(seed)
+    boxes = []
+    for _ in range(number):
+        y, x = int(rng.integers(shape[2])), int(rng.integers(shape[3]))
+        boxes.append(Box((y, x), (int(rng.integers(y, shape[2])) + 1, int(rng.integers(x, shape[3])) + 1)))
+    return boxes
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("cache", [0, 1 << 28])
+def test_boxes_of_a_store(store: Path, threads: int, cache: int) -> None:
+    source = SlideSource(store, threads=threads, cache=cache)
+    assert isinstance(source, TileSource)
+    pixels = torch.from_numpy(zarr.open_array(store / "0", mode="r")[:])[None]
+    assert source.shape == (1, 3, 1037, 803)
+    assert source.mpp == pytest.approx((0.5, 0.5))
+    for box in _boxes(source.shape, 30):
+        read = source.read(box)
+        assert read.dtype == source.dtype == torch.uint8
+        assert torch.equal(read, pixels[:, :, box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]])
+        value = source.constant(box)
+        assert value is None or (read == value[None, :, None, None]).all()
+
+
+def test_boxes_of_a_slide(slide: Path) -> None:
+    source = SlideSource(slide)
+    with open_reader(slide) as reader:
+        for box in _boxes(source.shape, 20):
+            expected = reader.read(0, *box.lo, *box.extent)
+            assert np.array_equal(source.read(box)[0].permute(1, 2, 0).numpy(), expected)
+    assert source.constant(Box((0, 0), (10, 10))) is None
+
+
+def test_store_and_slide_are_the_same_source(slide: Path, store: Path) -> None:
+    """With the store's mask, training from the original file sees what training from the store sees."""
+    label = zarr.open_array(store / "labels" / "tissue" / "0", mode="r")[:]
+    masked = SlideSource(slide, mask=TissueMask(label[::16, ::16].astype(bool), 16))
+    stored = SlideSource(store)
+    whole = Box.whole(stored.shape[2:])
+    assert torch.equal(masked.read(whole), stored.read(whole))
+    for box in _boxes(stored.shape, 60, seed=1):
+        if stored.constant(box) is not None:
+            assert (masked.read(box) == 255).all()
+
+
+def test_constant_boxes_are_known_without_reading(store: Path) -> None:
+    source = SlideSource(store)
+    source._cache.get = None  # type: ignore[method-assign, assignment]
+    known = [
+        source.constant(Box((y, x), (y + 64, x + 64))) for y in range(0, 960, 64) for x in range(0, 704, 64)
+    ]
+    values = [value for value in known if value is not None]
+    assert 40 < len(values) < len(known)
+    assert all(torch.equal(value, torch.tensor([255, 255, 255], dtype=torch.uint8)) for value in values)
+
+
+def test_levels_and_resolutions(slide: Path, store: Path) -> None:
+    assert SlideSource(store, level=1).shape == (1, 3, 519, 402)
+    assert SlideSource(store, mpp=1.0).shape == (1, 3, 519, 402)
+    assert SlideSource(store, mpp=1.0).mpp == pytest.approx((1.0, 1.0))
+    with pytest.raises(SlideError, match=r"no level has 0\.7 µm a pixel; there are 0\.5, 1, 2"):
+        SlideSource(store, mpp=0.7)
+    with pytest.raises(SlideError, match="no level 7"):
+        SlideSource(store, level=7)
+    assert SlideSource(slide, level=1).shape == (1, 3, 260, 201)
+    with pytest.raises(SlideError, match="no level 3"):
+        SlideSource(slide, level=3)
+    source = SlideSource(slide, mpp=0.9)
+    with open_reader(slide) as reader:
+        image = ScaledImage(reader, 1.8)
+        expected = image.read(30, 40, 200, 210)
+    assert np.array_equal(source.read(Box((30, 40), (230, 250)))[0].permute(1, 2, 0).numpy(), expected)
+
+
+def test_wrong_use_is_said(store: Path, tmp_path: Path) -> None:
+    source = SlideSource(store)
+    with pytest.raises(IndexError, match="leaves"):
+        source.read(Box((0, 0), (2000, 10)))
+    with pytest.raises(SlideError, match="does not exist"):
+        SlideSource(tmp_path / "none.zarr")
+    with pytest.raises(ValueError, match="decided by preprocess"):
+        SlideSource(store, mask=TissueMask(np.ones((4, 4), bool), 16))
+
+
+def test_damaged_chunk_names_the_file(store: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(store, tmp_path / "s.zarr")
+    shard = next(p for p in sorted((tmp_path / "s.zarr" / "0" / "c").rglob("*")) if p.is_file())
+    data = bytearray(shard.read_bytes())
+    data[50] ^= 4
+    shard.write_bytes(data)
+    with pytest.raises(SlideError, match=r"s\.zarr: damaged: .*checksum"):
+        SlideSource(tmp_path / "s.zarr").read(Box((0, 0), (1037, 803)))
+
+
+def test_prefetched_blocks_are_in_the_cache(store: Path) -> None:
+    source = SlideSource(store, threads=2)
+    box = Box((100, 100), (500, 500))
+    source.prefetch([box])
+    source.close()  # waits for what has begun
+    source.read(box)
+    loads = []
+    load = source._cache._load
+    source._cache._load = lambda cell: loads.append(cell) or load(cell)  # type: ignore[func-returns-value]
+    source.read(box)
+    assert loads == []
+
+
+def test_prefetch_stays_within_half_of_the_cache(store: Path) -> None:
+    block = 3 * 64 * 64
+    source = SlideSource(store, threads=2, cache=20 * block)
+    source.prefetch([Box((0, 0), (1037, 803))])
+    source.close()
+    assert source._cache.bytes <= 10 * block
+
+
+def test_cache_is_bounded_and_loads_each_thing_once() -> None:
+    loaded: list[int] = []
+
+    def load(key: int) -> bytes:
+        loaded.append(key)
+        return bytes(100)
+
+    cache = LoadingCache(load, len, 1000)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(cache.get, [k % 7 for k in range(700)]))
+    assert sorted(loaded) == list(range(7))
+    for key in range(100):
+        cache.get(key)
+        assert cache.bytes <= 1000
+    assert 99 in cache
+    assert 50 not in cache
+
+
+def test_failed_load_is_tried_again() -> None:
+    results = iter([OSError("gone"), b"here"])
+
+    def load(key: int) -> bytes:
+        result = next(results)
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    cache = LoadingCache(load, len, 1000)
+    with pytest.raises(OSError, match="gone"):
+        cache.get(1)
+    assert cache.get(1) == b"here"
+
+
+def _sum(source: SlideSource) -> int:
+    # Summed by numpy: the threads of torch do not survive a fork (a DataLoader gives its workers one each).
+    return sum(int(source.read(box).numpy().sum()) for box in _boxes(source.shape, 8))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["store", "slide"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_other_processes_read_the_same(slide: Path, store: Path, method: str, kind: str) -> None:
+    source = SlideSource(store if kind == "store" else slide, threads=2)
+    expected = _sum(source)  # the parent has used its threads, files and locks
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.map(_sum, [source] * 4) == [expected] * 4
+    assert _sum(pickle.loads(pickle.dumps(source))) == expected
+
+
+_EPOCHS = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from lightning_plugin import Box
+from wsi_trainer.slides.source import SlideSource
+reads, epochs = int(sys.argv[2]), int(sys.argv[3])
+rng = np.random.default_rng(0)
+def epoch():
+    source = SlideSource(Path(sys.argv[1]), cache=4 << 20, threads=2)
+    for _ in range(reads // epochs):
+        y, x = rng.integers(0, 700), rng.integers(0, 500)
+        source.read(Box((int(y), int(x)), (int(y) + 300, int(x) + 300)))
+    source.close()
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+epoch()
+first = peak()
+for _ in range(epochs - 1):
+    epoch()
+print(first, peak())
+"""
+
+
+@pytest.mark.parametrize("kind", ["store", "slide"])
+def test_memory_is_flat_over_epochs(
+    slide: Path, store: Path, kind: str, count: Callable[..., int], record_result: Callable[..., None]
+) -> None:
+    reads = count(ci=400, full=10_000)
+    command = [sys.executable, "-c", _EPOCHS, str(store if kind == "store" else slide), str(reads), "8"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    first, last = map(int, output.split())
+    assert last - first < 30  # MiB
+    record_result(
+        f"read_memory_{kind}", {"reads": reads, "epochs": 8, "mib_after_one": first, "mib_after_all": last}
+    )
