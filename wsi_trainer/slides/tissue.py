@@ -24,7 +24,7 @@ _LEAST_SATURATION = 14
 """Grey levels between the strongest and the weakest channel below which nothing counts as stained:
 on a slide of glass alone Otsu would cut the scanner's noise in two."""
 
-_GROW = 2  # px of the mask around tissue, so that its border is not cut
+_GROW = 3  # px of the mask around tissue, so that its border is not cut
 _SMALLEST = 24  # px of the mask; smaller pieces are dust
 
 
