@@ -1,5 +1,7 @@
 """Train deep networks on whole gigapixel images on one memory-constrained device, exactly."""
 
+from typing import TYPE_CHECKING, Any
+
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.check import check
 from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PlanError, RecordingError
@@ -8,6 +10,10 @@ from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.make import make_plan
 from lightning_plugin.source import TensorSource, TileSource
+from lightning_plugin.strategy.registration import register_all
+
+if TYPE_CHECKING:
+    from lightning_plugin.strategy.flavour_pytorch_lightning import SFTStrategy
 
 __all__ = [
     "BarrierError",
@@ -19,6 +25,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "RecordingError",
+    "SFTStrategy",
     "TensorSource",
     "TileSource",
     "TiledModule",
@@ -26,3 +33,15 @@ __all__ = [
     "make_plan",
     "materialize",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The strategies, on demand: they import Lightning, which the engine does not need."""
+    if name in ("SFTStrategy", "SFTDDPStrategy"):
+        from lightning_plugin.strategy import flavour
+
+        return getattr(flavour(), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+register_all()

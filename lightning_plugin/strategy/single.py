@@ -1,0 +1,74 @@
+"""The strategy for one device, without its Lightning base class: see `flavours`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lightning_plugin.strategy.tiling import Size, Tiles, Tiling
+
+
+class SingleTiling(Tiling):
+    """Train on images that do not fit, on one device (CUDA, CPU, MPS), exactly::
+
+        Trainer(strategy="sft")                       # within the memory the device has
+        Trainer(strategy=SFTStrategy(budget="8GiB"))
+
+    Args:
+        budget: Device memory that a step may use, such as ``"8GiB"``. Without it and without ``tiles``:
+            most of what is free on an accelerator, half of the machine's memory on a CPU.
+        tiles: Into how many tiles to cut each spatial axis, instead of a budget.
+        backward_tiles: The same for the backward pass, where it should differ.
+        host_budget: Host memory for what does not fit the device.
+        disk: Whether what fits neither may go to temporary files.
+        tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
+            not given.
+        parallel_devices: The device, as Lightning's Trainer sets it.
+        accelerator: Lightning's accelerator.
+        checkpoint_io: Lightning's checkpoint reader and writer.
+        precision_plugin: Lightning's precision plugin.
+    """
+
+    strategy_name = "sft"
+
+    def __init__(
+        self,
+        budget: int | str | None = None,
+        tiles: int | Sequence[int] | None = None,
+        backward_tiles: int | Sequence[int] | None = None,
+        host_budget: int | str | None = None,
+        disk: bool = True,
+        tile_over: int | str | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        accelerator: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin
+        )  # type: ignore[call-arg]
+        self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over)
+        self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
+
+    @property
+    def parallel_devices(self) -> list[torch.device] | None:
+        """The one device, in a list, as the Trainer hands it over."""
+        return self._devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[torch.device] | None) -> None:
+        if devices is not None and len(devices) > 1:
+            raise ValueError(
+                f"the strategy 'sft' uses one device and was given {len(devices)}. Use strategy='sft_ddp' "
+                "for more than one, or devices=1."
+            )
+        self._devices = devices
+
+    @property
+    def root_device(self) -> torch.device:
+        return self._devices[0] if self._devices else torch.device("cpu")
+
+
+__all__ = ["SingleTiling", "Size", "Tiles"]

@@ -1,0 +1,140 @@
+"""What every strategy of this package adds to Lightning's own: steps on images run tile by tile.
+
+Lightning's hooks stay as they are. A batch's images become lazy when it is moved to the device; a step on
+them records; when it returns, what it recorded is computed under one plan. Everything after that (clipping,
+scaling, accumulation, logging, optimizers) sees ordinary tensors with ordinary gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.lazy import LazyTensor, materialize
+from lightning_plugin.plan import Plan
+from lightning_plugin.settings import Settings
+from lightning_plugin.strategy.batch import Moving, lazy_tensors, renew
+from lightning_plugin.strategy.memory import default_budget
+from lightning_plugin.strategy.settle import settle
+from lightning_plugin.units import parse_bytes
+
+#: Networks keep at most about this many bytes for each byte of their input, so smaller inputs need no tiles.
+MOST_BYTES_PER_INPUT_BYTE = 1024
+
+Size = int | str | None
+Tiles = int | Sequence[int] | None
+
+
+class Tiling:
+    """Mixed into a Lightning strategy; the methods are those of `pytorch_lightning.strategies.Strategy`."""
+
+    settings: Settings
+    _tile_over: Size
+    _least: int = 0
+    _images: list[LazyTensor]
+
+    def _tile(
+        self,
+        budget: Size,
+        tiles: Tiles,
+        backward_tiles: Tiles,
+        host_budget: Size,
+        disk: bool,
+        tile_over: Size,
+    ) -> None:
+        """Keep the user's choices; called by the constructors."""
+        if budget is not None and tiles is not None:
+            raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
+        self.settings = Settings(
+            _grid(tiles),
+            _grid(backward_tiles),
+            budget=None if budget is None else parse_bytes(budget),
+            host_budget=None if host_budget is None else parse_bytes(host_budget),
+            disk=disk,
+        )
+        self._tile_over = tile_over
+        self._images = []
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last step that was run tile by tile."""
+        return self.settings.plan
+
+    def setup_environment(self) -> None:
+        super().setup_environment()  # type: ignore[misc]
+        device: torch.device = self.root_device  # type: ignore[attr-defined]
+        if self.settings.budget is None and self.settings.tiles is None:
+            self.settings.budget = default_budget(device)
+        self.settings.device = self.settings.device or device.type
+        self._least = self._least_bytes()
+
+    def _least_bytes(self) -> int:
+        """The size from which on a dense tensor is tiled."""
+        if self._tile_over is not None:
+            return parse_bytes(self._tile_over)
+        return 0 if self.settings.budget is None else self.settings.budget // MOST_BYTES_PER_INPUT_BYTE
+
+    # Batches
+    # -----------------------------------------------------------------------------------------------------
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """The batch on the device, with its large images lazy and where they were."""
+        target = device or self.root_device  # type: ignore[attr-defined]
+        moving = Moving(target, self.settings, self._least)
+        batch = renew(batch, target, self.settings)
+        with moving:
+            batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
+        batch = moving.rest(batch)
+        self._images = lazy_tensors(batch)
+        return batch
+
+    # Steps
+    # -------------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step(super().training_step, args, kwargs)  # type: ignore[misc]
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step(super().validation_step, args, kwargs)  # type: ignore[misc]
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step(super().test_step, args, kwargs)  # type: ignore[misc]
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step(super().predict_step, args, kwargs)  # type: ignore[misc]
+
+    def _step(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a step of the user's module, and settle what it recorded."""
+        if not self._images:
+            return step(*args, **kwargs)
+        with recording_eagerly():
+            return settle(step(*args, **kwargs), self._images)
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Automatic optimization has an ordinary loss by now, ``manual_backward`` may have a lazy one."""
+        return super().backward(materialize(closure_loss), optimizer, *args, **kwargs)  # type: ignore[misc]
+
+    def teardown(self) -> None:
+        self._images = []
+        super().teardown()  # type: ignore[misc]
+
+
+@contextmanager
+def recording_eagerly() -> Iterator[None]:
+    """Modules that `torch.compile` made run uncompiled: tiles are what is executed, not the recording."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _grid(tiles: Tiles) -> tuple[int, ...] | None:
+    if tiles is None:
+        return None
+    return (tiles,) if isinstance(tiles, int) else tuple(tiles)

@@ -1,0 +1,48 @@
+"""An unchanged LightningModule trains under this strategy as under Lightning's own."""
+
+from __future__ import annotations
+
+import torch
+
+from lightning_plugin import LazyImage, SFTStrategy
+from tests.exactness import difference
+from tests.lightning_plugin.strategy.modules import Pictures, Slides, loader
+from tests.lightning_plugin.strategy.training import assert_same, fit, fit_both, trainer
+
+
+def test_ten_steps_are_those_of_the_default_strategy() -> None:
+    plain, first, tiled, second = fit_both(Slides, loader(), max_epochs=2, max_steps=10)
+    assert len(plain.losses) == len(tiled.losses) == 10
+    assert_same(tiled, plain)
+    assert first.logged_metrics.keys() == second.logged_metrics.keys()
+    for name, value in first.logged_metrics.items():
+        assert difference(torch.as_tensor(second.logged_metrics[name]), torch.as_tensor(value)) < 1e-9, name
+
+
+def test_a_budget_gives_the_same_training() -> None:
+    plain, _, tiled, second = fit_both(
+        Slides, loader(), tiles={"budget": "600KiB", "tile_over": 1}, max_steps=4
+    )
+    assert_same(tiled, plain)
+    assert any(s.forward.tiles > 1 for s in second.strategy.plan.segments)
+
+
+def test_lazy_images_of_a_dataset_can_be_given_again_in_every_epoch() -> None:
+    class Lazy(Pictures):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.lazy = [LazyImage.from_tensor(image[None]) for image in self.images]
+
+        def __getitem__(self, index: int) -> dict:
+            return {"image": self.lazy[index], "label": self.labels[index : index + 1]}
+
+    plain, tiled = Slides(), Slides()
+    tiled.load_state_dict(plain.state_dict())
+    fit(plain, loader(4, 1), max_epochs=3)
+    fit(tiled, torch.utils.data.DataLoader(Lazy(), batch_size=None), SFTStrategy(tiles=(2, 2)), max_epochs=3)
+    assert_same(tiled, plain)
+
+
+def test_the_name_alone_is_enough() -> None:
+    run = trainer("sft")
+    assert isinstance(run.strategy, SFTStrategy)
