@@ -1,8 +1,9 @@
-"""Operators along some of the axes of space: sums of rows, running sums down columns, a softmax along each row.
+"""Operators along some of the axes of space: sums of rows, running sums down columns, a softmax along each
+row.
 
-A reduction over *some* of the axes has results that still lie in space: each tile adds to its slice of them. Where the
-result has more than one axis left it is a map itself, and the operator reads the reduced axes whole, as one that mixes
-positions along an axis does.
+A reduction over *some* of the axes has results that still lie in space: each tile adds to its slice of them.
+Where the result has more than one axis left it is a map itself, and the operator reads the reduced axes
+whole, as one that mixes positions along an axis does.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ from lightning_plugin.rules.table import ATEN
 aten = torch.ops.aten
 
 
-
 @dataclass(frozen=True)
 class Strip(TileOp):
-    """An operator that needs some axes whole; ``collapsed`` are those that its output no longer has."""
+    """An operator that needs some axes whole; in its output these are whole still, or of extent one."""
 
     kind: ClassVar[str] = "window"
     call: Call
@@ -54,7 +54,7 @@ class Strip(TileOp):
 
 
 def whole_axes(value: Value, dims: Sequence[int]) -> list[int] | None:
-    """The axes under some dimensions; None where these are all axes there are, so that nothing is left to tile."""
+    """The axes under some dimensions; None where no other axis is left to tile."""
     axes = sorted({f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)})
     rest = [a for a, size in enumerate(value.space.extent) if a not in axes and size > 1]
     return axes if rest else None
@@ -74,8 +74,13 @@ def along_axis(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 
 @ATEN.otherwise(
-    aten.cumsum, aten.cumprod, aten.logcumsumexp, aten._softmax, aten._log_softmax, aten._safe_softmax,
-)  # fmt: skip
+    aten.cumsum,
+    aten.cumprod,
+    aten.logcumsumexp,
+    aten._softmax,
+    aten._log_softmax,
+    aten._safe_softmax,
+)
 def accumulate(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Running sums along one axis; along all of space they are a barrier."""
     return along_axis(rec, func, args, kwargs, outs, [dim_of(args, kwargs, 1, -1) % len(args[0].shape)])
@@ -90,7 +95,7 @@ class Slices(Reduction):
 
 @dataclass(frozen=True)
 class Projection(ReduceOp):
-    """A reduction over some of the axes; ``inner`` reduces a tile, ``result`` is the layout of what is left."""
+    """A reduction over some of the axes: ``inner`` reduces a tile, ``result`` is how the rest lies."""
 
     inner: SpaceOp
     result: Layout
@@ -146,13 +151,11 @@ class Projection(ReduceOp):
         layouts = self.layouts(outputs)
         here = [lay.narrow(o, full, mine) for lay, o in zip(layouts, outputs, strict=True)]
         pulls = self.inner.pull(box, tiles, vectors, here)
-        return tuple(
-            None if p is None else Embed.apply(p, lay, mine) for p, lay in zip(pulls, layouts, strict=True)
-        )
+        return tuple(None if p is None else Embed.apply(p, lay, mine) for p, lay in zip(pulls, layouts, strict=True))
 
 
 class Embed(torch.autograd.Function):
-    """A slice in its place of a whole, as far as a derivative goes; the values of the whole are never looked at."""
+    """A slice in its place of a whole, as far as a derivative goes; nobody looks at the whole's values."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, layout: Layout, box: Box) -> Tensor:
@@ -165,7 +168,7 @@ class Embed(torch.autograd.Function):
 
 
 def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
-    """The layout after reducing ``dims``: their axes have extent one, and a place at the front if theirs is gone."""
+    """The layout after reducing ``dims``, whose axes have extent one and move to the front."""
     gone = {f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)}
     extent = tuple(1 if a in gone else size for a, size in enumerate(value.space.extent))
     left: list[Dim] = [(1,) if d in dims else dim for d, dim in enumerate(value.space.dims) if keep or d not in dims]
@@ -175,22 +178,33 @@ def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
 
 #: What each part of a reduction is before anything was added to it.
 BLANK: dict[type, tuple[float, ...]] = {
-    Sum: (0.0,), VarMean: (0.0, 0.0, 0.0), LogSumExp: (-math.inf,), Norm: (0.0,), Extreme: (-math.inf, 0.0),
-}  # fmt: skip
+    Sum: (0.0,),
+    VarMean: (0.0, 0.0, 0.0),
+    LogSumExp: (-math.inf,),
+    Norm: (0.0,),
+    Extreme: (-math.inf, 0.0),
+}
 
 
 @ATEN.otherwise(
-    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default, aten.var.correction,
-    aten.std.correction, aten.linalg_vector_norm.default, aten.prod.dim_int, aten.any.dim, aten.all.dim, aten.argmax.default,
+    aten.sum.dim_IntList,
+    aten.mean.dim,
+    aten.amax.default,
+    aten.amin.default,
+    aten.logsumexp.default,
+    aten.var.correction,
+    aten.std.correction,
+    aten.linalg_vector_norm.default,
+    aten.prod.dim_int,
+    aten.any.dim,
+    aten.all.dim,
+    aten.argmax.default,
     aten.argmin.default,
-)  # fmt: skip
+)
 def over_axes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Reductions over some axes of several."""
     x = args[0]
-    found = reduced(func, args, kwargs)
-    if found is None:
-        return NotImplemented
-    dims, keep = found
+    dims, keep = reduced(func, args, kwargs)
     if covers(x, dims) or not outs[0].shape:
         return NotImplemented
     layout = projected(x, dims, keep)
@@ -199,7 +213,7 @@ def over_axes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     return projection(rec, func, args, kwargs, outs, dims, keep)
 
 
-def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool] | None:
+def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
     """(the dimensions that a reduction reduces, whether it keeps them)."""
     names = [a.name for a in func._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -219,7 +233,13 @@ def strip_reduction(
     if axes is None:
         return NotImplemented
     _, new_args, new_kwargs = rec.template(args, kwargs)
-    return rec.emit(Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout), [x], outs, layout, name_of(func))
+    return rec.emit(
+        Strip(Call(func, new_args, new_kwargs), x.space.extent, tuple(axes), layout),
+        [x],
+        outs,
+        layout,
+        name_of(func),
+    )
 
 
 def projection(

@@ -1,8 +1,9 @@
-"""Matrix products: where positions are rows they are local, where positions are summed over they are a reduction.
+"""Matrix products: where positions are rows they are local, where positions are summed over they are a
+reduction.
 
-Attention pooling is the second kind: weights (N, heads, positions) times features (N, positions, channels). A linear
-layer over a flattened map is too; each tile meets its own columns of the weight. A product that has positions on both
-sides of its result, a (positions, positions) matrix, has no rule.
+Attention pooling is the second kind: weights (N, heads, positions) times features (N, positions, channels). A
+linear layer over a flattened map is too; each tile meets its own columns of the weight. A product that has
+positions on both sides of its result, a (positions, positions) matrix, has no rule.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ FORMS = {
     "bmm": ("bik", "bkj", "bij"),
     "mv": ("ik", "k", "i"),
     "dot": ("k", "k", ""),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Product(ReduceOp):
-    """Σ over positions of a product of two maps; it is linear in each, so a tile's own share is its derivative."""
+    """Σ over positions of a product of two maps; linear in each, so a tile's share is its own derivative."""
 
     form: str
     dtype: torch.dtype
@@ -102,9 +103,7 @@ def summed(rec: Any, form: str, left: Value, right: Value, outs: Sequence[Tensor
     return rec.emit(Product(form, outs[0].dtype), operands, outs, None, form)
 
 
-def rows(
-    rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor], names: tuple[str, str, str]
-) -> Any:
+def rows(rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor], names: tuple[str, str, str]) -> Any:
     """Positions are rows, columns or batch of the result, and of one operand alone unless they are batch."""
     dims: dict[str, Dim] = {}
     for value, letters in ((left, names[0]), (right, names[1])):
@@ -119,14 +118,31 @@ def rows(
     axes = [f.index for dim in layout.dims for f in dim if isinstance(f, Axis)]
     if sorted(axes) != [a for a, size in enumerate(extent) if size > 1] or layout.shape != tuple(outs[0].shape):
         return NotImplemented
-    if any(v.space.extent != extent for v in maps) or (len(maps) == 1 and "b" in dims and left.shape[0] > 1):
+    if any(v.space.extent != extent for v in maps):
         return NotImplemented
-    return local(rec, func, [left, right], {}, outs[0], layout, name=name_of(func))
+    if len(maps) == 1 and "b" in dims:
+        left, right = (v if v.is_map else per_position(rec, v, dims["b"], extent) for v in (left, right))
+        func = torch.matmul
+    return local(rec, func, [left, right], {}, outs[0], layout, name=name_of_product(func))
+
+
+def per_position(rec: Any, value: Value, batch: Dim, extent: tuple[int, ...]) -> Value:
+    """A batch of matrices, one for each position: often one matrix expanded, as a linear layer leaves it."""
+    if value.fake.stride(0) == 0:
+        matrix = rec.fake(value.shape[1:], value.dtype, value.device)
+        return rec.vector(aten.select.int, [value, 0, 0], {}, [matrix], name="select")[0]
+    within = {f.index for f in batch if isinstance(f, Axis)}
+    own = tuple(size if a in within else 1 for a, size in enumerate(extent))
+    return rec.spread(value, Layout((batch, *((size,) for size in value.shape[1:])), own))
+
+
+def name_of_product(func: Any) -> str:
+    return "matmul" if func is torch.matmul else name_of(func)
 
 
 @API.rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, kind="local")
 def matrix(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """A map times one matrix, from either side: local, without a copy of the matrix for every row of the map."""
+    """A map times one matrix, from either side: local, and the matrix is not copied for every row."""
     if len(args) != 2 or kwargs:
         return NotImplemented
     left, right = args
@@ -171,7 +187,7 @@ def elementwise(rec: Any, func: Any, args: Sequence[Any], out: Tensor) -> Any:
 
 @API.rule(torch.nn.functional.scaled_dot_product_attention, kind="local, reduce or barrier")
 def attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Few queries that look at all positions are pooled over these; positions that look at few keys are local.
+    """Few queries that look at all positions pool these; positions that look at few keys are local.
 
     Where every position looks at every other, the call is a barrier.
     """

@@ -12,7 +12,7 @@ from lightning_plugin.graph import Value
 
 
 def decompose(rec: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Record what ``function`` runs on these values; its results, or `NotImplemented` where a step has no rule."""
+    """Record what ``function`` runs on values; its results, or `NotImplemented` where a step has no rule."""
     from lightning_plugin.record import bind, bound, lower, watch  # the recorder itself imports the rules
 
     def fake(a: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Looking up along channels: one-hot codes, embeddings, class weights, gather and scatter where the index is a map.
+"""Looking up along channels: one-hot codes, embeddings, class weights, gather and scatter where the index is
+a map.
 
 They are local: what is looked up for a position depends on that position's index alone.
 """
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 
 
 def lined_up(rec: Any, operands: Sequence[Value], dim: int) -> list[Value] | None:
-    """Operands of one rank as maps that lie alike but for ``dim``, which is not space; None where they do not."""
+    """Operands of one rank as maps that lie alike but for ``dim``; None where they do not."""
     first = next(v for v in operands if v.is_map)
     space = first.space.space
     if dim in space:
@@ -65,9 +66,14 @@ def gather(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
 
 
 @ATEN.rule(
-    aten.scatter.value, aten.scatter.src, aten.scatter.reduce, aten.scatter.value_reduce, aten.scatter_add.default,
-    aten.scatter_reduce.two, kind="local",
-)  # fmt: skip
+    aten.scatter.value,
+    aten.scatter.src,
+    aten.scatter.reduce,
+    aten.scatter.value_reduce,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+    kind="local",
+)
 def scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index, source, *rest = args
     dim %= max(1, len(x.shape))
@@ -76,9 +82,14 @@ def scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
         return NotImplemented
     what = maps[2] if isinstance(source, Value) else source
     return local(
-        rec, func, [maps[0], dim, maps[1], what, *rest], kwargs, outs[0], resized(maps[0].space, outs[0].shape),
+        rec,
+        func,
+        [maps[0], dim, maps[1], what, *rest],
+        kwargs,
+        outs[0],
+        resized(maps[0].space, outs[0].shape),
         name=name_of(func),
-    )  # fmt: skip
+    )
 
 
 @ATEN.otherwise(aten.index.Tensor)

@@ -1,7 +1,7 @@
 """Losses of dense predictions: a number for every position is local, their sum or mean is a reduction.
 
-Targets are maps without gradient: real tensors that line up with space, of which each tile takes its slice, or lazy
-images of any dtype. A mean with weights or an ignored class is two sums, divided when both are known.
+Targets are maps without gradient: real tensors that line up with space, of which each tile takes its slice,
+or lazy images of any dtype. A mean with weights or an ignored class is two sums, divided when both are known.
 """
 
 from __future__ import annotations
@@ -54,13 +54,18 @@ def ratio(total: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return (total / weight).to(dtype)
 
 
-# Elementwise losses --------------------------------------------------------------------------------------------------
+# Elementwise losses -----------------------------------------------------------------------------------------
 
 
 @ATEN.rule(
-    aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default, aten.soft_margin_loss.default,
-    aten.binary_cross_entropy.default, aten.binary_cross_entropy_with_logits.default, kind="local + reduce",
-)  # fmt: skip
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.huber_loss.default,
+    aten.soft_margin_loss.default,
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_with_logits.default,
+    kind="local + reduce",
+)
 def elementwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     names = [a.name for a in func._schema.arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
@@ -84,7 +89,7 @@ def narrowed(rec: Any, value: Value, out: Tensor) -> Value:
     return rec.vector(aten._to_copy.default, [value], {"dtype": out.dtype}, [out], name="to")[0]
 
 
-# Classes -------------------------------------------------------------------------------------------------------------
+# Classes ----------------------------------------------------------------------------------------------------
 
 
 def class_weight(target: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
@@ -99,7 +104,7 @@ def counted(target: Tensor, ignore_index: int) -> Tensor:
 
 @API.rule(F.cross_entropy, F.nll_loss, kind="local + reduce")
 def classes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Cross-entropy of class indices or of probabilities, and the negative log likelihood of class indices."""
+    """Cross-entropy of class indices or of probabilities, and the likelihood of class indices."""
     a = arguments(func, args, kwargs)
     x, target, weight = a["input"], a["target"], a["weight"]
     reduction = a["reduction"]
@@ -117,9 +122,15 @@ def classes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
         return NotImplemented
     how = {k: a[k] for k in ("ignore_index", "label_smoothing") if k in a}
     each = local(
-        rec, func, [x, target, weight], {**how, "reduction": "none"}, rec.fake(layout.shape, outs[0].dtype, x.device), layout,
-        name=rec.name, autocast=rec.autocast,
-    )  # fmt: skip
+        rec,
+        func,
+        [x, target, weight],
+        {**how, "reduction": "none"},
+        rec.fake(layout.shape, outs[0].dtype, x.device),
+        layout,
+        name=rec.name,
+        autocast=rec.autocast,
+    )
     if reduction == "none":
         return each
     dtype = wide(outs[0].dtype)
@@ -136,9 +147,15 @@ def mean_of_classes(
     """The sum of losses over the sum of weights of the positions that count."""
     if weight is None:
         counts = local(
-            rec, counted, [target, ignore_index], {}, rec.fake(target.shape, torch.bool, target.device), target.space,
-            name="count", grad=False,
-        )  # fmt: skip
+            rec,
+            counted,
+            [target, ignore_index],
+            {},
+            rec.fake(target.shape, torch.bool, target.device),
+            target.space,
+            name="count",
+            grad=False,
+        )
         weights = total(rec, counts, torch.int64)
     else:
         fake = rec.fake(target.shape, weight.dtype, target.device)
@@ -147,12 +164,17 @@ def mean_of_classes(
     return rec.vector(ratio, [loss, weights, outs[0].dtype], {}, [outs[0]], name="mean")
 
 
-# Likelihoods ---------------------------------------------------------------------------------------------------------
+# Likelihoods ------------------------------------------------------------------------------------------------
 
 
 @API.stand_in(F.gaussian_nll_loss)
 def gaussian_loss(
-    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
 ) -> Tensor:
     """PyTorch's loss without its look at the variances' signs."""
     variance = torch.full_like(input, var) if isinstance(var, float) else var

@@ -1,11 +1,11 @@
 """Random numbers that are a function of (key, call, position), and of nothing else.
 
-Every element of a map has a number: its flat index in the whole map, batch and channels included. Hashing it with the
-step's key and the number of the call gives its random bits. So a recomputed tile draws what it drew before, and the
-result does not depend on how the map is cut.
+Every element of a map has a number: its flat index in the whole map, batch and channels included. Hashing it
+with the step's key and the number of the call gives its random bits. So a recomputed tile draws what it drew
+before, and the result does not depend on how the map is cut.
 
-The hash is the finaliser of SplitMix64, which turns counters into independent bits. Integers wrap around in 64 bits; a
-right shift of a negative one brings in ones, which are masked off.
+The hash is the finaliser of SplitMix64, which turns counters into independent bits. Integers wrap around in
+64 bits; a right shift of a negative one brings in ones, which are masked off.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -67,19 +68,21 @@ class Stream:
     def base(self, part: int) -> int:
         return signed(mix_number(mix_number(self.key) ^ mix_number(self.call * 4 + part + 1)))
 
-    def fill(
-        self, out: Tensor, layout: Layout, box: Box, draw: Callable[[Callable[[int], Tensor]], Tensor]
-    ) -> Tensor:
-        """Fill a tile: ``draw`` gets a function that hashes the positions of a chunk, and returns the chunk."""
+    def fill(self, out: Tensor, layout: Layout, box: Box, draw: Callable[[Callable[[int], Tensor]], Tensor]) -> Tensor:
+        """Fill a tile: ``draw`` gets a function that hashes a chunk's positions, and returns the chunk."""
         factors = [f for dim in layout.dims for f in dim] or [1]
         sizes = [box.extent[f.index] if isinstance(f, Axis) else f for f in factors]
         lines = list(coordinates(layout, box, out.device))
         view = out.view(sizes)
         for place in chunks(sizes):
-            index = sum((line[s].view([-1, *[1] * (len(sizes) - 1 - d)]) for d, (line, s) in enumerate(zip(lines, place, strict=True))), torch.zeros((), dtype=torch.int64, device=out.device))
-            scaled = index.mul_(signed(GOLDEN))
-            view[place] = draw(lambda part, scaled=scaled: mix(scaled + self.base(part)))
+            index = torch.zeros((), dtype=torch.int64, device=out.device)
+            for d, (line, part) in enumerate(zip(lines, place, strict=True)):
+                index = index + line[part].view([-1, *[1] * (len(sizes) - 1 - d)])
+            view[place] = draw(partial(self.bits, index.mul_(signed(GOLDEN))))
         return out
+
+    def bits(self, scaled: Tensor, part: int) -> Tensor:
+        return mix(scaled + self.base(part))
 
     def keep(self, p: float, layout: Layout, box: Box, device: torch.device) -> Tensor:
         """A mask that is false with probability p."""
@@ -110,7 +113,7 @@ class Stream:
 
 
 def coordinates(layout: Layout, box: Box, device: torch.device) -> Iterator[Tensor]:
-    """For each factor of a layout, what its coordinates in a tile add to an element's flat index in the whole map."""
+    """For each factor of a layout, what its coordinates in a tile add to an element's global index."""
     factors = [f for dim in layout.dims for f in dim] or [1]
     sizes = [layout.extent[f.index] if isinstance(f, Axis) else f for f in factors]
     for place, f in enumerate(factors):
@@ -127,4 +130,8 @@ def chunks(sizes: list[int]) -> Iterator[tuple[slice, ...]]:
     rows = max(1, CHUNK // max(1, math.prod(sizes[d + 1 :])))
     for outer in itertools.product(*(range(s) for s in sizes[:d])):
         for start in range(0, sizes[d], rows):
-            yield (*(slice(i, i + 1) for i in outer), slice(start, min(sizes[d], start + rows)), *(slice(None) for _ in sizes[d + 1 :]))
+            yield (
+                *(slice(i, i + 1) for i in outer),
+                slice(start, min(sizes[d], start + rows)),
+                *(slice(None) for _ in sizes[d + 1 :]),
+            )

@@ -2,8 +2,8 @@
 
     softmax(x) = exp(x - m) / s        m = max x,   s = Σ exp(x - m)
 
-so a softmax over all positions is one reduction, to (s, m), and one broadcast. The maximum only keeps the numbers in
-range; it cancels, and backward treats it as a constant.
+so a softmax over all positions is one reduction, to (s, m), and one broadcast. The maximum only keeps the
+numbers in range; it cancels, and backward treats it as a constant.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.devi
     index = torch.zeros((), dtype=torch.int64, device=device)
     step = 1
     for place, f in reversed(list(enumerate(factors))):
-        axis = f.index if isinstance(f, Axis) else None
-        lo, hi = (0, f) if axis is None else (box.lo[axis], box.hi[axis])  # type: ignore[assignment]
+        lo, hi, size = (box.lo[f.index], box.hi[f.index], layout.extent[f.index]) if isinstance(f, Axis) else (0, f, f)
         line = torch.arange(lo, hi, device=device) * step
         index = index + line.view([-1, *[1] * (len(factors) - 1 - place)])
-        step *= f if axis is None else layout.extent[axis]  # type: ignore[operator]
+        step *= size
     return index.reshape(-1)
 
 
-# Softmax -------------------------------------------------------------------------------------------------------------
+# Softmax ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

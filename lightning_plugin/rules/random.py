@@ -1,8 +1,8 @@
 """Dropout and its kin.
 
-What is drawn for every element is positional: see `noise`. It equals PyTorch in distribution. What is drawn for every
-channel is one small tensor, drawn when it is recorded and with PyTorch's own generator, so that it equals PyTorch bit
-for bit; the same holds for masks that the user's own code draws (stochastic depth).
+What is drawn for every element is positional: see `noise`. It equals PyTorch in distribution. What is drawn
+for every channel is one small tensor, drawn when it is recorded and with PyTorch's own generator, so that it
+equals PyTorch bit for bit; the same holds for masks that the user's own code draws (stochastic depth).
 """
 
 from __future__ import annotations
@@ -126,8 +126,12 @@ def emit(rec: Any, op: type[Positional], x: Value, outs: Sequence[Tensor], *fiel
 def settings(func: Any, args: Any, kwargs: Any) -> tuple[Value, float, bool]:
     """(input, p, training) of a dropout function, of `torch.nn.functional` or of `torch`."""
     names = ("input", "p", "train")
-    a = arguments(func, args, kwargs) if func.__module__ == F.__name__ else dict(zip(names, args, strict=False)) | kwargs
-    return a["input"], a["p"], a.get("training", a.get("train"))
+    a = (
+        arguments(func, args, kwargs)
+        if func.__module__ == F.__name__
+        else dict(zip(names, args, strict=False)) | kwargs
+    )
+    return a["input"], a["p"], bool(a.get("training", a.get("train", True)))
 
 
 def idle(x: Any, p: float, training: bool) -> bool:
@@ -155,9 +159,7 @@ def channel_mask(rec: Any, x: Value, p: float, lead: int) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
 
 
-@API.rule(
-    F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_, kind="local, random"
-)
+@API.rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_, kind="local, random")
 def feature_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Whole channels; an image without a batch dimension has one lead dimension less."""
     x, p, training = settings(func, args, kwargs)
@@ -168,9 +170,7 @@ def feature_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
     return decompose(rec, torch.mul, x, rec.session.capture(mask.div_(1 - p) if p < 1 else mask))
 
 
-@API.rule(
-    F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_, kind="local, random"
-)
+@API.rule(F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_, kind="local, random")
 def feature_alpha_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
     if idle(x, p, training):
@@ -212,8 +212,8 @@ def fill(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
     if name_of(func) == "exponential":
         rate = kwargs.get("lambd", rest[0] if rest else 1.0)
         return emit(rec, Noise, x, outs, "exponential", x.dtype, 1 / rate, grad=False)
-    low, high = [*rest, *[0.0, 1.0][len(rest) :]]
-    low, high = kwargs.get("from", low), kwargs.get("to", high)
+    given = {"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), rest, strict=False)) | kwargs
+    low, high = given["from"], given["to"]
     return emit(rec, Noise, x, outs, "uniform", x.dtype, high - low, low, grad=False)
 
 

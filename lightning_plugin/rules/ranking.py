@@ -1,4 +1,5 @@
-"""Picking positions: the best k, the best one's index, the values at given indices; products and truth of all.
+"""Picking positions: the best k, the best one's index, the values at given indices; products and truth of
+all.
 
 Indices count positions of the whole map in row-major order. Among equal values the first position wins.
 """
@@ -69,8 +70,9 @@ class Best(ReduceOp):
 @ATEN.otherwise(aten.topk.default)
 def topk(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over a dimension that holds all of space."""
-    x, k, dim, largest, _ = [*args, *[-1, True, True][len(args) - 2 :]]
-    dim %= len(x.shape)
+    given = dict(zip(("x", "k", "dim", "largest"), args, strict=False)) | kwargs
+    x, k, largest = args[0], args[1], bool(given.get("largest", True))
+    dim = given.get("dim", -1) % len(x.shape)
     if not covers(x, [dim]):
         return NotImplemented
     return rec.emit(Best(dim, k, largest, x.space), [x], outs, None, "topk")
@@ -150,7 +152,9 @@ class Pick(ReduceOp):
         index = vectors[0]
         size = self.layout.shape[self.dim]
         if index.numel() and not (-size <= int(index.min()) and int(index.max()) < size):
-            raise IndexError(f"an index into {size} positions is out of range: {int(index.min())} to {int(index.max())}")
+            raise IndexError(
+                f"an index into {size} positions is out of range: {int(index.min())} to {int(index.max())}"
+            )
         return Reduction((self.share(box, tiles[0], index),))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
@@ -193,7 +197,7 @@ def pick_rows(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 
 @dataclass(frozen=True)
 class Prod(SpaceOp):
-    """(Π x, Π of all that are not zero, how many are zero): enough for the derivative, which is Π of all others."""
+    """(Π x, Π of all but zeros, how many zeros): enough for the derivative, which is Π of all others."""
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = widen(tiles[0])
@@ -220,7 +224,12 @@ class Prod(SpaceOp):
 def prod(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
-    if not covers(x, dims) or x.dtype == torch.bool or outs[0].is_complex() or kwargs.get("dtype") not in (None, x.dtype):
+    if (
+        not covers(x, dims)
+        or x.dtype == torch.bool
+        or outs[0].is_complex()
+        or kwargs.get("dtype") not in (None, x.dtype)
+    ):
         return NotImplemented
     shape, dtype = outs[0].shape, torch.float64 if x.dtype.is_floating_point else torch.int64
     fakes = [outs[0], rec.fake(shape, dtype, x.device), rec.fake(shape, torch.int64, x.device)]
@@ -228,18 +237,37 @@ def prod(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
     return rec.emit(op, [x], fakes, None, "prod")[:1]
 
 
-@ATEN.otherwise(aten.any.dim, aten.any.dims, aten.any.default, aten.all.dim, aten.all.dims, aten.all.default,
-                aten.count_nonzero.default, aten.count_nonzero.dim_IntList)  # fmt: skip
+@ATEN.otherwise(
+    aten.any.dim,
+    aten.any.dims,
+    aten.any.default,
+    aten.all.dim,
+    aten.all.dims,
+    aten.all.default,
+    aten.count_nonzero.default,
+    aten.count_nonzero.dim_IntList,
+)
 def truth(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """How many are true, compared with none and with all."""
     x: Value = args[0]
     dims, keep = reduced(func, args, kwargs)
     if not covers(x, dims):
         return NotImplemented
-    true = local(rec, aten.ne.Scalar, [x, 0], {}, rec.fake(x.shape, torch.bool, x.device), x.space, name="ne", grad=False)
+    true = local(
+        rec,
+        aten.ne.Scalar,
+        [x, 0],
+        {},
+        rec.fake(x.shape, torch.bool, x.device),
+        x.space,
+        name="ne",
+        grad=False,
+    )
     name, size = name_of(func), reduced_size(x, dims)
     count = rec.fake(outs[0].shape, torch.int64, x.device) if name != "count_nonzero" else outs[0]
     total = rec.emit(Sum(dims, keep, torch.int64, size), [true], [count], None, name)[0]
     if name == "count_nonzero":
         return total
-    return rec.vector(torch.gt if name == "any" else torch.ge, [total, 0 if name == "any" else size], {}, outs, name=name)
+    return rec.vector(
+        torch.gt if name == "any" else torch.ge, [total, 0 if name == "any" else size], {}, outs, name=name
+    )

@@ -1,4 +1,4 @@
-"""What the tests of rules share: a function behind a convolution, and which operators were recorded for it."""
+"""What the tests of rules share: a function behind a convolution, and what was recorded for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class After(nn.Module):
         return self.function(self.conv(x), **{name: getattr(self, name) for name in self.names})
 
 
-def recorded_kinds(net: Callable[[Tensor], Any], shape: Sequence[int], dtype: torch.dtype = torch.float64) -> Counter[str]:
+def recorded_kinds(
+    net: Callable[[Tensor], Any], shape: Sequence[int], dtype: torch.dtype = torch.float64
+) -> Counter[str]:
     """How often each class of operator was recorded for a network; nothing is executed."""
     out = net(LazyImage.from_tensor(torch.empty(tuple(shape), dtype=dtype)))
     values = [t._value for t in flat(out) if hasattr(t, "_value")]  # type: ignore[attr-defined]

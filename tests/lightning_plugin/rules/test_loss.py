@@ -32,7 +32,13 @@ def targets(shape, kind: str, seed: int = 1) -> Tensor:
         t[torch.rand(t.shape, generator=generator) < 0.2] = -100
         return t
     values = torch.rand(size, generator=generator, dtype=torch.float64)
-    return values.round() if kind == "binary" else values / values.sum(1, keepdim=True) if kind == "probabilities" else values
+    return (
+        values.round()
+        if kind == "binary"
+        else values / values.sum(1, keepdim=True)
+        if kind == "probabilities"
+        else values
+    )
 
 
 def run(net: nn.Module, loss, x: Tensor, target: Tensor, tiles=(3, 2), backward=(2, 3), lazy_target=False):
@@ -62,7 +68,9 @@ def assert_same(net, loss, shape, target, tiled=True, **how):
     expected, actual, net, twin, nodes = run(net, loss, x, target, **how)
     assert difference(materialize(actual).detach(), expected.detach()) < TOLERANCE
     for (name, a), b in zip(twin.named_parameters(), net.parameters(), strict=True):
-        assert difference(a.grad, b.grad, 1e-3 * max(p.grad.abs().max() for p in net.parameters())) < TOLERANCE, name
+        assert (
+            difference(a.grad, b.grad, 1e-3 * max(p.grad.abs().max() for p in net.parameters())) < TOLERANCE
+        ), name
     if tiled:
         whole = [n.label for n in nodes if isinstance(n.op, (Barrier, Gather))]
         assert not whole, f"run whole: {whole}"
@@ -70,7 +78,9 @@ def assert_same(net, loss, shape, target, tiled=True, **how):
 
 def small() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Tanh(), nn.Conv2d(5, CLASSES, 3, padding=1)).double()
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1), nn.Tanh(), nn.Conv2d(5, CLASSES, 3, padding=1)
+    ).double()
 
 
 WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.25], dtype=torch.float64)
@@ -131,7 +141,9 @@ CLASS_LOSSES = {
     "dice by scatter": dice_by_scatter,
     "tversky": tversky,
     "masked mean": lambda x, t: (F.cross_entropy(x, t, reduction="none") * (t == 1)).sum() / (t == 1).sum(),
-    "class embedding": lambda x, t: (x * F.embedding(t.clamp(min=0), WEIGHT.diag()).permute(0, 3, 1, 2)).sum(),
+    "class embedding": lambda x, t: (
+        x * F.embedding(t.clamp(min=0), WEIGHT.diag()).permute(0, 3, 1, 2)
+    ).sum(),
     "pixel accuracy and loss": lambda x, t: F.cross_entropy(x, t) * (x.argmax(1) == t).double().mean(),
 }
 
@@ -179,13 +191,17 @@ ELEMENTWISE = {
     "gaussian": lambda x, t: F.gaussian_nll_loss(x, t, x.square() * 1e-3, full=True, eps=1e-4),
     "gaussian of a real variance": lambda x, t: F.gaussian_nll_loss(x, t, t + 0.1, reduction="none"),
     "cosine": lambda x, t: 1 - F.cosine_similarity(x, t + 0.1, dim=1).mean(),
-    "dice and bce": lambda x, t: F.binary_cross_entropy_with_logits(x, t)
-    + 1 - ((2 * (x.sigmoid() * t).sum((2, 3)) + 1) / ((x.sigmoid() + t).sum((2, 3)) + 1)).mean(),
+    "dice and bce": lambda x, t: (
+        F.binary_cross_entropy_with_logits(x, t)
+        + 1
+        - ((2 * (x.sigmoid() * t).sum((2, 3)) + 1) / ((x.sigmoid() + t).sum((2, 3)) + 1)).mean()
+    ),
     "binary focal": lambda x, t: (
-        F.binary_cross_entropy_with_logits(x, t, reduction="none") * (1 - torch.where(t > 0, x.sigmoid(), 1 - x.sigmoid())) ** 2
+        F.binary_cross_entropy_with_logits(x, t, reduction="none")
+        * torch.where(t > 0, 1 - x.sigmoid(), x.sigmoid()) ** 2
     ).mean(),
     "total variation": lambda x, t: F.mse_loss(x * t, t) + x.square().mean((2, 3)).sqrt().sum(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["real target", "lazy target"])

@@ -81,10 +81,44 @@ def few_keys(x: Tensor, w: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(bag(x), keys, keys)
 
 
+class Perceiver(nn.Module):
+    """Learned queries that look at the bag through `nn.MultiheadAttention`."""
+
+    def __init__(self, need_weights: bool):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.query = nn.Parameter(torch.randn(1, 3, 4))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.need_weights = need_weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = bag(self.conv(x))
+        return self.attention(self.query.expand(len(x), -1, -1), h, h, need_weights=self.need_weights)[0]
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_multihead_attention_with_learned_queries(need_weights):
+    assert_tiled(Perceiver(need_weights), (2, 3, 9, 11))
+
+
+def best_features(x: Tensor, k: int) -> Tensor:
+    h = bag(x)
+    where = h[..., 0].topk(k, dim=1)[1]
+    return torch.gather(h, 1, where.unsqueeze(-1).expand(-1, -1, h.shape[-1]))
+
+
 POOLS = [
-    weighted, weighted_einsum, weighted_sum, weighted_map_einsum, first_of_batch, baddbmm, vector_products, multihead,
-    pooled_attention, few_keys,
-]  # fmt: skip
+    weighted,
+    weighted_einsum,
+    weighted_sum,
+    weighted_map_einsum,
+    first_of_batch,
+    baddbmm,
+    vector_products,
+    multihead,
+    pooled_attention,
+    few_keys,
+]
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=lambda f: f.__name__)
@@ -96,10 +130,20 @@ def test_attention_pooling_is_tiled_and_exact(pool, shape, grids):
 PRODUCTS = {
     "gram": lambda x: x.flatten(2) @ bag(x),
     "gram einsum": lambda x: torch.einsum("nchw,ndhw->ncd", x, x),
-    "fully connected": lambda x, w: F.linear(x.flatten(1), w.expand(-1, -1, x.shape[2] * x.shape[3]).flatten(1), w[:, 0, 0]),
+    "fully connected": lambda x, w: F.linear(
+        x.flatten(1), w.expand(-1, -1, x.shape[2] * x.shape[3]).flatten(1), w[:, 0, 0]
+    ),
     "linear on rows": lambda x, w: F.linear(bag(x).reshape(-1, 4), w[:, :, 0]),
     "channels last": lambda x, w: x.permute(0, 2, 3, 1) @ w[:, :, 0].t(),
     "matrix from the left": lambda x, w: w[:, :, 0] @ x.flatten(2),
+    "a matrix for each position": lambda x: (
+        x[0].flatten(1).t().unsqueeze(1)
+        @ torch.linspace(-1, 1, x.shape[2] * x.shape[3] * 8, dtype=x.dtype).view(-1, 4, 2)
+    ),
+    "one matrix for all positions": lambda x, w: torch.bmm(
+        x[0].flatten(1).t().unsqueeze(1),
+        w[None, :, :, 0].transpose(1, 2).expand(x.shape[2] * x.shape[3], -1, -1),
+    ),
     "tensordot": lambda x, w: torch.tensordot(x, w[:, :, 0], dims=([1], [1])),
 }
 
@@ -107,8 +151,17 @@ PRODUCTS = {
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_matrix_products(name, shape):
-    parameters = {} if name.startswith("gram") else {"w": (3, 4, 1)}
+    parameters = {} if name.startswith(("gram", "a matrix")) else {"w": (3, 4, 1)}
     assert_tiled(After(PRODUCTS[name], **parameters), shape)
+
+
+def response(x: Tensor) -> Tensor:
+    return x.norm(p=2, dim=(2, 3), keepdim=True)
+
+
+def expected_column(x: Tensor) -> Tensor:
+    """Spatial softmax: where the attention lies on average."""
+    return (x.flatten(2).softmax(-1).view_as(x).sum(2) * torch.arange(x.shape[3])).sum(-1)
 
 
 REDUCTIONS = {
@@ -125,6 +178,18 @@ REDUCTIONS = {
     "gate by rows": lambda x: x * x.mean(3, keepdim=True).sigmoid() * x.amax(2, keepdim=True),
     "flat sum": lambda x: x.flatten(1).sum(1),
     "amax": lambda x: x.amax((2, 3)),
+    "avg_pool of all": lambda x: F.avg_pool2d(x, x.shape[2:]).flatten(1),
+    "generalised mean by avg_pool": lambda x: F.avg_pool2d(x.clamp(min=0.1).pow(3), list(x.shape[2:])).pow(
+        1 / 3
+    ),
+    "largest norm": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=(2, 3)),
+    "count norm": lambda x: x.mean((2, 3)) + torch.linalg.vector_norm(x.relu(), 0, dim=(2, 3)),
+    "nansum": lambda x: torch.nansum(x, (2, 3)),
+    "nanmean": lambda x: torch.nanmean(x, (1, 2, 3)),
+    "aminmax": lambda x: torch.cat([t.view(1) for t in torch.aminmax(x)]),
+    "std_mean": lambda x: torch.cat(torch.std_mean(x, (2, 3))),
+    "var_mean": lambda x: torch.cat(torch.var_mean(x, (2, 3), keepdim=True)),
+    "mean in another type": lambda x: x.float().mean((2, 3), dtype=torch.float64) * 0 + x.mean((2, 3)),
     "max flat": lambda x: torch.max(x.flatten(2), 2)[0],
     "generalised mean": lambda x: x.clamp(min=1e-6).pow(3).mean((2, 3)).pow(1 / 3),
     "log-sum-exp": lambda x: (x.flatten(2) * 4).logsumexp(-1) / 4,
@@ -133,16 +198,18 @@ REDUCTIONS = {
     "normalize space": lambda x: F.normalize(x.flatten(2), dim=2),
     "normalize pooled": lambda x: F.normalize(x.mean((2, 3))),
     "mean of all": lambda x: x.mean(),
-    "batch and space": lambda x: (x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), keepdim=True) + 1e-5).sqrt(),
+    "batch and space": lambda x: (
+        (x - x.mean((0, 2, 3), True)) / (x.var((0, 2, 3), keepdim=True) + 1e-5).sqrt()
+    ),
     "frn": lambda x: F.leaky_relu(x * (x.pow(2).mean((2, 3), keepdim=True) + 1e-6).rsqrt()),
-    "grn": lambda x: x * (x.norm(p=2, dim=(2, 3), keepdim=True) / (x.norm(p=2, dim=(2, 3), keepdim=True).mean(1, True) + 1e-6)),
+    "grn": lambda x: x * response(x) / (response(x).mean(1, keepdim=True) + 1e-6),
     "squeeze-excite": lambda x: x * x.mean((2, 3)).tanh().view(*x.shape[:2], 1, 1),
     "flatten after pool": lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1),
     "prod": lambda x: (x * 0.1 + 1).flatten(2).prod(2),
     "softmax of all": lambda x: x.flatten(1).softmax(1).view_as(x).square(),
     "log-softmax": lambda x: x.flatten(2).log_softmax(-1) * 0.1,
-    "spatial softmax coordinates": lambda x: (x.flatten(2).softmax(-1).view_as(x).sum(2) * torch.arange(x.shape[3])).sum(-1),
-}  # fmt: skip
+    "spatial softmax coordinates": expected_column,
+}
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
@@ -172,72 +239,6 @@ def test_depth_of_a_volume_projects_to_a_map(name, keep):
     assert_tiled(net, (2, 3, 5, 6, 7), tiles=(2, 3, 2), backward_tiles=(2, 1, 3))
     after = nn.Sequential(After(lambda x: x.amax(2), axes=3), nn.Conv2d(4, 2, 3, stride=2))
     assert_tiled(after, (2, 3, 5, 8, 9), tiles=(1, 3, 2), backward_tiles=(1, 2, 2))
-
-
-INDEXED = {
-    "topk": lambda x: x.flatten(2).topk(3, dim=2)[0].mean(2),
-    "smallest": lambda x: x.flatten(2).topk(2, dim=2, largest=False)[0],
-    "topk of all": lambda x: x.flatten(1).topk(5)[0],
-    "features of the best": lambda x: best_features(x, 3),
-    "index_select": lambda x: x[0].flatten(1).t().index_select(0, x[0, 0].flatten().topk(3)[1]),
-    "indexing": lambda x: x.flatten(2)[:, :, torch.tensor([[0, 3], [-1, 5]])],
-    "at argmax": lambda x: x.flatten(2).gather(2, x.flatten(2).argmax(2, keepdim=True)),
-    "at argmin of all": lambda x: x.flatten().index_select(0, x.argmin().view(1)),
-}
-
-
-def best_features(x: Tensor, k: int) -> Tensor:
-    h = bag(x)
-    where = h[..., 0].topk(k, dim=1)[1]
-    return torch.gather(h, 1, where.unsqueeze(-1).expand(-1, -1, h.shape[-1]))
-
-
-@pytest.mark.parametrize("name", INDEXED)
-@pytest.mark.parametrize("grids", GRIDS)
-def test_picked_positions(name, grids):
-    assert_tiled(After(INDEXED[name]), (2, 3, 11, 7), tiles=grids[0], backward_tiles=grids[1])
-
-
-@pytest.mark.parametrize("tiles", [(1, 1), (3, 2), (5, 7)])
-def test_indices_are_those_of_the_whole_map(tiles):
-    x = torch.randn(2, 3, 11, 7).relu()
-    lazy = LazyImage.from_tensor(x, settings=Settings(tiles, tiles))
-    assert torch.equal(materialize(lazy.argmax()), x.argmax())
-    assert torch.equal(materialize((-lazy).flatten(1).argmin(1)), (-x).flatten(1).argmin(1))
-    values, where = lazy.flatten(2).topk(4, dim=2)
-    assert torch.equal(materialize(values), x.flatten(2).topk(4, dim=2)[0])
-    assert torch.equal(x.flatten(2).gather(2, materialize(where)), materialize(values))
-
-
-def test_equal_values_are_ranked_by_position():
-    lazy = LazyImage.from_tensor(torch.zeros(1, 1, 5, 6), settings=Settings((3, 2), (3, 2)))
-    assert materialize(lazy.flatten(2).topk(7)[1]).flatten().tolist() == list(range(7))
-
-
-def test_an_index_out_of_range_is_refused():
-    lazy = LazyImage.from_tensor(torch.zeros(1, 2, 5, 6))
-    with pytest.raises(IndexError, match="30 positions is out of range"):
-        materialize(lazy.flatten(2).index_select(2, torch.tensor([30])))
-
-
-@pytest.mark.parametrize("zeros", [0, 1, 2])
-def test_the_product_of_all_with_zeros(zeros):
-    def holes(x: Tensor) -> Tensor:
-        mask = torch.ones(x.shape[2:])
-        mask.view(-1)[[3, 20][:zeros]] = 0
-        return ((x * 0.1 + 1) * mask).flatten(2).prod(2)
-
-    assert_tiled(After(holes), (2, 3, 5, 7))
-
-
-def test_truth_of_all():
-    x = torch.zeros(2, 3, 7, 5)
-    x[1, 2, 6, 4] = 1
-    lazy = LazyImage.from_tensor(x, settings=Settings((3, 2), (3, 2)))
-    assert materialize((lazy > 0).any()).item() and not materialize((lazy > 1).any()).item()
-    assert not (lazy == 0).all() and (lazy >= 0).all()
-    assert torch.equal(materialize((lazy > 0).flatten(2).any(2)), (x > 0).flatten(2).any(2))
-    assert torch.count_nonzero(lazy).item() == 1
 
 
 def test_masked_positions_have_no_weight():

@@ -1,4 +1,5 @@
-"""Random operators: the same under recompute and on every grid, well distributed, and PyTorch's own where it can be."""
+"""Random operators: the same under recompute and on every grid, well distributed, and PyTorch's own where it
+can be."""
 
 from __future__ import annotations
 
@@ -78,7 +79,9 @@ class Dropped(nn.Module):
 def test_dropout_in_a_network_is_a_product_with_its_mask(p):
     """The mask is what dropout makes of ones; with it, plain PyTorch has the same gradients."""
     x = torch.randn(2, 3, 15, 11, dtype=torch.float64, requires_grad=True)
-    mask = on_grid(lambda x: F.dropout(torch.ones_like(x[:, :1].expand(-1, 4, -1, -1)), p), x.detach(), (3, 2), seed=7)
+    mask = on_grid(
+        lambda x: F.dropout(torch.ones_like(x[:, :1].expand(-1, 4, -1, -1)), p), x.detach(), (3, 2), seed=7
+    )
     net = Dropped(lambda h: h * mask).double()
     twin = copy.deepcopy(net)
     twin.drop = lambda h: F.dropout(h, p)
@@ -171,7 +174,7 @@ def test_stochastic_depth_and_a_last_dropout_draw_what_plain_pytorch_draws():
         assert difference(a.grad, b.grad, 1e-9) < TOLERANCE
 
 
-# The generator -------------------------------------------------------------------------------------------------------
+# The generator ----------------------------------------------------------------------------------------------
 
 
 def layout(*shape: int) -> Layout:
@@ -195,10 +198,12 @@ def test_uniform_numbers_are_uniform():
     bits = (u * 2.0**53).long()
     ones = torch.stack([(bits >> i & 1).sum() for i in range(53)])
     assert (ones - n / 2).abs().max() < 5 * math.sqrt(n / 4)
-    assert 0 <= u.min() and u.max() < 1
+    assert u.min() >= 0 and u.max() < 1
 
 
-@pytest.mark.parametrize(("name", "mean", "variance"), [("uniform", 0.5, 1 / 12), ("normal", 0, 1), ("exponential", 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "mean", "variance"), [("uniform", 0.5, 1 / 12), ("normal", 0, 1), ("exponential", 1, 1)]
+)
 def test_moments(name, mean, variance):
     z = draw(Stream(3, 7), SHAPE, name)
     tolerance = 6 * math.sqrt(variance / z.numel())
@@ -256,11 +261,17 @@ def test_long_tiles_are_drawn_in_chunks(monkeypatch):
 def test_a_tile_is_a_part_of_the_whole(data):
     """In any layout, with space anywhere and flattened."""
     height, width = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
-    dims = data.draw(st.sampled_from([((2,), (3,), (Axis(0),), (Axis(1),)), ((2, Axis(0), Axis(1)), (3,)), ((Axis(1), 2), (Axis(0),))]))
+    dims = data.draw(
+        st.sampled_from(
+            [((2,), (3,), (Axis(0),), (Axis(1),)), ((2, Axis(0), Axis(1)), (3,)), ((Axis(1), 2), (Axis(0),))]
+        )
+    )
     lay = Layout(dims, (height, width))
     full = Box.whole((height, width))
     lo = (data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1)))
     hi = (data.draw(st.integers(lo[0] + 1, height)), data.draw(st.integers(lo[1] + 1, width)))
     stream = Stream(4, 2**40 + 17)
     whole = stream.uniform(lay, full, torch.float64, CPU)
-    assert torch.equal(stream.uniform(lay, Box(lo, hi), torch.float64, CPU), lay.narrow(whole, full, Box(lo, hi)))
+    assert torch.equal(
+        stream.uniform(lay, Box(lo, hi), torch.float64, CPU), lay.narrow(whole, full, Box(lo, hi))
+    )

@@ -1,0 +1,122 @@
+"""Operators that are another's: said again in operators that have rules, so that they are tiled too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin.graph import Value
+from lightning_plugin.rules.axes import reduced
+from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.contract import pooled_attention
+from lightning_plugin.rules.decompose import decompose
+from lightning_plugin.rules.reduce import VarMean, covers, reduced_size
+from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.window import each
+
+aten = torch.ops.aten
+
+
+@API.rule(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, kind="reduce")
+def global_average(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """An average pooling whose one window is the map: a mean over space, which no tile has to see whole."""
+    names = (
+        "input",
+        "kernel_size",
+        "stride",
+        "padding",
+        "ceil_mode",
+        "count_include_pad",
+        "divisor_override",
+    )
+    a = dict(zip(names, args, strict=False)) | kwargs
+    x, count = a["input"], int(func.__name__[-2])
+    sizes = x.shape[len(x.shape) - count :]
+    padded = any(each(a.get("padding", 0), count)) or a.get("divisor_override") is not None
+    if not x.is_map or padded or tuple(each(a["kernel_size"], count)) != tuple(sizes) or math.prod(sizes) == 1:
+        return NotImplemented
+    return decompose(rec, torch.mean, x, list(range(-count, 0)), keepdim=True)
+
+
+@ATEN.otherwise(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
+def in_another_type(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """``x.mean(dim, dtype=...)``: cast, then reduce."""
+    dtype = kwargs.get("dtype")
+    if dtype is None or dtype == args[0].dtype:
+        return NotImplemented
+    rest = {k: v for k, v in kwargs.items() if k != "dtype"}
+    return decompose(rec, lambda x: func(x.to(dtype), *args[1:], **rest), args[0])
+
+
+@ATEN.otherwise(aten.linalg_vector_norm.default)
+def other_norms(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """The norms of order infinity, minus infinity and zero."""
+    names = [a.name for a in func._schema.arguments]
+    order = float((dict(zip(names, args, strict=False)) | kwargs).get("ord", 2))
+    dims, keep = reduced(func, args, kwargs)
+    if math.isinf(order):
+        return decompose(rec, lambda x: (torch.amax if order > 0 else torch.amin)(x.abs(), dims, keepdim=keep), args[0])
+    if order == 0:
+        return decompose(rec, lambda x: (x != 0).sum(dims, keepdim=keep).to(x.dtype), args[0])
+    return NotImplemented
+
+
+@ATEN.otherwise(aten.nansum.default)
+def nansum(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    dims, keep = reduced(func, args, kwargs)
+    return decompose(rec, lambda x: torch.where(x.isnan(), 0, x).sum(dims, keepdim=keep), args[0])
+
+
+@ATEN.otherwise(aten.aminmax.default)
+def aminmax(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    dims, keep = reduced(func, args, kwargs)
+    return decompose(rec, lambda x: (x.amin(dims, keepdim=keep), x.amax(dims, keepdim=keep)), args[0])
+
+
+@ATEN.otherwise(aten.std_mean.correction)
+def std_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x = args[0]
+    dims, keep = reduced(func, args, kwargs)
+    if not covers(x, dims):
+        return NotImplemented
+    correction = kwargs.get("correction", 1)
+    correction = 1 if correction is None else correction
+    op = VarMean(dims, keep, x.dtype, reduced_size(x, dims), correction=correction, root=True)
+    return rec.emit(op, [x], outs, None, name_of(func))
+
+
+@ATEN.otherwise(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+def fused_attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Few queries that look at all positions, as `nn.MultiheadAttention` asks for them."""
+    names = [a.name for a in func._schema.arguments]
+    a = dict(zip(names, args, strict=False)) | kwargs
+    query, key, value = a["query"], a["key"], a["value"]
+    masked = any(a.get(k) is not None for k in ("attn_mask", "attn_bias"))
+    if query.is_map or not key.is_map or not value.is_map or masked or a.get("dropout_p") or a.get("is_causal"):
+        return NotImplemented
+    found = decompose(rec, pooled_attention, query, key, value, a.get("scale"))
+    if found is NotImplemented:
+        return NotImplemented
+    out = rec.vector(restrided, [found[0], list(outs[0].stride())], {}, [outs[0]], name="attention")[0]
+    return out, *(unused(rec, o) for o in outs[1:])
+
+
+def restrided(x: Tensor, strides: list[int]) -> Tensor:
+    """In memory as the fused kernel leaves its result, which decides what the caller may do with ``view``."""
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def unused(rec: Any, out: Tensor) -> Value:
+    """Something that only the fused kernel's own backward would read."""
+    how = {"dtype": out.dtype, "device": out.device}
+    return rec.vector(torch.zeros, [list(out.shape)], how, [out], name="unused", grad=False)[0]

@@ -1,0 +1,83 @@
+"""Picking positions by rank or by index, products and truth of all of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_plugin import LazyImage, materialize
+from lightning_plugin.settings import Settings
+from tests.lightning_plugin.rules.helpers import After, assert_tiled
+
+GRIDS = [((3, 2), (2, 3)), ((1, 1), (4, 3)), ((5, 7), (1, 2))]
+
+
+def bag(x: Tensor) -> Tensor:
+    return x.flatten(2).transpose(1, 2)
+
+
+INDEXED = {
+    "topk": lambda x: x.flatten(2).topk(3, dim=2)[0].mean(2),
+    "smallest": lambda x: x.flatten(2).topk(2, dim=2, largest=False)[0],
+    "topk of all": lambda x: x.flatten(1).topk(5)[0],
+    "features of the best": lambda x: best_features(x, 3),
+    "index_select": lambda x: x[0].flatten(1).t().index_select(0, x[0, 0].flatten().topk(3)[1]),
+    "indexing": lambda x: x.flatten(2)[:, :, torch.tensor([[0, 3], [-1, 5]])],
+    "at argmax": lambda x: x.flatten(2).gather(2, x.flatten(2).argmax(2, keepdim=True)),
+    "at argmin of all": lambda x: x.flatten().index_select(0, x.argmin().view(1)),
+}
+
+
+def best_features(x: Tensor, k: int) -> Tensor:
+    h = bag(x)
+    where = h[..., 0].topk(k, dim=1)[1]
+    return torch.gather(h, 1, where.unsqueeze(-1).expand(-1, -1, h.shape[-1]))
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@pytest.mark.parametrize("grids", GRIDS)
+def test_picked_positions(name, grids):
+    assert_tiled(After(INDEXED[name]), (2, 3, 11, 7), tiles=grids[0], backward_tiles=grids[1])
+
+
+@pytest.mark.parametrize("tiles", [(1, 1), (3, 2), (5, 7)])
+def test_indices_are_those_of_the_whole_map(tiles):
+    x = torch.randn(2, 3, 11, 7).relu()
+    lazy = LazyImage.from_tensor(x, settings=Settings(tiles, tiles))
+    assert torch.equal(materialize(lazy.argmax()), x.argmax())
+    assert torch.equal(materialize((-lazy).flatten(1).argmin(1)), (-x).flatten(1).argmin(1))
+    values, where = lazy.flatten(2).topk(4, dim=2)
+    assert torch.equal(materialize(values), x.flatten(2).topk(4, dim=2)[0])
+    assert torch.equal(x.flatten(2).gather(2, materialize(where)), materialize(values))
+
+
+def test_equal_values_are_ranked_by_position():
+    lazy = LazyImage.from_tensor(torch.zeros(1, 1, 5, 6), settings=Settings((3, 2), (3, 2)))
+    assert materialize(lazy.flatten(2).topk(7)[1]).flatten().tolist() == list(range(7))
+
+
+def test_an_index_out_of_range_is_refused():
+    lazy = LazyImage.from_tensor(torch.zeros(1, 2, 5, 6))
+    with pytest.raises(IndexError, match="30 positions is out of range"):
+        materialize(lazy.flatten(2).index_select(2, torch.tensor([30])))
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+def test_the_product_of_all_with_zeros(zeros):
+    def holes(x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[2:])
+        mask.view(-1)[[3, 20][:zeros]] = 0
+        return ((x * 0.1 + 1) * mask).flatten(2).prod(2)
+
+    assert_tiled(After(holes), (2, 3, 5, 7))
+
+
+def test_truth_of_all():
+    x = torch.zeros(2, 3, 7, 5)
+    x[1, 2, 6, 4] = 1
+    lazy = LazyImage.from_tensor(x, settings=Settings((3, 2), (3, 2)))
+    assert materialize((lazy > 0).any()).item() and not materialize((lazy > 1).any()).item()
+    assert not (lazy == 0).all() and (lazy >= 0).all()
+    assert torch.equal(materialize((lazy > 0).flatten(2).any(2)), (x > 0).flatten(2).any(2))
+    assert torch.count_nonzero(lazy).item() == 1
