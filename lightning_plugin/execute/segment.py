@@ -319,10 +319,9 @@ class Backward:
 def _read(v: Value, box: Box, spreads: dict[int, Tensor], handle: Handle | None) -> Tensor:
     if handle is not None:
         return handle.read(box)
-    op = v.node.op  # type: ignore[union-attr]
-    if isinstance(op, Source):
-        return op.read(box)
-    return v.space.narrow(spreads[id(v)], Box.whole(v.space.extent), box)
+    if id(v) in spreads:
+        return v.space.narrow(spreads[id(v)], Box.whole(v.space.extent), box)
+    return v.node.op.read(box)  # type: ignore[union-attr]
 
 
 def _kind(tensors: Sequence[Tensor], run: SegmentRun) -> str:

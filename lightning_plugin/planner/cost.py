@@ -109,8 +109,7 @@ class Coster:
 
     def read_bytes(self, v: Value, box: Box) -> int:
         """What reading a tile allocates: nothing where it is a view of what lies on the device."""
-        assert v.node is not None
-        if isinstance(v.node.op, Source):
+        if v.node is not None and isinstance(v.node.op, Source):
             image = v.node.op.image
             there = isinstance(image, TensorSource) and image.tensor.device == v.node.op.device
             return 0 if there else tile_bytes(v, box)
