@@ -39,10 +39,14 @@ class Normalization(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
         ctx.save_for_backward(x, mean, var, weight)
         ctx.eps = eps
-        return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+        # Kernels want all vectors in one type, the statistics'; a module in half precision has its weight in half.
+        scale, shift = (None if v is None else v.to(mean.dtype) for v in (weight, bias))
+        return torch.batch_norm(x, scale, shift, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
     @staticmethod
     @once_differentiable
@@ -50,14 +54,21 @@ class Normalization(torch.autograd.Function):
         x, mean, var, weight = ctx.saved_tensors
         rstd = (var + ctx.eps).rsqrt()
         # Without a weight the kernel skips Σ g·x̂, which the variance needs.
-        unit = torch.ones_like(mean) if weight is None else weight
+        unit = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         dx, scaled, total = aten.native_batch_norm_backward(
             grad.contiguous() if not grad.is_contiguous(memory_format=torch.channels_last) else grad,
-            x, unit.to(mean.dtype), mean, var, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True],
+            x, unit, mean, var, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True],
         )  # fmt: skip
         d_mean = -unit * rstd * total
         d_var = -0.5 * unit * rstd.square() * scaled
-        return dx, d_mean, d_var, None if weight is None else scaled.to(weight.dtype), total if weight is not None else None, None
+        return (
+            dx,
+            d_mean,
+            d_var,
+            None if weight is None else scaled.to(weight.dtype),
+            None if weight is None else total.to(weight.dtype),
+            None,
+        )
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,17 @@ def statistics(rec: Any, x: Value, dims: Sequence[int], shape: Sequence[int]) ->
     return mean, var, size
 
 
-def normalize(rec: Any, x: Value, mean: Value, var: Value, weight: Value | None, bias: Value | None, eps: float, out: Tensor, fold: bool) -> Value:
+def normalize(
+    rec: Any,
+    x: Value,
+    mean: Value,
+    var: Value,
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    out: Tensor,
+    fold: bool,
+) -> Value:
     op = Normalize(eps, weight is not None, bias is not None, fold)
     inputs = [v for v in (x, mean, var, weight, bias) if v is not None]
     # Inputs are told apart by position, so a tensor that is used twice must not be merged into one.
@@ -144,7 +165,9 @@ def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     return normalize(rec, x, mean, var, a["weight"], a["bias"], a["eps"], outs[0], False)
 
 
-def grouped(rec: Any, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor) -> tuple[Value, Value, Value, int]:
+def grouped(
+    rec: Any, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor
+) -> tuple[Value, Value, Value, int]:
     """Normalise each of ``groups`` channel groups of each image over its channels and space."""
     from lightning_plugin.rules.views import Reshape
 
@@ -170,7 +193,11 @@ def grouped(rec: Any, x: Value, groups: int, weight: Value | None, bias: Value |
 def batched_channels(x: Value) -> bool:
     """Whether dimensions 0 and 1 are batch and channels, and the rest is all of space."""
     layout = x.space
-    return not layout.is_space(0) and not layout.is_space(1) and all(layout.is_space(d) for d in range(2, len(layout.dims)))
+    return (
+        not layout.is_space(0)
+        and not layout.is_space(1)
+        and all(layout.is_space(d) for d in range(2, len(layout.dims)))
+    )
 
 
 @API.rule(F.group_norm, kind="reduce + broadcast")
@@ -193,7 +220,7 @@ def instance_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
         values = [x, *(a[k] for k in names)]
         rec.session.settle(v for v in values[1:] if v is not None)
         return local(
-            rec, lambda *t: F.batch_norm(*t, False, 0.0, a["eps"]), values, {}, outs[0], x.space, name="instance_norm",
+            rec, F.batch_norm, [*values, False, 0.0, a["eps"]], {}, outs[0], x.space, name="instance_norm",
             autocast=rec.autocast,
         )  # fmt: skip
     y, mean, var, size = grouped(rec, x, x.shape[1], a["weight"], a["bias"], a["eps"], outs[0])
