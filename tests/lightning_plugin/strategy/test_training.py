@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from lightning_plugin import LazyImage, SFTStrategy
+from lightning_plugin import BudgetError, LazyImage, SFTStrategy
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import assert_same, fit, fit_both, trainer
@@ -20,8 +21,11 @@ def test_ten_steps_are_those_of_the_default_strategy() -> None:
 
 
 def test_a_budget_gives_the_same_training() -> None:
+    with pytest.raises(BudgetError) as refused:
+        fit(Slides(), loader(), SFTStrategy(budget=1, tile_over=1), max_steps=1)
+    budget = int(1.05 * refused.value.smallest)
     plain, _, tiled, second = fit_both(
-        Slides, loader(), tiles={"budget": "600KiB", "tile_over": 1}, max_steps=4
+        Slides, loader(), tiles={"budget": budget, "tile_over": 1}, max_steps=4
     )
     assert_same(tiled, plain)
     assert any(s.forward.tiles > 1 for s in second.strategy.plan.segments)
