@@ -131,7 +131,7 @@ class Clip:
 def cuts(size: int, pieces: int) -> tuple[int, ...]:
     """Where ``pieces`` intervals of one length (the last may be shorter, later ones empty) cut ``[0, size)``."""
     step = -(-size // max(1, pieces))
-    return tuple(min(size, step * i) for i in range(pieces)) + (size,)
+    return (*(min(size, step * i) for i in range(pieces)), size)
 
 
 def scaled_cuts(reference: Sequence[int], size: int) -> tuple[int, ...]:
@@ -142,11 +142,11 @@ def scaled_cuts(reference: Sequence[int], size: int) -> tuple[int, ...]:
     """
     full = reference[-1]
     if full <= 0 or size == full:
-        return tuple(min(size, c) for c in reference[:-1]) + (size,)
+        return (*(min(size, c) for c in reference[:-1]), size)
     stride = -(-size // full)
     exact = abs(size - full * stride) < stride
     inner = (c * stride if exact else (c * size) // full for c in reference[:-1])
-    return tuple(min(size, c) for c in inner) + (size,)
+    return (*(min(size, c) for c in inner), size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,19 @@ class Report:
 
     def __str__(self) -> str:
         width = max(map(len, self.errors), default=0)
-        lines = [f"{name.ljust(width)}  {error:.1e}{'' if error < TOLERANCE else '   <-- differs'}" for name, error in self.errors.items()]
+        lines = [
+            f"{name.ljust(width)}  {error:.1e}{'' if error < TOLERANCE else '   <-- differs'}"
+            for name, error in self.errors.items()
+        ]
         lines += [f"run whole, for want of a tiling rule: {b}" for b in self.barriers]
         lines += [f"not compared: {s}" for s in self.skipped]
         lines.append("exact" if self.exact else f"NOT exact: errors of {TOLERANCE:g} and more are not reassociation")
         return "\n".join(lines)
 
 
-def check(module: nn.Module, small_input: Tensor | Sequence[int], tiles: int | Sequence[int] = (3, 2), seed: int = 0) -> Report:
+def check(
+    module: nn.Module, small_input: Tensor | Sequence[int], tiles: int | Sequence[int] = (3, 2), seed: int = 0
+) -> Report:
     """Compare one tiled step of a module with one plain step, in float64, and report the error of every tensor.
 
     The module itself is left alone: copies are compared, in the mode it is in. ``small_input`` is a tensor, or the
@@ -68,8 +73,14 @@ def check(module: nn.Module, small_input: Tensor | Sequence[int], tiles: int | S
         total = sum((o * w).sum() for o, w in zip(outputs, weights, strict=True))
         if isinstance(total, Tensor) and total.requires_grad:
             total.backward()
-    errors = {f"output {i}" if len(expected) > 1 else "output": _error(a, e) for i, (a, e) in enumerate(zip(actual, expected, strict=True))}
-    gradients = {name: (p.grad, q.grad) for (name, p), (_, q) in zip(plain.named_parameters(), twin.named_parameters(), strict=True)}
+    errors = {
+        f"output {i}" if len(expected) > 1 else "output": _error(a, e)
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True))
+    }
+    gradients = {
+        name: (p.grad, q.grad)
+        for (name, p), (_, q) in zip(plain.named_parameters(), twin.named_parameters(), strict=True)
+    }
     gradients["input"] = (x.grad, y.grad)
     largest = max((float(e.abs().max()) for e, _ in gradients.values() if e is not None and e.numel()), default=0.0)
     for name, (e, a) in gradients.items():

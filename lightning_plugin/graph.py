@@ -114,7 +114,7 @@ class Effect:
 def ancestors(wanted: Iterable[Value]) -> list[Node]:
     """The nodes that still have to run to make the wanted values, in the order in which they were recorded."""
     seen: dict[int, Node] = {}
-    stack = [v for v in wanted]
+    stack = list(wanted)
     while stack:
         value = stack.pop()
         node = value.node

@@ -163,9 +163,11 @@ class Layout:
         return tile.reshape([size for dim in self.dims for size in self.sizes(dim, box)])
 
     def _writable(self, whole: Tensor, held: Box, box: Box) -> Tensor:
-        view = whole.view([size for dim in self.dims for size in self.sizes(dim, held)]) if any(
-            len(dim) > 1 for dim in self.dims
-        ) else whole
+        view = (
+            whole.view([size for dim in self.dims for size in self.sizes(dim, held)])
+            if any(len(dim) > 1 for dim in self.dims)
+            else whole
+        )
         factors = [f for dim in self.dims for f in dim]
         for i, f in enumerate(factors):
             if isinstance(f, Axis):

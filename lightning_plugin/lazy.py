@@ -31,7 +31,7 @@ class LazyTensor(Tensor):
 
     @staticmethod
     def _wrap(cls: type, fake: Tensor, session: Session, requires_grad: bool) -> Any:
-        self = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             fake.shape,
             strides=fake.stride(),
@@ -41,6 +41,7 @@ class LazyTensor(Tensor):
         )
         self._fake = fake
         self._session = session
+        session.tensors.append(weakref.ref(self))
         return self
 
     @property
@@ -63,7 +64,7 @@ class LazyTensor(Tensor):
         return call(func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def,override]
         if func is torch.ops.aten.detach.default:
             return args[0].detach() if not isinstance(args[0], LazyTensor) else args[0]
         raise RecordingError(
@@ -110,6 +111,7 @@ class LazyImage(LazyTensor):
         value = source_value(source, target, requires_grad)
         self = LazyTensor._wrap(cls, value.fake, Session(settings, target), requires_grad)
         self._source = source
+        self._session.nodes.append(value.node)
         remember_storage(self._session, value.fake)
         return self
 
@@ -124,9 +126,7 @@ class LazyImage(LazyTensor):
         if isinstance(tensor, LazyImage):
             return tensor
         source = TensorSource(tensor)
-        return cls(
-            source, device=device or tensor.device, requires_grad=tensor.requires_grad, settings=settings
-        )
+        return cls(source, device=device or tensor.device, requires_grad=tensor.requires_grad, settings=settings)
 
     @property
     def source(self) -> TileSource:
@@ -148,8 +148,8 @@ def _rebuild_image(cls: type[LazyImage], source: TileSource, device: str, requir
 READS = {
     getattr(Tensor, name)
     for name in (
-        "size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous ndimension "
-        "get_device storage_offset is_inference"
+        "size dim stride numel nelement element_size is_floating_point is_complex is_signed "
+        "is_contiguous ndimension get_device storage_offset is_inference"
     ).split()
 } | {torch.is_floating_point, torch.is_complex, torch.numel, Tensor.__len__}
 READS.discard(Tensor.stride)
@@ -260,7 +260,10 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     fake_args, fake_kwargs = tree_map(to_fake, (args, kwargs))
     try:
         out = record(session, func, fake_args, fake_kwargs)
-    except (torch._subclasses.fake_tensor.DynamicOutputShapeException, torch._subclasses.fake_tensor.DataDependentOutputException):
+    except (
+        torch._subclasses.fake_tensor.DynamicOutputShapeException,
+        torch._subclasses.fake_tensor.DataDependentOutputException,
+    ):
         args, kwargs = tree_map(_real, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -307,7 +310,9 @@ def materialize(tensor: Tensor) -> Tensor:
     waiting = [ref() for ref in session.pending]
     session.pending = [ref for ref in session.pending if ref() is not None]
     others = [t._value for t in waiting if t is not None and isinstance(bound(t._fake), Value)]
-    return execute(session, value, [v for v in others if v.real is None])
+    result = execute(session, value, [v for v in others if v.real is None])
+    session.forget()
+    return result
 
 
 def _real(a: Any) -> Any:
@@ -324,7 +329,9 @@ def _executed(func: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _backward(self: LazyTensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> None:
+def _backward(
+    self: LazyTensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
     real = materialize(self)
     if create_graph:
         raise RecordingError(
@@ -335,7 +342,9 @@ def _backward(self: LazyTensor, gradient: Any = None, retain_graph: Any = None, 
 
 
 def _real_inputs(inputs: Any) -> Any:
-    return tree_map(lambda a: a._source.tensor if isinstance(a, LazyImage) and isinstance(a._source, TensorSource) else a, inputs)
+    return tree_map(
+        lambda a: a._source.tensor if isinstance(a, LazyImage) and isinstance(a._source, TensorSource) else a, inputs
+    )
 
 
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -345,11 +354,15 @@ def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
 def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
     """Moving an image moves where its tiles go; anything else about ``to`` is an operator."""
     if isinstance(self, LazyImage):
-        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+        device, dtype, _, memory_format = torch._C._nn._parse_to(
+            *args, **{k: v for k, v in kwargs.items() if k != "copy"}
+        )
         if dtype is None or dtype == self.dtype:
             if device is None or device == self.device:
                 return self if memory_format is None else call(Tensor.to, (self,), {"memory_format": memory_format})
-            return type(self)(self._source, device=device, requires_grad=self.requires_grad, settings=self._session.settings)
+            return type(self)(
+                self._source, device=device, requires_grad=self.requires_grad, settings=self._session.settings
+            )
     return call(Tensor.to, (self, *args), kwargs)
 
 
@@ -389,8 +402,8 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     **{
         getattr(Tensor, name): _executed(getattr(Tensor, name))
         for name in (
-            "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __array__ __format__ "
-            "is_nonzero nonzero allclose equal"
+            "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ "
+            "__array__ __format__ is_nonzero nonzero allclose equal"
         ).split()
     },
     torch.allclose: _executed(torch.allclose),

@@ -65,7 +65,9 @@ class TiledModule(nn.Module):
         if isinstance(a, LazyImage):
             a._session.root().settings = self.settings
             return a
-        if isinstance(a, Tensor) and not isinstance(a, LazyTensor) and a.dim() >= 3:
+        # A tensor of whole numbers with three dimensions is a target (N, H, W), not an image of H channels.
+        image = isinstance(a, Tensor) and (a.dim() > 3 or (a.dim() == 3 and a.is_floating_point()))
+        if image and not isinstance(a, LazyTensor):
             return LazyImage.from_tensor(a, settings=self.settings)
         return a
 

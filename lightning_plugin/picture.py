@@ -45,11 +45,13 @@ def table(plan: Plan) -> str:
     if plan.budget:
         head += f" within {format_bytes(plan.budget)}"
     sums = (
-        f"peak {format_bytes(plan.peak_bytes)} on the device (plain PyTorch would hold {format_bytes(plan.plain_bytes)} "
-        f"for backward); {format_seconds(plan.seconds)} a step; {100 * plan.recompute:.0f} % recomputed"
+        f"peak {format_bytes(plan.peak_bytes)} on the device (plain PyTorch would hold "
+        f"{format_bytes(plan.plain_bytes)} for backward); {format_seconds(plan.seconds)} a step; {100 * plan.recompute:.0f} % recomputed"
     )
     barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
-    return "\n".join([head, line(HEADINGS), "-" * (sum(widths) + 2 * len(widths) - 2), *map(line, body), sums, *barriers])
+    return "\n".join(
+        [head, line(HEADINGS), "-" * (sum(widths) + 2 * len(widths) - 2), *map(line, body), sums, *barriers]
+    )
 
 
 COLOURS = {"device": "#4878a8", "host": "#e49444", "disk": "#85b6b2", "tiles": "#d1605e"}
@@ -78,9 +80,22 @@ def draw(plan: Plan, path: str) -> None:
     left = [m[0] for m in moments]
     width = [max(m[1], begin / 2000) for m in moments]
     held = [m[2] / scale for m in moments]
-    axes.bar(left, [m[4] / scale for m in moments], width, align="edge", color=COLOURS["tiles"], label="tiles, cotangents, parameters")
+    axes.bar(
+        left,
+        [m[4] / scale for m in moments],
+        width,
+        align="edge",
+        color=COLOURS["tiles"],
+        label="tiles, cotangents, parameters",
+    )
     axes.bar(left, held, width, align="edge", color=COLOURS["device"], label="stored on the device")
-    axes.step([*left, begin], [*(m[3] / scale for m in moments), 0], where="post", color=COLOURS["host"], label="stored on lower tiers")
+    axes.step(
+        [*left, begin],
+        [*(m[3] / scale for m in moments), 0],
+        where="post",
+        color=COLOURS["host"],
+        label="stored on lower tiers",
+    )
     if plan.budget:
         axes.axhline(plan.budget / scale, color="black", linestyle="--", linewidth=1)
         axes.annotate(f"budget {format_bytes(plan.budget)}", (begin, plan.budget / scale), ha="right", va="bottom")

@@ -65,8 +65,7 @@ def shrinking(nodes: Sequence[Node]) -> set[int]:
 
 def fixed(nodes: Sequence[Node], grid: Grid | None, backward: Grid | None = None, cut: bool = True) -> Plan:
     """Segments by stage, all on the same grid (one tile where ``grid`` is None)."""
-    cuts = {i for i in shrinking(nodes)} if cut else set()
-    stored = set(cuts)
+    stored = shrinking(nodes) if cut else set()
     while True:
         stage = stages(nodes, stored)
         more = stored | crossing(nodes, stage)
@@ -76,7 +75,9 @@ def fixed(nodes: Sequence[Node], grid: Grid | None, backward: Grid | None = None
     return by_stage(nodes, stored, stage, grid, backward)
 
 
-def by_stage(nodes: Sequence[Node], stored: set[int], stage: dict[int, int], grid: Grid | None, backward: Grid | None) -> Plan:
+def by_stage(
+    nodes: Sequence[Node], stored: set[int], stage: dict[int, int], grid: Grid | None, backward: Grid | None
+) -> Plan:
     groups: dict[int, list[int]] = defaultdict(list)
     axes: dict[int, int] = {}
     for place, node in enumerate(nodes):

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.graph import Effect, Node, Value
+from lightning_plugin.graph import Effect, Node, Value, ancestors
 from lightning_plugin.layout import Layout
 from lightning_plugin.rules.base import Autocast, Barrier, Call, Captured, Gather, Op, Slot, Source, Spread, VectorOp
 from lightning_plugin.rules.table import API, ATEN
@@ -54,14 +55,41 @@ class Session:
     """
 
     settings: Any = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     captured: dict[int, Value] = field(default_factory=dict)
     storages: dict[int, list[Tensor]] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     pending: list[Any] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    tensors: list[weakref.ref[Any]] = field(default_factory=list)
     random_calls: int = 0
     key: int | None = None
     merged: Session | None = None
+
+    def __del__(self) -> None:
+        for node in self.nodes:
+            sever(node)
+
+    def forget(self) -> None:
+        """Let go of everything that no tensor of the user leads to any more.
+
+        Values and nodes point at each other. Were they left to the garbage collector, a step's images would live on
+        until it comes by.
+        """
+        self.tensors = [ref for ref in self.tensors if ref() is not None]
+        fakes = {id(t._fake): t._fake for t in (ref() for ref in self.tensors) if t is not None}
+        values = [v for v in map(bound, fakes.values()) if isinstance(v, Value)]
+        for v in values:
+            if v.real is not None and not v.is_map:  # an ordinary tensor by now, whatever it came from
+                v.node = None
+        reached = {node.serial for node in ancestors([*values, *(v for e in self.effects for v in e.values)])}
+        for node in self.nodes:
+            if node.serial not in reached:
+                sever(node, fakes)
+        self.nodes = [node for node in self.nodes if node.serial in reached]
+        self.captured.clear()
+        kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
+        self.storages = {s: known for s, known in kept.items() if known}
 
     def root(self) -> Session:
         session = self
@@ -78,23 +106,27 @@ class Session:
             self.storages.setdefault(storage, []).extend(fakes)
         self.effects += other.effects
         self.pending += other.pending
+        self.nodes += other.nodes
+        self.tensors += other.tensors
+        other.nodes = []
         self.settings = self.settings or other.settings
         other.merged = self
 
     def capture(self, tensor: Tensor) -> Value:
         """The value of a real tensor; the same tensor is the same value."""
+        version = 0 if tensor.is_inference() else tensor._version
         known = self.captured.get(id(tensor))
-        if known is not None and known.node is not None:
+        if known is not None and known.node is not None and known.node.op.version in (version, -1):  # type: ignore[attr-defined]
             return known
         # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's.
         device = self.device if tensor.is_meta else tensor.device
         with FAKE:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         value = Value(fake, None, tensor.requires_grad)
-        version = 0 if tensor.is_inference() else tensor._version
         value.node = Node(Captured(tensor, version), (), (value,), "tensor")
         bind(fake, value)
         self.captured[id(tensor)] = value
+        self.nodes.append(value.node)
         return value
 
     def settle(self, values: Iterable[Value]) -> None:
@@ -111,6 +143,15 @@ class Session:
             self.key = int(torch.randint(2**62, (1,)).item())
         self.random_calls += 1
         return self.key, self.random_calls
+
+
+def sever(node: Node, alive: Container[int] = ()) -> None:
+    """Take a node apart that nothing leads to any more; ``alive`` are the ids of fakes that tensors still use."""
+    for v in node.outputs:
+        v.node = None
+        if id(v.fake) not in alive and bound(v.fake) is v:
+            del v.fake.sft_value  # type: ignore[attr-defined]
+    node.inputs = node.outputs = ()
 
 
 def bind(fake: Tensor, value: Value | Stale) -> None:
@@ -169,6 +210,7 @@ class Recorder:
         node = Node(op, tuple(inputs), outputs, name or self.name, self.path)
         for v in outputs:
             v.node = node
+        self.session.nodes.append(node)
         return outputs
 
     def template(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Value, ...], tuple[Any, ...], tuple]:
@@ -186,7 +228,9 @@ class Recorder:
         new_kwargs = tuple((k, tree_map(slot, v, is_leaf=is_value)) for k, v in kwargs.items())
         return tuple(values), new_args, new_kwargs
 
-    def vector(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], fakes: Sequence[Tensor], **how: Any):
+    def vector(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], fakes: Sequence[Tensor], **how: Any
+    ) -> tuple[Value, ...]:
         """A node that runs a function on vectors with ordinary autograd."""
         values, new_args, new_kwargs = self.template(args, kwargs)
         call = Call(func, new_args, new_kwargs, how.pop("autocast", None))
@@ -200,7 +244,9 @@ class Recorder:
         """A map as one tensor."""
         return self.emit(Gather(), [value], [value.fake], None, "gather")[0] if value.is_map else value
 
-    def barrier(self, func: Callable[..., Any], args: Any, kwargs: Any, fakes: Sequence[Tensor], reason: str, rebind: bool):
+    def barrier(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, fakes: Sequence[Tensor], reason: str, rebind: bool
+    ) -> tuple[Value, ...]:
         """Run the function whole; outputs shaped like one of its maps are maps again."""
         is_value = lambda a: isinstance(a, Value)  # noqa: E731
         flat, _ = tree_flatten((args, kwargs), is_leaf=is_value)
@@ -214,9 +260,7 @@ class Recorder:
     def restore(self, value: Value, layouts: Sequence[Layout]) -> Value:
         for layout in layouts:
             dims = layout.dims
-            if len(dims) == len(value.shape) and all(
-                value.shape[d] == layout.shape[d] > 1 for d in layout.space
-            ):
+            if len(dims) == len(value.shape) and all(value.shape[d] == layout.shape[d] > 1 for d in layout.space):
                 new = Layout(
                     tuple(dim if layout.is_space(d) else (value.shape[d],) for d, dim in enumerate(dims)), layout.extent
                 )
@@ -275,7 +319,9 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
             bind(f, before[id(f)])  # type: ignore[arg-type]
         target = [f for f in fakes if id(f) in written]
         if len(target) > 1 or (target and target[0] is not fakes[0]):
-            raise RecordingError(f"{recorder.name} writes into several tensors, one of them lazy: it cannot be recorded")
+            raise RecordingError(
+                f"{recorder.name} writes into several tensors, one of them lazy: it cannot be recorded"
+            )
         if target:
             results = [target[0]]
         values = recorder.barrier(func, vargs, vkwargs, results, reason, bool(target))
@@ -362,7 +408,9 @@ def lower_one(recorder: Recorder, func: Any, args: Any, kwargs: Any, outs: list[
         if values is None:
             return f"{name} has no tiling rule for these arguments" if rule else f"{name} has no tiling rule"
     else:
-        values = recorder.vector(call, vargs, vkwargs, outs, name=name)
+        # Real vectors need not have the strides of their fakes, and a view is particular about strides.
+        again = torch.ops.aten.reshape.default if name in ("view", "_unsafe_view") else call
+        values = recorder.vector(again, vargs, vkwargs, outs, name=name)
     if written and isinstance(values[0].node, Node) and func in IN_PLACE:
         values[0].node.inplace = func
     for fake, value in zip(outs, values, strict=True):

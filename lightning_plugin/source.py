@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -47,7 +47,8 @@ class TensorSource:
         return self.tensor.dtype
 
     def read(self, box: Box) -> Tensor:
-        return self.tensor[(..., *(slice(lo, hi) for lo, hi in box.intervals()))]
+        index: Any = (..., *(slice(lo, hi) for lo, hi in box.intervals()))
+        return self.tensor[index]
 
     def constant(self, box: Box) -> Tensor | None:
         return None

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import re
 
-UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+UNITS = {
+    "": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
 
 
 def parse_bytes(size: int | float | str) -> int:
@@ -14,7 +25,8 @@ def parse_bytes(size: int | float | str) -> int:
     else:
         found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", size.lower())
         if found is None or found[2] not in UNITS:
-            raise ValueError(f"{size!r} is not a size; write a number with one of {', '.join(['B', 'KiB', 'MiB', 'GiB', 'TiB', 'MB', 'GB'])}, as in '11GiB'")
+            known = "B, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
+            raise ValueError(f"{size!r} is not a size; write a number with one of {known}, as in '11GiB'")
         count = int(float(found[1]) * UNITS[found[2]])
     if count <= 0:
         raise ValueError(f"a size must be positive, got {size!r}")

@@ -43,8 +43,8 @@ def resized(layout: Layout, shape: Sequence[int]) -> Layout:
 
 
 @ATEN.rule(
-    aten._softmax, aten._log_softmax, aten.glu, aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort, aten._safe_softmax,
-    kind="local",
+    aten._softmax, aten._log_softmax, aten.glu, aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort,
+    aten._safe_softmax, kind="local",
 )  # fmt: skip
 def along_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
@@ -118,9 +118,9 @@ def split(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -
 
 
 @ATEN.rule(
-    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default, aten.var.correction,
-    aten.std.correction, aten.linalg_vector_norm.default, aten.prod.dim_int, aten.any.dim, aten.all.dim, aten.argmax.default,
-    aten.argmin.default,
+    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default,
+    aten.var.correction, aten.std.correction, aten.linalg_vector_norm.default, aten.prod.dim_int, aten.any.dim,
+    aten.all.dim, aten.argmax.default, aten.argmin.default,
     kind="local",
 )  # fmt: skip
 def reduce_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
@@ -130,7 +130,7 @@ def reduce_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
     x = args[0]
     names = [a.name for a in func._schema.arguments]
     position = names.index("dim")
-    dims = dim_of(args, kwargs, position, None)  # type: ignore[arg-type]
+    dims: Any = kwargs.get("dim", args[position] if len(args) > position else None)
     keep = kwargs.get("keepdim", args[names.index("keepdim")] if len(args) > names.index("keepdim") else False)
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         dims = list(range(len(x.shape)))
@@ -155,7 +155,8 @@ def max_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
         return reduce.extreme(rec, func, args, kwargs, outs, dim)
     keep = len(outs[0].shape) == len(x.shape)
     layout = Layout(
-        tuple((outs[0].shape[d],) if d == dim else f for d, f in enumerate(x.space.dims) if keep or d != dim), x.space.extent
+        tuple((outs[0].shape[d],) if d == dim else f for d, f in enumerate(x.space.dims) if keep or d != dim),
+        x.space.extent,
     )
     first = lambda *a, **k: func(*a, **k)[0]  # noqa: E731
     second = lambda *a, **k: func(*a, **k)[1]  # noqa: E731

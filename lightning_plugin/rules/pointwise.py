@@ -120,7 +120,14 @@ def pointwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     name = func._schema.name.removeprefix("aten::")
     grad = name not in NO_GRADIENT
     return local(
-        rec, func, [swap(a) for a in args], {k: swap(v) for k, v in kwargs.items()}, outs[0], found[1], name=name, grad=grad
+        rec,
+        func,
+        [swap(a) for a in args],
+        {k: swap(v) for k, v in kwargs.items()},
+        outs[0],
+        found[1],
+        name=name,
+        grad=grad,
     )
 
 
@@ -131,14 +138,14 @@ NO_GRADIENT = {"detach", "sign", "round", "floor", "ceil", "trunc", "zeros_like"
 #: maps.
 POINTWISE = """
     abs absolute acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or
-    bitwise_xor ceil celu clamp clamp_max clamp_min clone contiguous copysign cos cosh deg2rad detach digamma div elu eq erf
-    erfc erfinv exp exp2 expm1 fill floor floor_divide fmax fmin fmod frac full_like ge gelu gt hardshrink hardsigmoid
-    hardswish hardtanh heaviside huber_loss_none hypot i0 isfinite isinf isnan le leaky_relu lerp lgamma log log10 log1p
-    log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt masked_fill
-    maximum minimum mish mul nan_to_num ne neg nextafter ones_like polygamma positive pow rad2deg reciprocal relu relu6
-    remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink special_erfcx
-    special_log_ndtr special_ndtri special_xlog1py sqrt square sub tan tanh threshold trunc where xlogy zeros_like
-    _prelu_kernel _to_copy alias lift_fresh
+    bitwise_xor ceil celu clamp clamp_max clamp_min clone contiguous copysign cos cosh deg2rad detach digamma div
+    elu eq erf erfc erfinv exp exp2 expm1 fill floor floor_divide fmax fmin fmod frac full_like ge gelu gt
+    hardshrink hardsigmoid hardswish hardtanh heaviside huber_loss_none hypot i0 isfinite isinf isnan le leaky_relu
+    lerp lgamma log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or
+    logical_xor logit lt masked_fill maximum minimum mish mul nan_to_num ne neg nextafter ones_like polygamma
+    positive pow rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin
+    sinc sinh softplus softshrink special_erfcx special_log_ndtr special_ndtri special_xlog1py sqrt square sub tan
+    tanh threshold trunc where xlogy zeros_like _prelu_kernel _to_copy alias lift_fresh
 """.split()
 
 
@@ -167,6 +174,4 @@ def copy(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
         return NotImplemented
     if target.is_map and target.space != source.space:
         return NotImplemented
-    return local(
-        rec, aten._to_copy.default, [source], {"dtype": target.dtype}, outs[0], source.space, name="copy"
-    )
+    return local(rec, aten._to_copy.default, [source], {"dtype": target.dtype}, outs[0], source.space, name="copy")

@@ -322,7 +322,15 @@ def row_major(value: Value, dims: Sequence[int]) -> bool:
     return factors == [Axis(i) for i, size in enumerate(layout.extent) if size > 1]
 
 
-@ATEN.rule(aten.sum.default, aten.mean.default, aten.amax, aten.max.default, aten.min.default, aten.std.default, aten.var.default)
+@ATEN.rule(
+    aten.sum.default,
+    aten.mean.default,
+    aten.amax,
+    aten.max.default,
+    aten.min.default,
+    aten.std.default,
+    aten.var.default,
+)
 def reduce_all(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The reductions to one number."""
     name = {"max": "amax", "min": "amin"}.get(name_of(func), name_of(func))

@@ -98,3 +98,8 @@ class RuleTable:
 
 ATEN = RuleTable("ATEN")
 API = RuleTable("API")
+
+
+def filled(args: Any, *defaults: Any) -> Any:
+    """Positional arguments with the defaults of those that were left out."""
+    return [*args, *defaults[len(args) :]]

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.rules.base import TileOp
+from lightning_plugin.rules.blocks import cut, joined
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN
@@ -48,15 +49,16 @@ class Expand(TileOp):
 
 
 @ATEN.rule(
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze, aten.flatten,
-    aten.unflatten, aten._reshape_alias.default,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze,
+    aten.flatten, aten.unflatten, aten._reshape_alias.default,
 )  # fmt: skip
 def view(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     layout = x.space.regroup(tuple(outs[0].shape))
     if layout is None:
-        return NotImplemented
-    return rec.emit(Reshape(layout), [x], outs, layout, name_of(func))
+        found = cut(x.space, tuple(outs[0].shape))
+        return NotImplemented if found is None else rec.emit(found, [x], outs, found.layout, name_of(func))
+    return joined(rec, rec.emit(Reshape(layout), [x], outs, layout, name_of(func))[0])
 
 
 @ATEN.rule(aten.permute.default, aten.transpose.int, aten.t.default)

@@ -20,7 +20,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules.base import TileOp
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, filled
 
 aten = torch.ops.aten
 
@@ -101,7 +101,7 @@ class Convolution(WindowOp):
 
 @ATEN.rule(aten.convolution.default)
 def convolution(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args
+    x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     if transposed:
         from lightning_plugin.rules import resample
 
@@ -111,9 +111,7 @@ def convolution(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     if axes is None or weight.is_map or len(x.shape) != count + 2:
         return NotImplemented
     stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)
-    windows = tuple(
-        Window(k, s, d, p) for k, s, d, p in zip(weight.shape[2:], stride, dilation, padding, strict=True)
-    )
+    windows = tuple(Window(k, s, d, p) for k, s, d, p in zip(weight.shape[2:], stride, dilation, padding, strict=True))
     op = Convolution(windows, axes, x.space.extent, stride, dilation, groups, bias is not None)
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return rec.emit(op, inputs, outs, windowed(x, count, outs[0].shape), "convolution")
@@ -141,12 +139,12 @@ def max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
     They are computed by a second node, which costs nothing where it is not used.
     """
     count = 3 if "3d" in func._schema.name else 2
-    defaults = [None, None, None, [0], [1], False]
-    x, kernel, stride, padding, dilation, _ = [*args, *defaults[len(args) :]]
+    x, kernel, stride, padding, dilation, _ = filled(args, None, None, None, [0], [1], False)
     kernel = each(kernel, count)
     stride = each(stride, count) if stride else kernel
     windows = tuple(
-        Window(k, s, d, p) for k, s, d, p in zip(kernel, stride, each(dilation, count), each(padding, count), strict=True)
+        Window(k, s, d, p)
+        for k, s, d, p in zip(kernel, stride, each(dilation, count), each(padding, count), strict=True)
     )
     found = squeezed_axes(x, count)
     if found is None:
@@ -154,7 +152,11 @@ def max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
     axes, used = found
     windows = tuple(windows[i] for i in used)
     layout = windowed_at(x, used, count, outs[0].shape)
-    op = MaxPool(windows, axes, x.space.extent) if len(used) == count else Squeezed(MaxPool(windows, axes, x.space.extent), count, used)
+    op = (
+        MaxPool(windows, axes, x.space.extent)
+        if len(used) == count
+        else Squeezed(MaxPool(windows, axes, x.space.extent), count, used)
+    )
     out = rec.emit(op, [x], outs[:1], layout, "max_pool")[0]
     if len(outs) == 1:
         return (out,)
@@ -279,8 +281,7 @@ class AvgPool(WindowOp):
 @ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)
 def avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     count = int(func._schema.name[-2])
-    defaults = [None, None, [], [0], False, True, None]
-    x, kernel, stride, padding, _, count_padding, divisor = [*args, *defaults[len(args) :]]
+    x, kernel, stride, padding, _, count_padding, divisor = filled(args, None, None, [], [0], False, True, None)
     kernel, padding = each(kernel, count), each(padding, count)
     stride = each(stride, count) if stride else kernel
     found = squeezed_axes(x, count)
