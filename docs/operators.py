@@ -15,7 +15,8 @@ these tests compare with plain PyTorch in float64. *Functions* are recorded as t
 PyTorch's dispatcher sees them, where the many spellings of an operator have become one. What is not in the table is a
 barrier: it runs whole, exactly, and the plan names it.
 
-This page is made from the tables of rules and from `benchmarks/results/operators.json`, which a full test run writes.
+This page is made from the tables of rules and from `benchmarks/results/operators.json`, which
+`pytest --operators tests/lightning_plugin` writes.
 """
 
 

@@ -1,6 +1,6 @@
 """Which operators' rules answered in which tests: the source of the documentation's table of operators.
 
-A run with ``--full`` over all of tests/lightning_plugin writes benchmarks/results/operators.json. Nothing is judged
+``pytest --operators tests/lightning_plugin`` writes benchmarks/results/operators.json. Nothing is judged
 here; a rule that no test has reached shows up in the table as such.
 """
 
