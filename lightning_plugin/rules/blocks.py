@@ -1,0 +1,119 @@
+"""Views that cut an axis into blocks, or join blocks to an axis.
+
+A view of ``H`` as ``(H // 2, 2)`` leaves an axis half as long and a plain factor of 2 inside each position; a view of
+``(H, 2)`` as one dimension makes an axis twice as long. Space-to-depth, window partitions and their inverses are made
+of these two, whoever writes them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Dim, Factor, Layout
+from lightning_plugin.rules.base import TileOp
+
+
+@dataclass(frozen=True)
+class Blocks(TileOp):
+    """Axes that become shorter (``finer`` false: a block becomes a position) or longer by whole numbers."""
+
+    kind: ClassVar[str] = "layout"
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    finer: bool
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        for a, size in zip(self.axes, self.sizes, strict=True):
+            lo, hi = box.lo[a], box.hi[a]
+            box = box.replace(a, lo // size, -(-hi // size)) if self.finer else box.replace(a, lo * size, hi * size)
+        return (box,)
+
+    def crop(self, x: Tensor, box: Box, dims: Sequence[int]) -> Tensor:
+        """The outputs of ``box`` among those of all blocks that it touches."""
+        for a, size, d in zip(self.axes, self.sizes, dims, strict=True):
+            x = x.narrow(d, box.lo[a] % size, box.hi[a] - box.lo[a])
+        return x
+
+
+@dataclass(frozen=True)
+class Cut(Blocks):
+    """A view that cuts axes: blocks of rows become a plain factor."""
+
+    layout: Layout
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        return tiles[0].reshape(self.layout.tile_shape(box))
+
+
+@dataclass(frozen=True)
+class Join(Blocks):
+    """Dimensions that hold an axis and a plain factor inside it become axes."""
+
+    dims: tuple[int, ...]
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        return self.crop(tiles[0], box, self.dims)
+
+
+def cut(layout: Layout, shape: Sequence[int]) -> Cut | None:
+    """The operator of a view that `Layout.regroup` declines, where all it does besides is to cut axes."""
+    blocks: dict[int, int] = {}
+    extent = list(layout.extent)
+    dims: list[Dim] = []
+    waiting: list[Factor] = [f for dim in layout.dims for f in dim if f != 1]
+    sizes = [layout.extent[f.index] if isinstance(f, Axis) else f for f in waiting]
+    wanted = [s for s in shape if s != 1]
+    for want in wanted:
+        dim: list[Factor] = []
+        while want > 1 and waiting:
+            f, size = waiting.pop(0), sizes.pop(0)
+            if want % size and size % want:
+                return None
+            if want % size == 0:
+                want //= size
+                dim.append(f)
+                continue
+            rest = size // want
+            if isinstance(f, Axis):
+                blocks[f.index] = rest
+                extent[f.index] = want
+            dim.append(f if isinstance(f, Axis) else want)
+            waiting.insert(0, rest)
+            sizes.insert(0, rest)
+            want = 1
+        if want > 1:
+            return None
+        dims.append(tuple(dim))
+    if any(size > 1 for size in sizes):
+        return None
+    full = iter(dims)
+    placed: list[Dim] = [(1,) if s == 1 else next(full) for s in shape]
+    placed[-1] = (*placed[-1], *(f for f in waiting if isinstance(f, Axis)))
+    found = Layout(tuple(placed), tuple(extent))
+    return Cut(tuple(blocks), tuple(blocks.values()), False, found) if found.shape == tuple(shape) else None
+
+
+def joined(rec: Any, x: Value) -> Value:
+    """The same map with every dimension that is (an axis, a plain factor) made an axis."""
+    extent = list(x.space.extent)
+    dims = list(x.space.dims)
+    found: list[tuple[int, int, int]] = []
+    for d, dim in enumerate(dims):
+        match dim:
+            case (Axis(index=axis), int(size)) if extent[axis] > 1 and size > 1:
+                found.append((axis, size, d))
+                extent[axis] *= size
+                dims[d] = (Axis(axis),)
+    if not found:
+        return x
+    axes, sizes, joined_dims = zip(*found, strict=True)
+    op = Join(axes, sizes, True, joined_dims)
+    layout = Layout(tuple(dims), tuple(extent))
+    value: Value = rec.emit(op, [x], [x.fake], layout, "view")[0]
+    return value

@@ -1,0 +1,133 @@
+"""Layout operators: an output position is one input position, or a constant.
+
+Cropping, strided slices, flips, rolls, repeats and every mode of padding are one thing: on each axis, an integer map
+from output to input that consists of a few straight *runs*. A tile reads the hull of what its outputs read, which for
+a run is an interval, and takes slices of it. (A tile that holds both ends of a roll or of a circular padding reads
+its whole axis: a box has no hole.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.rules.base import TileOp
+from lightning_plugin.rules.channels import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Outputs ``lo <= o < hi`` read inputs ``first + step * (o - lo)``; those of a run without ``first`` are filled."""
+
+    lo: int
+    hi: int
+    first: int | None
+    step: int = 1
+
+    def within(self, lo: int, hi: int) -> Run | None:
+        """The part of the run whose outputs lie in ``[lo, hi)``."""
+        start, end = max(lo, self.lo), min(hi, self.hi)
+        if end <= start:
+            return None
+        first = None if self.first is None else self.first + self.step * (start - self.lo)
+        return Run(start, end, first, self.step)
+
+    @property
+    def reach(self) -> tuple[int, int] | None:
+        """The inputs it reads, as an interval."""
+        if self.first is None:
+            return None
+        last = self.first + self.step * (self.hi - self.lo - 1)
+        return min(self.first, last), max(self.first, last) + 1
+
+    def take(self, x: Tensor, dim: int, origin: int, fill: float) -> Tensor:
+        """Its outputs, from a tile whose first position along ``dim`` is ``origin``."""
+        count = self.hi - self.lo
+        reach = self.reach
+        if reach is None:
+            return x.new_full((*x.shape[:dim], count, *x.shape[dim + 1 :]), fill)
+        part = x.narrow(dim, reach[0] - origin, reach[1] - reach[0])
+        if self.step == 0:
+            return part.expand(*x.shape[:dim], count, *x.shape[dim + 1 :])
+        if abs(self.step) > 1:
+            part = part[(slice(None),) * dim + (slice(None, None, abs(self.step)),)]
+        return part.flip(dim) if self.step < 0 and count > 1 else part
+
+
+Runs = tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The map of one axis: it lies along ``dim`` of the tensor and its input has ``size`` positions."""
+
+    axis: int
+    dim: int
+    size: int
+    runs: Runs
+
+    def parts(self, lo: int, hi: int) -> list[Run]:
+        return [part for run in self.runs if (part := run.within(lo, hi)) is not None]
+
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        """What outputs ``[lo, hi)`` read; one position, which is dropped again, where all of them are filled."""
+        reaches = [reach for part in self.parts(lo, hi) if (reach := part.reach) is not None]
+        if not reaches:
+            at = min(lo, self.size - 1)
+            return at, at + 1
+        return min(r[0] for r in reaches), max(r[1] for r in reaches)
+
+
+@dataclass(frozen=True)
+class IndexMap(TileOp):
+    """A map of indices on some of the axes; the others stay as they are."""
+
+    kind: ClassVar[str] = "layout"
+    lines: tuple[Line, ...]
+    fill: float = 0.0
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        for line in self.lines:
+            box = box.replace(line.axis, *line.need(box.lo[line.axis], box.hi[line.axis]))
+        return (box,)
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        for line in self.lines:
+            lo, hi = box.lo[line.axis], box.hi[line.axis]
+            origin = line.need(lo, hi)[0]
+            pieces = [part.take(x, line.dim, origin, self.fill) for part in line.parts(lo, hi)]
+            x = pieces[0] if len(pieces) == 1 else torch.cat(pieces, line.dim)
+        return x
+
+
+def cropped(start: int, count: int, step: int = 1) -> Runs:
+    """The map of a slice."""
+    return (Run(0, count, start, step),)
+
+
+def spatial(x: Value, dim: int) -> bool:
+    """Whether a dimension is an axis, be it of extent one, or has one among its factors."""
+    return x.space.axis_of(dim) is not None or not plain(x, dim)
+
+
+def remap(rec: Any, x: Value, maps: Mapping[int, Runs], name: str, fill: float = 0.0) -> Value | None:
+    """Index maps along dimensions of a map, or None where one of them is not simply an axis, or nothing is left."""
+    if not maps:
+        return x
+    extent, shape = list(x.space.extent), list(x.shape)
+    lines = []
+    for dim, runs in maps.items():
+        axis = x.space.axis_of(dim)
+        if axis is None or not runs or runs[-1].hi == 0:
+            return None
+        lines.append(Line(axis, dim, extent[axis], runs))
+        extent[axis] = shape[dim] = runs[-1].hi
+    out = rec.fake(shape, x.dtype, x.device)
+    return rec.emit(IndexMap(tuple(lines), fill), [x], [out], x.space.with_extent(extent), name)[0]

@@ -1,0 +1,199 @@
+"""Interpolation to any size, in every mode of `torch.nn.functional.interpolate`.
+
+Where outputs and inputs meet again every few positions (a scale of 2, 1/2, 3/2), PyTorch's own kernel runs on the
+needed input tile, which then starts where they meet. Else each axis mixes its taps (`sampling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.rules.base import TileOp
+from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.reduce import widen
+from lightning_plugin.rules.sampling import Antialiased, Cubic, Linear, Nearest, Rounding, Sampler, Scaled, mix
+from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.window import squeezed_axes, windowed_at
+
+aten = torch.ops.aten
+
+#: The longest period, in input or output positions, for which a tile starts where outputs and inputs meet.
+PERIOD = 8
+
+
+@dataclass(frozen=True)
+class Resample(TileOp):
+    """Each axis on its own; ``dims`` are the dimensions of ``axes``."""
+
+    kind: ClassVar[str] = "resample"
+    samplers: tuple[Sampler, ...]
+    axes: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        for sampler, a in zip(self.samplers, self.axes, strict=True):
+            box = box.replace(a, *sampler.reach(box.lo[a], box.hi[a]))
+        return (box,)
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = widen(tiles[0])
+        (held,) = self.need(box)
+        for sampler, a, d in zip(self.samplers, self.axes, self.dims, strict=True):
+            index, weight = sampler.taps(box.lo[a], box.hi[a])
+            x = mix(x, d, index - held.lo[a], weight)
+        return x.to(tiles[0].dtype)
+
+
+@dataclass(frozen=True)
+class Neighbour(Resample):
+    """Each output is one input."""
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        (held,) = self.need(box)
+        for sampler, a, d in zip(self.samplers, self.axes, self.dims, strict=True):
+            index = sampler.taps(box.lo[a], box.hi[a])[0][:, 0] - held.lo[a]
+            x = x.index_select(d, index.to(x.device))
+        return x
+
+
+@dataclass(frozen=True)
+class Periodic(Resample):
+    """PyTorch's kernel on a tile: after ``periods[i]`` = (inputs, outputs) positions, the i-th axis starts over."""
+
+    func: Any
+    periods: tuple[tuple[int, int], ...]
+    flags: tuple[Any, ...]
+
+    def starts(self, box: Box) -> list[int]:
+        """How many periods before the tile begins."""
+        return [
+            min(sampler.reach(box.lo[a], box.hi[a])[0] // inputs, box.lo[a] // outputs)
+            for sampler, a, (inputs, outputs) in zip(self.samplers, self.axes, self.periods, strict=True)
+        ]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        (wanted,) = super().need(box)
+        for start, a, (inputs, _) in zip(self.starts(box), self.axes, self.periods, strict=True):
+            wanted = wanted.replace(a, start * inputs, wanted.hi[a])
+        return (wanted,)
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        sizes, skips = [], []
+        for start, a, d, (_, outputs) in zip(self.starts(box), self.axes, self.dims, self.periods, strict=True):
+            skips.append(box.lo[a] - start * outputs)
+            size = box.hi[a] - start * outputs
+            # PyTorch copies where sizes are equal; one output more, and it interpolates.
+            sizes.append(size + 1 if size == x.shape[d] else size)
+        scales = [outputs / inputs for inputs, outputs in self.periods]
+        x = self.func(x, sizes, *self.flags, *scales)
+        for skip, a, d in zip(skips, self.axes, self.dims, strict=True):
+            x = x.narrow(d, skip, box.hi[a] - box.lo[a])
+        return x
+
+
+def period(scale: float) -> tuple[int, int] | None:
+    """(inputs, outputs) after which positions repeat, if that is soon and exact."""
+    ratio = Fraction(scale).limit_denominator(PERIOD)
+    if ratio.numerator in range(1, PERIOD + 1) and float(ratio) == scale:
+        return ratio.numerator, ratio.denominator
+    return None
+
+
+def resample(rec: Any, x: Value, samplers: Sequence[Sampler], out: Tensor, func: Any, flags: tuple[Any, ...]) -> Any:
+    """A node that resamples the last dimensions; the sampler of one that is not an axis must have nothing to do."""
+    count = len(samplers)
+    found = squeezed_axes(x, count)
+    if found is None:
+        return NotImplemented
+    axes, used = found
+    if any(out.shape[len(x.shape) - count + i] != 1 for i in range(count) if i not in used):
+        return NotImplemented
+    chosen = tuple(samplers[i] for i in used)
+    layout = windowed_at(x, used, count, out.shape)
+    op = operator(
+        chosen, axes, tuple(len(x.shape) - count + i for i in used), func if len(used) == count else None, flags
+    )
+    return rec.emit(op, [x], [out], layout, name_of(func))[0]
+
+
+def operator(
+    samplers: tuple[Any, ...], axes: tuple[int, ...], dims: tuple[int, ...], func: Any, flags: tuple[Any, ...]
+) -> Resample:
+    """The cheapest operator that does it; ``func`` is PyTorch's, where it may be run on a tile."""
+    nearest = isinstance(samplers[0], Nearest)
+    if nearest:
+        repeats = [s.repeats for s in samplers]
+        periods = [(1, n) for n in repeats if n is not None]
+    else:
+        native = [isinstance(s, (Linear, Cubic)) and not s.align and s.size != s.out for s in samplers]
+        found = [period(s.scale) if ok else None for s, ok in zip(samplers, native, strict=True)]
+        periods = [p for p in found if p is not None]
+    if func is not None and len(periods) == len(samplers):
+        return Periodic(samplers, axes, dims, func, tuple(periods), flags)
+    return (Neighbour if nearest else Resample)(samplers, axes, dims)
+
+
+def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
+    """The scales of a call: one for each dimension, where they were given."""
+    given = list(args[first : first + count])
+    return given + [None] * (count - len(given))
+
+
+@ATEN.rule(
+    aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact3d.default,
+    kind="resample",
+)  # fmt: skip
+def upsample_nearest(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, sizes = args[0], args[1]
+    mode = "nearest-exact" if "exact" in name_of(func) else "nearest"
+    how = rounding(x, sizes)
+    samplers = [
+        Nearest(size, out, factor, mode, how)
+        for size, out, factor in zip(x.shape[-len(sizes) :], sizes, factors(args, 2, len(sizes)), strict=True)
+    ]
+    return resample(rec, x, samplers, outs[0], func, ())
+
+
+def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
+    """How PyTorch computes nearest neighbours of this map."""
+    if x.device.type != "cpu":
+        return Rounding.SINGLE
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    last = len(sizes) in formats and x.shape[1] > 3 and x.fake.is_contiguous(memory_format=formats[len(sizes)])
+    if last or (len(sizes) == 2 and sum(sizes) <= 128):
+        return Rounding.DIRECT
+    return Rounding.DOUBLE if x.dtype == torch.float64 else Rounding.SINGLE
+
+
+@ATEN.rule(
+    aten.upsample_linear1d.default, aten.upsample_bilinear2d.default, aten.upsample_trilinear3d.default,
+    aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default,
+    kind="resample",
+)  # fmt: skip
+def upsample(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, sizes, align = args[:3]
+    given = factors(args, 3, len(sizes))
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    name = name_of(func)
+    if "cubic" in name and tuple(outs[0].shape) == x.shape and any(f not in (None, 1.0) for f in given):
+        return NotImplemented  # PyTorch's backward copies here, whatever the factor says; leave that to PyTorch
+    samplers: list[Scaled] = []
+    for size, out, factor in zip(x.shape[-len(sizes) :], sizes, given, strict=True):
+        if name.endswith("_aa"):
+            samplers.append(Antialiased(size, out, factor, align, 2 if "cubic" in name else 1))
+        else:
+            samplers.append((Cubic if "cubic" in name else Linear)(size, out, factor, align))
+    return resample(rec, x, samplers, outs[0], func, (align,))

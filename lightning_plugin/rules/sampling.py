@@ -1,0 +1,256 @@
+"""How one axis is resampled: which input positions an output position mixes, and with which weights.
+
+The formulas are those that PyTorch documents for `torch.nn.functional.interpolate` and adaptive pooling. Coordinates
+are computed in float64 from positions in the whole map, so that a tile at the far end of a gigapixel axis is as sharp
+as the first. Nearest neighbours are different: which one PyTorch takes depends on how its own arithmetic rounds, so
+PyTorch itself is asked, with a ramp of indices.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar, overload
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def with_values(function: Callable[P, T]) -> Callable[P, T]:
+    """Compute with real tensors also where shapes are propagated on fake ones: positions are geometry, not data."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler(ABC):
+    """One axis of ``size`` positions resampled to ``out``; reaches of growing outputs never go back."""
+
+    size: int
+    out: int
+
+    @abstractmethod
+    def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """For outputs ``[lo, hi)``: inputs (int64) and weights (float64), both of shape (outputs, taps)."""
+
+    @abstractmethod
+    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+        """The inputs, inside the map, that outputs ``[lo, hi)`` mix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Sampler):
+    """Interpolation: ``factor`` is the scale that the user gave, where PyTorch uses it instead of the sizes."""
+
+    factor: float | None = None
+    align: bool = False
+
+    @property
+    def scale(self) -> float:
+        """How far apart in the input two neighbours of the output are."""
+        if self.align:
+            return (self.size - 1) / (self.out - 1) if self.out > 1 else 0.0
+        return 1 / self.factor if self.factor is not None and self.factor > 0 else self.size / self.out
+
+    @overload
+    def source(self, output: float) -> float: ...
+    @overload
+    def source(self, output: Tensor) -> Tensor: ...
+    def source(self, output: float | Tensor) -> float | Tensor:
+        """Where outputs lie among the inputs."""
+        return output * self.scale if self.align else (output + 0.5) * self.scale - 0.5
+
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Scaled):
+    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+        if self.out == self.size:
+            return lo, hi
+        first, last = (max(self.source(float(o)), 0.0) for o in (lo, hi - 1))
+        return min(math.floor(first), self.size - 1), min(math.floor(last) + 2, self.size)
+
+    @with_values
+    def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        if self.out == self.size:  # PyTorch copies, whatever the factor says
+            at = torch.arange(lo, hi)
+            return at.unsqueeze(1), torch.ones(len(at), 1, dtype=torch.float64)
+        source = self.source(outputs(lo, hi)).clamp(min=0)
+        left = source.floor().clamp(max=self.size - 1)
+        part = (source - left).clamp(max=1)
+        index = left.long()
+        return (
+            torch.stack([index, (index + 1).clamp(max=self.size - 1)], 1),
+            torch.stack([1 - part, part], 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cubic(Scaled):
+    """Cubic convolution with a = -3/4, over four inputs; those beyond the border repeat the last one."""
+
+    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+        first, last = (math.floor(self.source(float(o))) for o in (lo, hi - 1))
+        return min(max(first - 1, 0), self.size - 1), min(max(last + 2, 0), self.size - 1) + 1
+
+    @with_values
+    def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        source = self.source(outputs(lo, hi))
+        left = source.floor()
+        part = (source - left).unsqueeze(1)
+        offsets = torch.arange(-1, 3)
+        index = (left.long().unsqueeze(1) + offsets).clamp(0, self.size - 1)
+        return index, cubic((part - offsets).abs(), -0.75)
+
+
+def outputs(lo: int, hi: int) -> Tensor:
+    return torch.arange(lo, hi, dtype=torch.float64)
+
+
+def cubic(distance: Tensor, a: float) -> Tensor:
+    """Keys' kernel at distances >= 0."""
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+    return torch.where(distance <= 1, near, torch.where(distance < 2, far, 0.0))
+
+
+def triangle(distance: Tensor) -> Tensor:
+    return (1 - distance).clamp(min=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Antialiased(Scaled):
+    """A triangle (``kernel_reach`` 1) or a cubic (2) as wide as the outputs are apart, cut and normed at borders."""
+
+    kernel_reach: int = 1
+
+    @property
+    def support(self) -> float:
+        return self.kernel_reach * max(self.scale, 1.0)
+
+    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+        first, last = (lo + 0.5) * self.scale, (hi - 0.5) * self.scale
+        return max(int(first - self.support + 0.5), 0), min(int(last + self.support + 0.5), self.size)
+
+    @with_values
+    def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        centre = (outputs(lo, hi) + 0.5) * self.scale
+        first = (centre - self.support + 0.5).trunc().clamp(min=0).long().unsqueeze(1)
+        end = (centre + self.support + 0.5).trunc().clamp(max=self.size).long().unsqueeze(1)
+        index = first + torch.arange(math.ceil(self.support) * 2 + 1)
+        distance = ((index - centre.unsqueeze(1) + 0.5) / max(self.scale, 1.0)).abs()
+        weight = triangle(distance) if self.kernel_reach == 1 else cubic(distance, -0.5)
+        weight = torch.where(index < end, weight, 0.0)
+        return torch.minimum(index, end - 1), weight / weight.sum(1, keepdim=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Bins(Sampler):
+    """Adaptive pooling: output ``o`` is the mean over inputs ``[floor(o n / m), ceil((o + 1) n / m))``."""
+
+    def bin(self, o: int) -> tuple[int, int]:
+        return (o * self.size) // self.out, -((-(o + 1) * self.size) // self.out)
+
+    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+        return self.bin(lo)[0], self.bin(hi - 1)[1]
+
+    @with_values
+    def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        index, counts = self.members(lo, hi)
+        inside = torch.arange(index.shape[1]) < counts.unsqueeze(1)
+        return index, torch.where(inside, 1 / counts.unsqueeze(1).double(), 0.0)
+
+    @with_values
+    def members(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """Inputs of each bin, shape (outputs, most), the last one repeated where a bin is shorter; and its length."""
+        at = torch.arange(lo, hi)
+        first = (at * self.size).div(self.out, rounding_mode="floor")
+        end = -(-(at + 1) * self.size).div(self.out, rounding_mode="floor")
+        most = int((end - first).max())
+        index = first.unsqueeze(1) + torch.arange(most)
+        return torch.minimum(index, end.unsqueeze(1) - 1), end - first
+
+
+class Rounding(Enum):
+    """The arithmetic in which PyTorch looks for the nearest neighbour; it depends on type, size and memory format."""
+
+    DOUBLE = "axis by axis, in float64"
+    SINGLE = "axis by axis, in float32"
+    DIRECT = "in float32, with a short cut for equal sizes and for a factor of two"
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest(Sampler):
+    """One neighbour, the one that PyTorch takes."""
+
+    factor: float | None
+    mode: str
+    rounding: Rounding
+
+    def table(self, rounding: Rounding | None = None) -> Tensor:
+        """The input position of every output."""
+        return neighbours(self.size, self.out, self.factor, self.mode, rounding or self.rounding)
+
+    @with_values
+    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+        table = self.table()
+        return int(table[lo]), int(table[hi - 1]) + 1
+
+    @with_values
+    def taps(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        index = self.table()[lo:hi].unsqueeze(1)
+        return index, torch.ones(index.shape, dtype=torch.float64)
+
+    @property
+    def repeats(self) -> int | None:
+        """How often each input is repeated, where that is all there is to it, however PyTorch runs a tile of it."""
+        times = self.out // self.size
+        if times * self.size != self.out:
+            return None
+        plain = torch.arange(self.out) // times
+        return times if all(torch.equal(self.table(rounding), plain) for rounding in Rounding) else None
+
+
+@lru_cache(maxsize=64)
+@with_values
+def neighbours(size: int, out: int, factor: float | None, mode: str, rounding: Rounding) -> Tensor:
+    """What PyTorch makes of a ramp of indices."""
+    ramp = torch.arange(size, dtype=torch.float32 if rounding is Rounding.SINGLE else torch.float64)
+    exact = mode == "nearest-exact"
+    with torch.inference_mode(False), torch.no_grad():
+        if rounding is not Rounding.DIRECT:
+            line = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
+            return line.default(ramp.view(1, 1, size), [out], factor).view(-1).long()
+        area = aten._upsample_nearest_exact2d if exact else aten.upsample_nearest2d
+        image = ramp.view(1, 1, size, 1).expand(1, 4, size, 1).contiguous(memory_format=torch.channels_last)
+        return area.default(image, [out, 1], factor, None)[0, 0].reshape(-1).long()
+
+
+def mix(x: Tensor, dim: int, index: Tensor, weight: Tensor) -> Tensor:
+    """Weighted sums of positions along ``dim``, for (outputs, taps) of indices and weights."""
+    outputs, taps = index.shape
+    index, weight = index.to(x.device), weight.to(x)
+    tail = [1] * (x.dim() - 1 - dim)
+    if taps <= 4:
+        total = None
+        for t in range(taps):
+            part = x.index_select(dim, index[:, t]) * weight[:, t].view(-1, *tail)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+    chosen = x.index_select(dim, index.reshape(-1)).unflatten(dim, (outputs, taps))
+    return (chosen * weight.view(outputs, taps, *tail)).sum(dim + 1)

@@ -1,0 +1,105 @@
+"""Transposed convolutions.
+
+Input ``i`` adds to outputs ``i * stride - padding + dilation * [0, kernel)``. A tile takes all inputs that add to its
+outputs, runs PyTorch's operator on them without padding, and cuts its outputs out; where nothing adds to an output
+(output padding, a stride longer than the kernel), it is the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.rules.base import TileOp
+from lightning_plugin.rules.window import axes_of, each, windowed
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One axis: an input at ``i`` is stamped on outputs ``i * stride - before + dilation * [0, kernel)``."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    size: int
+
+    @property
+    def length(self) -> int:
+        return self.dilation * (self.kernel - 1) + 1
+
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        """The inputs that add to outputs ``[lo, hi)``; one position, whose outputs are cut off, if there are none."""
+        first = max(0, -((self.length - 1 - lo - self.before) // self.stride))
+        end = min(self.size, (hi - 1 + self.before) // self.stride + 1)
+        if end <= first:
+            first = min(max(0, end - 1), self.size - 1)
+            end = first + 1
+        return first, end
+
+    def cut(self, lo: int, hi: int) -> tuple[int, int, int, int]:
+        """(where outputs start in what the inputs of ``[lo, hi)`` are stamped on, how many, zeros before, after)."""
+        first, end = self.need(lo, hi)
+        start = first * self.stride - self.before
+        stop = (end - 1) * self.stride - self.before + self.length
+        inside_lo = min(max(lo, start), stop)
+        inside_hi = max(min(hi, stop), inside_lo)
+        if inside_hi == inside_lo:
+            return 0, 0, hi - lo, 0
+        return inside_lo - start, inside_hi - inside_lo, inside_lo - lo, hi - inside_hi
+
+
+@dataclass(frozen=True)
+class Transposed(TileOp):
+    kind: ClassVar[str] = "resample"
+    stamps: tuple[Stamp, ...]
+    axes: tuple[int, ...]
+    groups: int
+    bias: bool
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        for stamp, a in zip(self.stamps, self.axes, strict=True):
+            box = box.replace(a, *stamp.need(box.lo[a], box.hi[a]))
+        return (box,)
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        count = len(self.stamps)
+        cuts = [stamp.cut(box.lo[a], box.hi[a]) for stamp, a in zip(self.stamps, self.axes, strict=True)]
+        pads = [n for cut in reversed(cuts) for n in cut[2:]]
+        bias = vectors[1] if self.bias else None
+        x = aten.convolution.default(
+            tiles[0], vectors[0], None if any(pads) else bias, [s.stride for s in self.stamps], [0] * count,
+            [s.dilation for s in self.stamps], True, [0] * count, self.groups,
+        )  # fmt: skip
+        for d, (start, size, _, _) in enumerate(cuts, x.dim() - count):
+            x = x.narrow(d, start, size)
+        if any(pads):
+            x = F.pad(x, pads)
+            x = x if bias is None else x + bias.view(-1, *[1] * count)
+        return x
+
+
+def transposed(rec: Any, args: Sequence[Any], outs: Sequence[Tensor]) -> Any:
+    """The rule for ``aten.convolution`` with ``transposed=True``."""
+    x, weight, bias, stride, padding, dilation, _, _, groups = args
+    count = len(weight.shape) - 2
+    axes = axes_of(x, count) if x.is_map else None
+    if axes is None or weight.is_map or (bias is not None and bias.is_map) or len(x.shape) != count + 2:
+        return NotImplemented
+    stamps = tuple(
+        Stamp(k, s, d, p, x.space.extent[a])
+        for k, s, d, p, a in zip(
+            weight.shape[2:], each(stride, count), each(dilation, count), each(padding, count), axes, strict=True
+        )
+    )
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    op = Transposed(stamps, axes, groups, bias is not None)
+    return rec.emit(op, inputs, outs, windowed(x, count, outs[0].shape), "conv_transpose")
