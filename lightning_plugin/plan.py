@@ -48,7 +48,7 @@ class Plan:
     """All that is decided before a step.
 
     ``peak_bytes`` is the predicted peak on the device, parameters' gradients included; ``plain_bytes`` what plain
-    PyTorch would hold for backward: activations and input; ``seconds`` and ``recompute`` (its share of the forward
+    PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward
     work) the predicted cost.
     """
 
@@ -56,6 +56,7 @@ class Plan:
     budget: int | None = None
     peak_bytes: int = 0
     plain_bytes: int = 0
+    index_bytes: int = 0
     seconds: float = 0.0
     recompute: float = 0.0
     shape: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node, Value
@@ -178,8 +179,8 @@ class Program:
 
 @lru_cache(maxsize=4096)
 def unbound(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A fake tensor that stands for no particular value."""
-    with FAKE:
+    """A fake tensor that stands for no particular value; a ledger does not see it."""
+    with _disable_current_modes(), FAKE:
         return torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -176,8 +176,8 @@ class Coster:
                 freed += size.pop(owner, 0)
         return freed
 
-    def backward_peak(self, program: Program, need: dict[int, Box]) -> int:
-        """The tile's forward with grad, then its backward, node by node."""
+    def backward_peak(self, program: Program, need: dict[int, Box], ends: int = 0) -> int:
+        """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
         size: dict[int, int] = {}
         owner: dict[int, int] = {}
         holders: dict[int, int] = {}
@@ -230,6 +230,8 @@ class Coster:
                 if program.last_use.get(id(v), -1) <= place and id(v) in owner:
                     live -= drop(owner[id(v)])
         grads: dict[int, int] = {}
+        live += ends
+        peak = max(peak, live)
         for node, keys, extra in reversed(saved):
             if any(v.requires_grad for v in node.outputs):
                 made = 0
@@ -250,6 +252,25 @@ class Coster:
                 live -= drop(k)
             live -= extra
         return max(peak, live)
+
+    def kept_peak(self, begin: int, end: int) -> int:
+        """The most that a kept interval holds while it runs, forward or backward, gradients of its ends included."""
+        network = self.network
+        nodes = [
+            n for n in network.order[begin:end] if not (isinstance(n.op, ReduceOp) and n.serial in network.fused)
+        ]
+        made = {id(v) for n in nodes for v in n.outputs}
+        reads = {id(v): v for n in nodes for v in n.maps if id(v) not in made}
+        alive = {id(v): v for v in network.alive[end]}
+        last = {id(v): place for place, n in enumerate(nodes) for v in n.maps}
+        last.update({key: len(nodes) for key in alive})
+        overwrite = frozenset(n.serial for n in nodes if n.inplace is not None and network.root(n.outputs[0]) is not n.outputs[0])
+        program = Program((), tuple(nodes), tuple(reads.values()), (), last, overwrite)
+        need = {id(v): Box.whole(v.space.extent) for n in nodes for v in (*n.maps, *n.outputs) if v.is_map}
+        if not network.trains:
+            return self.forward_peak(program, need)
+        ends = sum(v.bytes for k, v in alive.items() if v.requires_grad and k in made)
+        return max(self.backward_peak(program, need, ends), self.forward_peak(program, need))
 
     def cotangent(self, maps: Sequence[Value]) -> int:
         """What the cotangents of maps that are stored on the device hold."""

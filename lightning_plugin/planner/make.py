@@ -18,7 +18,8 @@ from lightning_plugin.lazy import LazyImage, LazyTensor
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import rates_of
-from lightning_plugin.planner.search import Lower, choose_plan
+from lightning_plugin.planner.choose import choose_plan
+from lightning_plugin.planner.search import Lower
 from lightning_plugin.units import parse_bytes
 
 
@@ -63,11 +64,17 @@ def make_plan(
     leaves = [t for t in tree_leaves(out) if isinstance(t, LazyTensor)]
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
-    values = [(t.sum() if t._value.is_map else t)._value for t in leaves]
+    values = [scalar(t)._value for t in leaves]
     kind = device or "cpu"
     lower = Lower(None if kind.split(":")[0] == "cpu" else parse_bytes(host_budget or "64GiB"), disk)
     plan = choose_plan(Network(tuple(ancestors(values))), rates_of(kind), parse_bytes(budget), lower)
     return dataclasses.replace(plan, shape=tuple(lazy.shape))
+
+
+def scalar(t: LazyTensor) -> LazyTensor:
+    """A map's stand-in for the loss that will be computed from it."""
+    total: Any = t.sum() if t._value.is_map else t
+    return total
 
 
 def signature(nodes: Sequence[Node]) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.planner.profile import Profile, profile
 from lightning_plugin.policy import stages
@@ -61,6 +62,11 @@ class Network:
         return last
 
     @cached_property
+    def fused(self) -> dict[int, Node]:
+        """Statistics and normalisations that one kernel does together where they are kept (see `execute.fuse`)."""
+        return pairs(self.order, self.nodes)
+
+    @cached_property
     def gathered(self) -> set[int]:
         return {id(n.inputs[0]) for n in self.nodes if isinstance(n.op, Gather)}
 
@@ -107,13 +113,15 @@ class Network:
         besides, and the input."""
         return self.image_bytes + self.saved_bytes(0, len(self.order))
 
-    def plain_bytes_without_extra(self) -> int:
-        return self.plain_bytes - sum(p.extra for p in self.profiles.values())
+    @cached_property
+    def index_bytes(self) -> int:
+        """The part of `plain_bytes` that is neither a map nor the input: pooling indices, masks."""
+        return sum(self.profiles[n.serial].extra for n in self.order if self.saves(n))
 
     def saved_bytes(self, begin: int, end: int) -> int:
         """What keeping the nodes ``[begin, end)`` holds: maps made there that anybody saves, and extras."""
         return sum(v.bytes for v in self.kept_maps(begin, end)) + sum(
-            self.profiles[n.serial].extra for n in self.order[begin:end] if n.outputs[0].requires_grad or _reduces(n)
+            self.profiles[n.serial].extra for n in self.order[begin:end] if self.saves(n)
         )
 
     def kept_maps(self, begin: int, end: int) -> list[Value]:
@@ -134,22 +142,24 @@ class Network:
                 break
         return v
 
+    def saves(self, node: Node) -> bool:
+        """Whether a node that is kept keeps something for backward."""
+        if isinstance(node.op, ReduceOp):
+            return node.serial not in self.fused and any(v.requires_grad for v in node.outputs)
+        return node.outputs[0].requires_grad
+
     @cached_property
     def saved_roots(self) -> set[int]:
         """Memory that some operator keeps for backward."""
         roots: set[int] = set()
         for n in self.order:
-            if not (n.outputs[0].requires_grad or _reduces(n)):
+            if not self.saves(n):
                 continue
             p = self.profiles[n.serial]
             roots.update(id(self.root(n.maps[i])) for i in p.saves)
             if p.saves_output and n.outputs[0].is_map:
                 roots.add(id(self.root(n.outputs[0])))
         return roots
-
-
-def _reduces(node: Node) -> bool:
-    return isinstance(node.op, ReduceOp) and any(v.requires_grad for v in node.outputs)
 
 
 def is_given(v: Value) -> bool:

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.record import FAKE
 from lightning_plugin.rules.base import ReduceOp, TileOp
+
+#: Shapes of tiles are propagated under this mode; tables of positions are real tensors that meet the fake ones.
+FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Profile:
 def profile(node: Node) -> Profile:
     """Run a node on fake tensors, with grad, and look at what autograd saves."""
     maps, vectors = node.maps, node.vectors
-    with FAKE, torch.inference_mode(False), torch.enable_grad():
+    with FAKES, torch.inference_mode(False), torch.enable_grad():
         tiles = [_fake(v) for v in maps]
         others = [_fake(v) for v in vectors]
     saved: dict[int, int] = {}
@@ -46,7 +49,7 @@ def profile(node: Node) -> Profile:
 
     counter = FlopCounterMode(display=False)
     try:
-        with FAKE, torch.inference_mode(False), torch.enable_grad(), counter:
+        with FAKES, torch.inference_mode(False), torch.enable_grad(), counter:
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
                 out = _run(node, tiles, others)
     except (RuntimeError, NotImplementedError, TypeError):

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.program import Program, Target
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
@@ -26,9 +25,6 @@ from lightning_plugin.rules.base import ReduceOp
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-
-#: Kernels use memory that no operator tells of; this part of the budget is left to them.
-WORKSPACE = 0.03
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Partial:
 
 
 #: What a search asks again and again.
-MEMOIZED = ("program", "grids", "cost", "read_whole", "whole_peak", "plain_work")
+MEMOIZED = ("program", "grids", "cost", "kept_peak", "plain_work", "kept_seconds", "given_whole")
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,11 @@ class Lower:
 
 
 class Search:
-    def __init__(self, network: Network, rates: Rates, budget: int, lower: Lower, most_cuts: int = 48) -> None:
+    def __init__(self, network: Network, rates: Rates, lower: Lower, most_cuts: int = 48) -> None:
         self.lower = lower
         self.network = network
         self.rates = rates
-        self.budget = budget
+        self.budget = 0
         self.coster = Coster(network, rates)
         self.most_cuts = most_cuts
         for name in MEMOIZED:  # for this search alone, so that nothing outlives it
@@ -188,7 +184,7 @@ class Search:
         held = before.held + (0 if spill else size)
         spilled = before.spilled | {id(v) for v in stored} if spill else before.spilled
         reads = frozenset(id(v) for v in program.reads if id(v) in before.spilled)
-        available = int(self.budget * (1 - WORKSPACE)) - network.fixed_bytes - held
+        available = self.budget - network.fixed_bytes - held
         forward = self.finest(begin, end, available, False, reads)
         if forward is None:
             return None
@@ -225,18 +221,14 @@ class Search:
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """One more segment, run whole."""
         network = self.network
-        held = before.held + (network.saved_bytes(begin, end) if network.trains else 0) + self.read_whole(begin, end)
-        work = self.whole_peak(begin, end)
-        held += sum(
-            v.bytes for n in network.order[begin:end] for v in dict.fromkeys(n.maps) if id(v) in before.spilled
-        )
-        ends = self.ends(begin, before.spilled) if network.trains else 0
-        if held + work + ends + network.fixed_bytes > self.budget * (1 - WORKSPACE):
+        brought = {id(v): v.bytes for n in network.order[begin:end] for v in n.maps if id(v) in before.spilled}
+        base = before.held + sum(brought.values()) + self.given_whole(begin, end)
+        held = base + (network.saved_bytes(begin, end) if network.trains else 0)
+        ends = self.ends(begin, before.spilled) if network.trains and before.segment and not before.segment.keep else 0
+        most = max(base + self.kept_peak(begin, end), held) + ends
+        if most + network.fixed_bytes > self.budget:
             return None
-        seconds = sum(
-            self.rates.call * 3 + self.coster.time(n) * (1 if not network.trains else 3 if any(v.requires_grad for v in n.maps) else 2)
-            for n in network.order[begin:end]
-        )
+        seconds = self.kept_seconds(begin, end)
         segment = SegmentPlan(
             targets=tuple(network.place[n.serial] for n in network.order[begin:end]),
             forward=_one(network, begin),
@@ -245,29 +237,33 @@ class Search:
             path=self.path(begin, end),
             stored_bytes=held - before.held,
             forward_bytes=held + network.fixed_bytes,
-            backward_bytes=held + work + ends + network.fixed_bytes,
+            backward_bytes=most + network.fixed_bytes,
             seconds=seconds,
         )
-        peak = max(before.peak, held + work + ends)
+        peak = max(before.peak, most)
         return Partial(held, before.seconds + seconds, peak, before.spilled, before.lower, before.extra, segment, before)
 
-    def read_whole(self, begin: int, end: int) -> int:
-        """Images that a kept segment reads whole and that are not on the device yet."""
-        network = self.network
-        seen: dict[int, Value] = {}
-        for n in network.order[begin:end]:
-            for v in n.maps:
-                if is_given(v) and not any(v in m.maps for m in network.order[:begin]):
-                    seen[id(v)] = v
-        return sum(self.coster.read_bytes(v, Box.whole(v.space.extent)) for v in seen.values())
+    def kept_peak(self, begin: int, end: int) -> int:
+        self.coster.spilled = frozenset()
+        return self.coster.kept_peak(begin, end)
 
-    def whole_peak(self, begin: int, end: int) -> int:
-        """The most that gradients and results in flight take in a kept segment: an operator's own maps."""
-        peak = 0
+    def kept_seconds(self, begin: int, end: int) -> float:
+        """Forward, and backward with respect to parameters and, where they need it, inputs."""
+        total = 0.0
         for n in self.network.order[begin:end]:
-            maps = sum(v.bytes for v in dict.fromkeys((*n.maps, *n.outputs)) if v.is_map and not is_given(v))
-            peak = max(peak, maps)
-        return peak
+            times = 1 if not self.network.trains else 3 if any(v.requires_grad for v in n.maps) else 2
+            total += 3 * self.rates.call + times * self.coster.time(n)
+        return total
+
+    def given_whole(self, begin: int, end: int) -> int:
+        """Images that a kept segment is the first to read whole and that are not on the device yet."""
+        network = self.network
+        earlier = {id(v) for n in network.order[:begin] for v in n.maps}
+        seen = {
+            id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and id(v) not in earlier
+        }
+        self.coster.spilled = frozenset()
+        return sum(self.coster.read_bytes(v, Box.whole(v.space.extent)) for v in seen.values())
 
     def plain_work(self, begin: int, end: int) -> float:
         profiles = [self.network.profiles[n.serial] for n in self.network.order[begin:end]]
@@ -278,8 +274,9 @@ class Search:
         paths = [n.path or n.name for n in self.network.order[begin:end]]
         return paths[0] if paths[0] == paths[-1] else f"{paths[0]} … {paths[-1]}"
 
-    def run(self) -> Plan | None:
-        """The best plan, or None where none keeps the budget."""
+    def run(self, budget: int) -> Plan | None:
+        """The best plan, or None where none keeps the budget as far as the cost model knows."""
+        self.budget = budget
         network, cuts = self.network, self.cuts
         front: dict[int, list[Partial]] = {0: [Partial(0, 0.0, 0)]}
         for i, begin in enumerate(cuts[:-1]):
@@ -312,6 +309,7 @@ class Search:
             budget=self.budget,
             peak_bytes=best.peak + network.fixed_bytes,
             plain_bytes=network.plain_bytes,
+            index_bytes=network.index_bytes,
             seconds=best.seconds,
             recompute=best.extra / total if total else 0.0,
             barriers=tuple(n.label for n in network.barriers),
@@ -353,34 +351,3 @@ def merge_kept(segments: Sequence[SegmentPlan]) -> list[SegmentPlan]:
         else:
             merged.append(s)
     return merged
-
-
-def smallest_budget(network: Network, rates: Rates, floor: int, lower: Lower) -> tuple[int, str]:
-    """The smallest budget for which there is a plan, to one percent, and the operator whose segment sets it."""
-    low, high = floor, max(2 * floor, 1 << 20)
-    while Search(network, rates, high, lower).run() is None:
-        low, high = high, high * 2
-    while high - low > max(low // 100, 1 << 16):
-        middle = (low + high) // 2
-        if Search(network, rates, middle, lower).run() is None:
-            low = middle
-        else:
-            high = middle
-    plan = Search(network, rates, high, lower).run()
-    assert plan is not None
-    worst = max(plan.segments, key=lambda s: max(s.forward_bytes, s.backward_bytes))
-    return high, worst.path
-
-
-def choose_plan(network: Network, rates: Rates, budget: int, lower: Lower) -> Plan:
-    """The fastest plan within the budget, or an error that says what would be enough."""
-    plan = Search(network, rates, budget, lower).run()
-    if plan is None:
-        smallest, operator = smallest_budget(network, rates, budget, lower)
-        raise BudgetError(
-            f"no plan keeps {budget / 2**20:.1f} MiB. The smallest budget that works is {smallest / 2**20:.1f} MiB; "
-            f"'{operator}' sets it. Parameters and gradients alone take {network.fixed_bytes / 2**20:.1f} MiB.",
-            smallest,
-            operator,
-        )
-    return plan

@@ -1,0 +1,131 @@
+"""From what the search believes to what is true: a plan is rehearsed before it is promised.
+
+The search predicts memory with a quick model; a rehearsal finds it exactly. Where they disagree, the search is asked
+again with the budget scaled by the disagreement, a few times, and the fastest plan that has passed its rehearsal is
+taken. If none has, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+from lightning_plugin.errors import BudgetError
+from lightning_plugin.plan import Plan
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.planner.search import Lower, Search
+from lightning_plugin.units import format_bytes
+
+#: This part of a budget is left free: a step's last bytes depend on rounding in places that a rehearsal skips.
+SPARE = 0.01
+#: How often the search is asked again.
+ROUNDS = 5
+#: A plan that uses this much of what it may is not worth another round.
+ENOUGH = 0.93
+
+
+@dataclass
+class Chooser:
+    """Plans for one network; what one budget has taught serves the next."""
+
+    network: Network
+    rates: Rates
+    lower: Lower
+    rehearsed: dict[Plan, Plan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.search = Search(self.network, self.rates, self.lower)
+
+    def choose(self, budget: int) -> Plan:
+        """The fastest plan within the budget, or an error that says what would be enough."""
+        limit = int(budget * (1 - SPARE))
+        best = self.try_rounds(limit) or self.thriftiest
+        if best.peak_bytes > limit:
+            raise self.refusal(budget)
+        return dataclasses.replace(best, budget=budget)
+
+    def try_rounds(self, limit: int) -> Plan | None:
+        best: Plan | None = None
+        fixed = self.network.fixed_bytes
+        aim, low, high = limit, fixed, math.inf  # plans for `low` have passed, plans for `high` have not
+        for _ in range(ROUNDS):
+            found = self.search.run(aim)
+            plan = self.true(found) if found is not None else None
+            if plan is not None and plan.peak_bytes > limit:
+                high = min(high, aim)
+            else:
+                low = max(low, aim)
+                if plan is not None and (best is None or plan.seconds < best.seconds):
+                    best = plan
+                if plan is not None and (plan.peak_bytes >= ENOUGH * limit or nothing_to_gain(plan)):
+                    break
+            scale = (limit - fixed) / max(1, plan.peak_bytes - fixed) if plan is not None else 1.5
+            aim = int(fixed + (aim - fixed) * min(2.0, max(0.5, 0.995 * scale)))
+            if not low < aim < high:
+                aim = int((low + min(high, 2 * low)) / 2)
+            if high - low < 0.01 * low:
+                break
+        return best
+
+    def true(self, plan: Plan) -> Plan:
+        """A plan with the figures of its rehearsal in place of the model's."""
+        if plan not in self.rehearsed:
+            account = rehearse(plan, self.network, self.search.coster)
+            segments = tuple(
+                dataclasses.replace(
+                    s, forward_bytes=account.forward.get(i, 0), backward_bytes=account.backward.get(i, 0)
+                )
+                for i, s in enumerate(plan.segments)
+            )
+            self.rehearsed[plan] = dataclasses.replace(plan, segments=segments, peak_bytes=account.peak, budget=None)
+        return self.rehearsed[plan]
+
+    @property
+    def thriftiest(self) -> Plan:
+        """The plan that needs least, found by halving the interval in which the search begins to find one."""
+        low, high = self.network.fixed_bytes, max(2 * self.network.fixed_bytes, 1 << 20)
+        while self.search.run(high) is None:
+            low, high = high, high * 2
+        while high - low > max(low // 200, 1 << 14):
+            middle = (low + high) // 2
+            if self.search.run(middle) is None:
+                low = middle
+            else:
+                high = middle
+        found = self.search.run(high)
+        assert found is not None
+        return self.true(found)
+
+    def refusal(self, budget: int) -> BudgetError:
+        plan = self.thriftiest
+        smallest = math.ceil(plan.peak_bytes / (1 - SPARE)) + 1
+        operator = worst(plan)
+        return BudgetError(
+            f"no plan keeps {format_bytes(budget)}. The smallest budget that works is {exact_bytes(smallest)}; "
+            f"'{operator}' sets it. Parameters and gradients alone take {format_bytes(self.network.fixed_bytes)}.",
+            smallest,
+            operator,
+        )
+
+
+def nothing_to_gain(plan: Plan) -> bool:
+    """Whether a plan is what plain PyTorch does."""
+    return all(s.keep for s in plan.segments)
+
+
+def worst(plan: Plan) -> str:
+    """The segment at whose turn a plan's peak comes."""
+    return max(plan.segments, key=lambda s: max(s.forward_bytes, s.backward_bytes)).path
+
+
+def exact_bytes(count: int) -> str:
+    """A size in words that is not smaller than the size."""
+    return f"{math.ceil(count / 2**20 * 10) / 10:.1f} MiB"
+
+
+def choose_plan(network: Network, rates: Rates, budget: int, lower: Lower) -> Plan:
+    """The fastest plan within the budget, or an error that says what would be enough."""
+    return Chooser(network, rates, lower).choose(budget)

@@ -1,0 +1,194 @@
+"""The exact memory of a plan: run it, forward and backward, on tensors without data, under a ledger.
+
+It is the executor that runs, so what the ledger sees is what a real step holds. Of each tile grid only the tiles that
+can be the worst are run: the first, after which gradients are there to be added to, and those that the cost model
+finds largest. Everything that is bound to values while the rehearsal lasts is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.execute.disk import DiskFile
+from lightning_plugin.execute.program import Program
+from lightning_plugin.execute.rehearsal import REHEARSAL, Rehearsal
+from lightning_plugin.execute.run import run_plan
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.layout import Layout
+from lightning_plugin.ledger import Ledger
+from lightning_plugin.plan import Plan
+from lightning_plugin.planner.cost import Coster, samples
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.profile import FAKES
+from lightning_plugin.rules.base import Captured, Source
+from lightning_plugin.source import TensorSource
+
+#: How many tiles of a grid are run besides the first.
+WORST = 2
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a rehearsal found: the peak of the step, and of each segment's forward and backward."""
+
+    peak: int
+    forward: dict[int, int]
+    backward: dict[int, int]
+
+
+class Unfiled(DiskFile):
+    """A map on the disk without the disk."""
+
+    def make(self, size: int, folder: Path | None) -> None:
+        return
+
+    def _each_row(self, box: Box, data: Tensor, write: bool) -> None:
+        return
+
+
+class Elsewhere:
+    """A map in the memory of another device: a tile that is read is a copy."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+        self.layout = layout
+        self.dtype = dtype
+        self.device = device
+
+    def write(self, box: Box, tile: Tensor) -> None:
+        return
+
+    def read(self, box: Box) -> Tensor:
+        return torch.empty(self.layout.tile_shape(box), dtype=self.dtype, device=self.device)
+
+    def add(self, box: Box, tile: Tensor) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Scenery:
+    """An image that is read and has no pixels."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def read(self, box: Box) -> Tensor:
+        return torch.empty((*self.shape[:2], *box.extent), dtype=self.dtype)
+
+    def constant(self, box: Box) -> Tensor | None:
+        return None
+
+
+def rehearse(plan: Plan, network: Network, coster: Coster) -> Account:
+    """Run a plan on fake tensors."""
+    network.profiles  # noqa: B018  found before the ledger looks on
+    nodes = network.nodes
+    images = [n for n in nodes if isinstance(n.op, Source)]
+    ledger = Ledger(images[0].outputs[0].device if images else None, fakes=True)
+
+    def tiles(program: Program, grid: Grid, backward: bool) -> Iterable[Sequence[Box]]:
+        return representative(program, grid, coster, backward)
+
+    def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
+        return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
+
+    rehearsal = REHEARSAL.set(Rehearsal(tiles, away))
+    try:
+        with torch.inference_mode(False), FAKES, dressed(nodes, ledger), ledger.watcher:
+            ledger.begin()
+            with torch.set_grad_enabled(network.trains):
+                run_plan(plan, nodes, ledger)
+            if network.trains:
+                backward(nodes)
+            ledger.leave()
+    finally:
+        REHEARSAL.reset(rehearsal)
+    moments = ledger.moments
+    return Account(
+        ledger.peak,
+        {who[0]: size for who, size in moments.items() if who[1] == "forward"},
+        {who[0]: size for who, size in moments.items() if who[1] == "backward"},
+    )
+
+
+def backward(nodes: Sequence[Node]) -> None:
+    """Pull back a cotangent for each result that no other node reads."""
+    read = {id(v) for n in nodes for v in n.inputs}
+    results = [
+        v.real for n in nodes for v in n.outputs
+        if not v.is_map and id(v) not in read and v.real is not None and v.real.grad_fn is not None
+    ]  # fmt: skip
+    for n in nodes:  # let go of what only the values of this rehearsal hold, as a step does
+        for v in n.outputs:
+            if not isinstance(n.op, Captured):
+                v.real = None
+    if results:
+        cotangents = [torch.empty_like(r) for r in results]
+        torch.autograd.backward(results, cotangents)
+
+
+def representative(program: Program, grid: Grid, coster: Coster, backward: bool) -> Iterator[Sequence[Box]]:
+    """The first tile, and the largest of those that stand for all."""
+    extents = [t.map.space.extent for t in program.targets]
+    candidates = [boxes for boxes, _ in samples(grid, extents)]
+    peak = coster.backward_peak if backward else coster.forward_peak
+    order = sorted(
+        range(1, len(candidates)), key=lambda i: peak(program, program.boxes(candidates[i])), reverse=True
+    )
+    yield candidates[0]
+    for i in order[:WORST]:
+        yield candidates[i]
+
+
+@contextmanager
+def dressed(nodes: Sequence[Node], ledger: Ledger) -> Iterator[None]:
+    """Values and images bound to fake tensors, and everything as before afterwards."""
+    values = {id(v): v for n in nodes for v in (*n.inputs, *n.outputs)}
+    reals = {k: v.real for k, v in values.items()}
+    ops = [(n, n.op) for n in nodes]
+    try:
+        for n in nodes:
+            if isinstance(n.op, Captured):
+                n.outputs[0].real = leaf(n.outputs[0])
+                ledger.see(n.outputs[0].real)
+                if n.op.tensor.is_leaf and n.op.tensor.grad is not None and n.outputs[0].requires_grad:
+                    n.outputs[0].real.grad = torch.empty_like(n.outputs[0].real)
+                    ledger.see(n.outputs[0].real.grad)
+            elif isinstance(n.op, Source):
+                n.op = Source(scenery(n, ledger), n.op.device)
+        for k, v in values.items():
+            if reals[k] is not None and v.real is reals[k]:
+                v.real = leaf(v)
+                ledger.see(v.real)
+        yield
+    finally:
+        for n, op in ops:
+            n.op = op
+        for k, v in values.items():
+            v.real = reals[k]
+            v.handle = v.token = None
+
+
+def scenery(node: Node, ledger: Ledger) -> Any:
+    """What stands for an image: a tensor where it lies on the device, else something that is only read."""
+    assert isinstance(node.op, Source)
+    image, v = node.op.image, node.outputs[0]
+    if isinstance(image, TensorSource):
+        here = image.tensor.device == node.op.device
+        tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
+        ledger.ignore(tensor)
+        return TensorSource(tensor)
+    return Scenery(v.shape, v.dtype)
+
+
+def leaf(v: Value) -> Tensor:
+    """A fake tensor like a value's, with grad if the value has it."""
+    tensor = torch.empty_strided(v.shape, v.fake.stride(), dtype=v.dtype, device=v.device)
+    return tensor.requires_grad_() if v.requires_grad else tensor
