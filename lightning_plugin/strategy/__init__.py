@@ -15,9 +15,7 @@ from typing import Any
 def flavour() -> Any:
     """The module with the strategies for the Lightning in use; ``pytorch_lightning`` where both are."""
     names = ("pytorch_lightning", "lightning.pytorch")
-    present = [n for n in names if n in sys.modules] or [
-        n for n in names if importlib.util.find_spec(n.split(".")[0])
-    ]
+    present = [n for n in names if n in sys.modules] or [n for n in names if importlib.util.find_spec(n.split(".")[0])]
     if not present:
         raise ImportError(
             "the strategies need PyTorch Lightning: pip install pytorch-lightning (or lightning). "

@@ -22,8 +22,7 @@ from lightning_plugin.strategy.images import is_image, lazy_image
 class Moving(TorchFunctionMode):
     """While it is active, large dense images become lazy where they would be moved.
 
-    ``least`` is the size in bytes from which on a dense image is tiled. ``wrapped`` collects what was made
-    lazy: shape and dtype of each tensor.
+    ``least`` is the size in bytes from which on a dense image is tiled.
     """
 
     def __init__(self, device: torch.device, settings: Settings, least: int) -> None:
@@ -31,7 +30,6 @@ class Moving(TorchFunctionMode):
         self.device = device
         self.settings = settings
         self.least = least
-        self.wrapped: list[tuple[tuple[int, ...], str]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -47,7 +45,6 @@ class Moving(TorchFunctionMode):
         arrangement = is_image(tensor, self.least) if isinstance(tensor, Tensor) else None
         if arrangement is None:
             return None
-        self.wrapped.append((tuple(tensor.shape), str(tensor.dtype)))
         return lazy_image(tensor, arrangement, self.device, self.settings)
 
     def rest(self, batch: Any) -> Any:
@@ -71,17 +68,28 @@ def renew(batch: Any, device: torch.device, settings: Settings) -> Any:
 
     def fresh(image: LazyTensor) -> Tensor:
         if isinstance(image, LazyImage):
-            return LazyImage(
-                image.source, device=device, requires_grad=image.requires_grad, settings=settings
-            )
-        session = (
-            image._session.root()
-        )  # recorded from an image before the step, by a conversion of its type say
+            return LazyImage(image.source, device=device, requires_grad=image.requires_grad, settings=settings)
+        session = image._session.root()  # recorded from an image before the step, by a conversion of its type say
         session.captured.clear()
         session.key, session.random_calls = None, 0
         return image
 
     return apply_to_collection(batch, LazyTensor, fresh)
+
+
+def describe(batch: Any, least: int) -> str:
+    """The dense images of a batch, as far as memory goes; nothing where an image is lazy from the start."""
+    found: list[str] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, LazyTensor):
+            found.append("")
+        elif is_image(tensor, least):
+            found.append(f"{tuple(tensor.shape)} {tensor.dtype}")
+        return tensor
+
+    apply_to_collection(batch, Tensor, note)
+    return "; ".join(found) if all(found) else ""
 
 
 def lazy_tensors(batch: Any) -> list[LazyTensor]:

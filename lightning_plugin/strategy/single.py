@@ -46,9 +46,7 @@ class SingleTiling(Tiling):
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
     ) -> None:
-        super().__init__(
-            accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin
-        )  # type: ignore[call-arg]
+        super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
         self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over)
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 

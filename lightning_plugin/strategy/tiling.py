@@ -8,7 +8,7 @@ scaling, accumulation, logging, optimizers) sees ordinary tensors with ordinary 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from lightning_plugin.lazy import LazyTensor, materialize
 from lightning_plugin.plan import Plan
-from lightning_plugin.settings import Settings
-from lightning_plugin.strategy.batch import Moving, lazy_tensors, renew
+from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
+from lightning_plugin.strategy.choices import RunSettings
 from lightning_plugin.strategy.memory import default_budget
+from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.settle import settle
 from lightning_plugin.units import parse_bytes
 
@@ -33,10 +34,12 @@ Tiles = int | Sequence[int] | None
 class Tiling:
     """Mixed into a Lightning strategy; the methods are those of `pytorch_lightning.strategies.Strategy`."""
 
-    settings: Settings
+    settings: RunSettings
     _tile_over: Size
-    _least: int = 0
+    _least: int
     _images: list[LazyTensor]
+    _batch: str
+    _resumed: dict[str, Any] | None
 
     def _tile(
         self,
@@ -50,15 +53,19 @@ class Tiling:
         """Keep the user's choices; called by the constructors."""
         if budget is not None and tiles is not None:
             raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
-        self.settings = Settings(
+        self.settings = RunSettings(
             _grid(tiles),
             _grid(backward_tiles),
             budget=None if budget is None else parse_bytes(budget),
             host_budget=None if host_budget is None else parse_bytes(host_budget),
             disk=disk,
+            chosen=budget is not None or tiles is not None,
         )
         self._tile_over = tile_over
+        self._least = 0
         self._images = []
+        self._batch = ""
+        self._resumed = None
 
     @property
     def plan(self) -> Plan | None:
@@ -68,7 +75,7 @@ class Tiling:
     def setup_environment(self) -> None:
         super().setup_environment()  # type: ignore[misc]
         device: torch.device = self.root_device  # type: ignore[attr-defined]
-        if self.settings.budget is None and self.settings.tiles is None:
+        if not self.settings.chosen:
             self.settings.budget = default_budget(device)
         self.settings.device = self.settings.device or device.type
         self._least = self._least_bytes()
@@ -85,13 +92,20 @@ class Tiling:
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """The batch on the device, with its large images lazy and where they were."""
         target = device or self.root_device  # type: ignore[attr-defined]
-        moving = Moving(target, self.settings, self._least)
         batch = renew(batch, target, self.settings)
+        self._batch = f"{self._stage} {described}" if (described := describe(batch, self._least)) else ""
+        moving = Moving(target, self.settings, sys.maxsize if self._batch in self.settings.roomy else self._least)
         with moving:
             batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
         batch = moving.rest(batch)
         self._images = lazy_tensors(batch)
         return batch
+
+    @property
+    def _stage(self) -> str:
+        """What the Trainer is doing: a step that trains needs more room than one that validates."""
+        module = self.lightning_module  # type: ignore[attr-defined]
+        return "" if module is None or module._trainer is None else str(module._trainer.state.stage)
 
     # Steps
     # -------------------------------------------------------------------------------------------------------
@@ -112,12 +126,64 @@ class Tiling:
         """Run a step of the user's module, and settle what it recorded."""
         if not self._images:
             return step(*args, **kwargs)
+        self.settings.ran.clear()
         with recording_eagerly():
-            return settle(step(*args, **kwargs), self._images)
+            result = settle(step(*args, **kwargs), self._images)
+        if self._batch and all(s.keep for plan in self.settings.ran for s in plan.segments):
+            self.settings.roomy.add(self._batch)
+        return result
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Automatic optimization has an ordinary loss by now, ``manual_backward`` may have a lazy one."""
         return super().backward(materialize(closure_loss), optimizer, *args, **kwargs)  # type: ignore[misc]
+
+    # Checkpoints
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        if "optimizer_states" in checkpoint:  # else it holds weights, and nothing is to be resumed
+            checkpoint[KEY] = {
+                **self.settings.state(),
+                "threads": torch.get_num_threads(),
+                "random": self._random_states(),
+            }
+        super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Setup is what makes a module double precision; restored before it, weights would be rounded to single."""
+        precision = self.precision_plugin.precision  # type: ignore[attr-defined]
+        return precision == "64-true" or super().restore_checkpoint_after_setup  # type: ignore[misc]
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        self._resumed = checkpoint.get(KEY)
+        return checkpoint
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
+        if self._resumed is not None:
+            self.settings.load(self._resumed)
+            self._least = self._least_bytes()
+            restore_threads(self._resumed["threads"])
+            self._restore_random()
+
+    def on_train_start(self) -> None:
+        super().on_train_start()  # type: ignore[misc]
+        # Making the loader's iterator drew numbers. It does so too where an epoch begins in a run that goes on; in the
+        # middle of an epoch it was made long ago.
+        if self._resumed is not None and self.lightning_module.trainer.fit_loop.restarted_mid_epoch:  # type: ignore[attr-defined]
+            self._restore_random()
+        self._resumed = None
+
+    def _random_states(self) -> list[dict[str, Any]]:
+        """The state of the generators of every rank."""
+        return [random_state(self.root_device)]  # type: ignore[attr-defined]
+
+    def _restore_random(self) -> None:
+        assert self._resumed is not None
+        states, rank = self._resumed["random"], self.global_rank  # type: ignore[attr-defined]
+        if rank < len(states):
+            restore_random(states[rank], self.root_device)  # type: ignore[attr-defined]
 
     def teardown(self) -> None:
         self._images = []

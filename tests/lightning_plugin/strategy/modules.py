@@ -79,9 +79,7 @@ class Slides(pl.LightningModule):
         head = list(self.net.head.parameters())
         names = {id(p) for p in head}
         body = [p for p in self.net.parameters() if id(p) not in names]
-        optimizer = torch.optim.SGD(
-            [{"params": body}, {"params": head, "lr": 0.1}], lr=self.hparams.lr, momentum=0.9
-        )
+        optimizer = torch.optim.SGD([{"params": body}, {"params": head, "lr": 0.1}], lr=self.hparams.lr, momentum=0.9)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {
@@ -94,9 +92,7 @@ class Slides(pl.LightningModule):
 class Pictures(Dataset):
     """Dense random images with labels, the same in every process."""
 
-    def __init__(
-        self, count: int = 10, size: tuple[int, int] = SIZE, dtype: torch.dtype = torch.float64
-    ) -> None:
+    def __init__(self, count: int = 10, size: tuple[int, int] = SIZE, dtype: torch.dtype = torch.float64) -> None:
         generator = torch.Generator().manual_seed(7)
         self.images = torch.randn(count, 3, *size, generator=generator, dtype=torch.float64).to(dtype)
         self.labels = torch.randint(3, (count,), generator=generator)

@@ -89,7 +89,14 @@ def test_clipping_sees_unscaled_gradients() -> None:
     for strategy in ("auto", None):
         torch.manual_seed(0)
         module = Typed()
-        fit(module, loader(dtype=torch.float32), **chosen(strategy), max_steps=2, gradient_clip_val=0.05, **scaled(1024.0))
+        fit(
+            module,
+            loader(dtype=torch.float32),
+            **chosen(strategy),
+            max_steps=2,
+            gradient_clip_val=0.05,
+            **scaled(1024.0),
+        )
         modules.append(module)
         norm = nn.utils.get_total_norm([p.grad for p in module.parameters()]).item()
         assert norm == pytest.approx(0.05, rel=1e-3)

@@ -24,9 +24,7 @@ def test_a_budget_gives_the_same_training() -> None:
     with pytest.raises(BudgetError) as refused:
         fit(Slides(), loader(), SFTStrategy(budget=1, tile_over=1), max_steps=1)
     budget = int(1.05 * refused.value.smallest)
-    plain, _, tiled, second = fit_both(
-        Slides, loader(), tiles={"budget": budget, "tile_over": 1}, max_steps=4
-    )
+    plain, _, tiled, second = fit_both(Slides, loader(), tiles={"budget": budget, "tile_over": 1}, max_steps=4)
     assert_same(tiled, plain)
     assert any(s.forward.tiles > 1 for s in second.strategy.plan.segments)
 

@@ -40,14 +40,13 @@ def fit(
     **options: Any,
 ) -> pl.Trainer:
     torch.manual_seed(seed)
+    checkpoint = options.pop("ckpt_path", None)
     run = trainer(strategy, **({"max_steps": 10} | options))
-    run.fit(module, data, val)
+    run.fit(module, data, val, ckpt_path=checkpoint)
     return run
 
 
-def fit_both(
-    make: Any, data: Any, val: Any = None, tiles: Any = None, **options: Any
-) -> tuple[Any, Any, Any, Any]:
+def fit_both(make: Any, data: Any, val: Any = None, tiles: Any = None, **options: Any) -> tuple[Any, Any, Any, Any]:
     """(module, trainer) under the default strategy and under this one."""
     torch.manual_seed(0)
     plain = make()

@@ -1,0 +1,71 @@
+"""The settings of a run: its plans are known by what they are for, survive the process, and are announced when new."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_plugin.graph import Node
+from lightning_plugin.plan import Plan
+from lightning_plugin.planner.make import signature
+from lightning_plugin.settings import Settings
+
+
+@dataclass(eq=False)
+class RunSettings(Settings):
+    """`Settings` whose plans can be saved, so that a resumed run goes on with the plans it had.
+
+    ``ran`` are the plans of the step under way. ``roomy`` names the batches whose step the planner left whole: they
+    need no recording. ``announce`` hears of every new plan before it runs.
+    """
+
+    chosen: bool = True
+    ran: list[Plan] = field(default_factory=list, init=False)
+    plans: dict[str, Plan] = field(default_factory=dict, init=False)
+    roomy: set[str] = field(default_factory=set, init=False)
+    announce: Callable[[Plan], None] | None = field(default=None, init=False)
+
+    def choose(self, nodes: Sequence[Node]) -> Plan:
+        key = digest(nodes)
+        if key not in self.plans:
+            self.plans[key] = super().choose(nodes)
+            if self.announce is not None:
+                self.announce(self.plans[key])
+        self.ran.append(self.plans[key])
+        return self.plans[key]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, in plain types."""
+        return {
+            **self.limits(),
+            "plans": {key: plan.to_json() for key, plan in self.plans.items()},
+            "roomy": sorted(self.roomy),
+        }
+
+    def limits(self) -> dict[str, Any]:
+        return {
+            "budget": self.budget,
+            "host_budget": self.host_budget,
+            "disk": self.disk,
+            "tiles": list(self.tiles or ()),
+            "backward_tiles": list(self.backward_tiles or ()),
+            "device": self.device,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up what a checkpoint kept, where it was made under the same limits.
+
+        A budget that was measured and not chosen is taken from the checkpoint: what is free now is another number.
+        """
+        if not self.chosen and state["budget"] is not None:
+            self.budget = state["budget"]
+        if self.limits() == {name: state[name] for name in self.limits()}:
+            self.plans |= {key: Plan.from_json(text) for key, text in state["plans"].items()}
+            self.roomy |= set(state["roomy"])
+
+
+def digest(nodes: Sequence[Node]) -> str:
+    """What two recordings share if and only if they can share a plan, as a text that is the same in every process."""
+    return hashlib.sha256(repr(signature(nodes)).encode()).hexdigest()
