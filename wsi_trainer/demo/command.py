@@ -17,10 +17,10 @@ from wsi_trainer.report import write_report
 def demo(
     out: Path = Path("demo-run"),
     seed: int = 0,
-    slides: int = 120,
+    slides: int = 80,
     side: int = 1024,
-    epochs: int = 4,
-    budget: str | None = None,
+    epochs: int = 3,
+    budget: str | None = "12MiB",
 ) -> None:
     """Make slides, train on them at full resolution and as thumbnails, and report the difference.
 
@@ -28,9 +28,9 @@ def demo(
         out: The folder for slides, runs and report.
         seed: Decides the slides and the training.
         slides: How many slides to make.
-        side: The longest side of a slide in pixels.
+        side: Height and width of a slide in pixels.
         epochs: Times that the full-resolution model sees each slide.
-        budget: Device memory for a training step; without it plain PyTorch is used.
+        budget: Device memory for a training step; null trains with plain PyTorch.
     """
     began = time.perf_counter()
     console = Console()
@@ -38,12 +38,12 @@ def demo(
     kept = prepare(out, settings.made_from())
     console.rule("[bold]1/6  slides", align="left")
     manifest = out / "slides" / "manifest.csv" if kept else stages.make_slides(settings, console)
-    console.print(f"{slides} slides of up to {side} px: {manifest}", soft_wrap=True)
+    console.print(f"{slides} slides of {side} × {side} px: {manifest}", soft_wrap=True)
     console.rule("[bold]2/6  preprocessing", align="left")
     stores = stages.convert(settings, manifest)
     console.rule("[bold]3/6  training on every pixel", align="left")
     if budget is None:
-        console.print("Executed by plain PyTorch: these slides fit. Give --budget to execute tile by tile.")
+        console.print("Executed by plain PyTorch, which these slides fit; --budget 12MiB executes tile by tile.")
     full = stages.train_and_test(settings, stores, "full")
     console.rule("[bold]4/6  training on thumbnails, for comparison", align="left")
     thumbnail = stages.train_and_test(settings, stores, "thumbnail")

@@ -26,9 +26,7 @@ class DemoSettings:
 
     def __post_init__(self) -> None:
         if self.slides < 20:
-            raise UserError(
-                f"--slides is {self.slides}; the demo needs at least 20 to train and to compare two models"
-            )
+            raise UserError(f"--slides is {self.slides}; the demo needs at least 20 to train and to compare two models")
         if self.side < 256:
             raise UserError(f"--side is {self.side}; the demo needs slides of at least 256 pixels")
         if self.epochs < 1:

@@ -26,7 +26,7 @@ def make_slides(settings: DemoSettings, console: Console) -> Path:
         return generate(
             settings.out / "slides",
             slides=settings.slides,
-            side=settings.side,
+            shape=(settings.side, settings.side),  # of one size, so that one plan serves all steps
             seed=settings.seed,
             splits=SPLITS,
             progress=lambda slides, pixels: progress.advance(task, slides),

@@ -40,9 +40,7 @@ class Summary:
 
     def show(self, console: Console) -> None:
         """Print the numbers and the path of the report."""
-        table = Table(
-            title="held-out slides, AUC with 95 % interval", title_justify="left", show_header=False
-        )
+        table = Table(title="held-out slides, AUC with 95 % interval", title_justify="left", show_header=False)
         table.add_row("full resolution", str(self.full))
         table.add_row("thumbnail", str(self.thumbnail))
         verdict = "excludes 0" if self.difference.excludes(0) else "includes 0"

@@ -21,9 +21,7 @@ from wsi_trainer.models import SlideClassifier
 
 def make_parser(name: str, description: str) -> ArgumentParser:
     """The parser of a run: `--out`, and the groups `model`, `data` and `train`."""
-    parser = ArgumentParser(
-        prog=f"wsi-train {name}", description=description, exit_on_error=False, allow_abbrev=False
-    )
+    parser = ArgumentParser(prog=f"wsi-train {name}", description=description, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the run")
     parser.add_class_arguments(SlideClassifier, "model")
@@ -43,37 +41,27 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
 def fit(words: Sequence[str]) -> int:
     """Train a slide classifier end to end, then test it."""
     parser = make_parser("fit", "Train a slide classifier end to end, and test it on the held-out slides.")
-    parser.add_argument(
-        "--resume", type=str, default=None, help="continue from this checkpoint: last, or a path"
-    )
+    parser.add_argument("--resume", type=str, default=None, help="continue from this checkpoint: last, or a path")
     options = parse(parser, words)
     run(parser, options, resume=options.pop("resume"))
     return 0
 
 
-def run(
-    parser: ArgumentParser, options: Namespace, resume: str | None = None, progress: bool = True
-) -> RunFolder:
+def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, progress: bool = True) -> RunFolder:
     """Train and test with these options."""
     folder = RunFolder(Path(options.out))
     if folder.config.is_file() and resume is None:
-        raise UserError(
-            f"{folder.path} holds a run already; choose another --out, or continue it with --resume last"
-        )
+        raise UserError(f"{folder.path} holds a run already; choose another --out, or continue it with --resume last")
     folder.path.mkdir(parents=True, exist_ok=True)
     model, data, config = instantiate(parser, options)
-    kept = Namespace(
-        **{key: value for key, value in vars(options).items() if key not in ("config", "resume")}
-    )
+    kept = Namespace(**{key: value for key, value in vars(options).items() if key not in ("config", "resume")})
     folder.config.write_text(parser.dump(kept), encoding="utf-8")
     training.train(model, data, config, folder, resume, progress)
     show(training.test(model, data, config, folder, "test", progress=progress))
     return folder
 
 
-def instantiate(
-    parser: ArgumentParser, options: Namespace
-) -> tuple[SlideClassifier, DataConfig, TrainConfig]:
+def instantiate(parser: ArgumentParser, options: Namespace) -> tuple[SlideClassifier, DataConfig, TrainConfig]:
     """The model with its seeded initial weights, and the configs."""
     training.seed_everything(options.train.seed)
     objects = parser.instantiate(options)
@@ -93,9 +81,7 @@ def test(words: Sequence[str]) -> int:
 def predict(words: Sequence[str]) -> int:
     """Write the probabilities of slides that need no label."""
     parser = make_parser("predict", "Write the probability of each class for each slide of a manifest.")
-    parser.add_argument(
-        "--slides", type=Path, required=True, help="a manifest; its column label may be missing"
-    )
+    parser.add_argument("--slides", type=Path, required=True, help="a manifest; its column label may be missing")
     parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
@@ -106,9 +92,7 @@ def predict(words: Sequence[str]) -> int:
 
 
 def _evaluate(name: str, split: str, words: Sequence[str]) -> int:
-    parser = make_parser(
-        name, f"Predict the slides of the split {split} with a checkpoint of the run, and score them."
-    )
+    parser = make_parser(name, f"Predict the slides of the split {split} with a checkpoint of the run, and score them.")
     parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
@@ -120,10 +104,6 @@ def _evaluate(name: str, split: str, words: Sequence[str]) -> int:
 def show(scores: dict[str, Any]) -> None:
     """Print the scores of a split."""
     console = Console()
-    console.print(
-        f"{scores['slides']} slides of {scores['patients']} patients in the split {scores['split']}:"
-    )
+    console.print(f"{scores['slides']} slides of {scores['patients']} patients in the split {scores['split']}:")
     for name, interval in scores["slide"].items():
-        console.print(
-            f"  {name:18} {interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"
-        )
+        console.print(f"  {name:18} {interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})")

@@ -38,6 +38,7 @@ def make_trainer(
         from lightning_plugin import SFTStrategy
 
         options["strategy"] = SFTStrategy(budget=config.budget)
+        options["inference_mode"] = False  # tiles are computed by autograd functions, which refuse its tensors
     return pl.Trainer(
         accelerator=config.accelerator,
         devices=1,

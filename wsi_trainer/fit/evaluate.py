@@ -25,9 +25,7 @@ def predict(trainer: pl.Trainer, model: SlideClassifier, data: SlideData, split:
     return as_predictions(records, model.task.classes, probabilities)
 
 
-def as_predictions(
-    records: Sequence[SlideRecord], classes: Sequence[str], probabilities: np.ndarray
-) -> Predictions:
+def as_predictions(records: Sequence[SlideRecord], classes: Sequence[str], probabilities: np.ndarray) -> Predictions:
     """Join what the manifest knows of the slides to what the model said."""
     labels = np.array([classes.index(record.label) for record in records], dtype=np.int64)
     slides = tuple(record.slide for record in records)

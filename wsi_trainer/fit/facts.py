@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
+from torch import Tensor
 
 from wsi_trainer.data import SlideData, dense, open_image
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.memory import held_for_backward, process_peak
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.memory_watch import MemoryWatch
 from wsi_trainer.models import SlideClassifier
 
 
-def memory_facts(
-    trainer: pl.Trainer, model: SlideClassifier, slides: SlideData, config: TrainConfig, folder: RunFolder
-) -> dict[str, Any]:
-    """What the steps used, and what plain PyTorch needs for the largest slide."""
-    facts: dict[str, Any] = {"engine": "plain PyTorch", "process_peak_bytes": process_peak()}
-    if config.budget is None:
-        image = max(
-            (dense(open_image(r.path, slides.config.downsample)) for r in slides.of("val")), key=_pixels
-        )
-        facts["image_shape"] = list(image.shape)
-        facts["plain_bytes"] = held_for_backward(model, image.to(model.device))
-    return facts
+def memory_facts(watch: MemoryWatch, model: SlideClassifier, slides: SlideData, config: TrainConfig) -> dict[str, Any]:
+    """What the steps used, and what plain PyTorch holds for backward on the largest slide."""
+    facts: dict[str, Any] = {"process_peak_bytes": process_peak()}
+    if watch.plan is None:
+        images = (dense(open_image(record.path, slides.config.downsample)) for record in slides.of("val"))
+        image = max(images, key=_pixels)
+        held = held_for_backward(model, image.to(model.device))
+        return facts | {"engine": "plain PyTorch", "image_shape": list(image.shape), "plain_bytes": held}
+    return facts | {
+        "engine": "SFTStrategy, tile by tile",
+        "budget": config.budget,
+        "image_shape": list(watch.image_shape),
+        "step_peak_bytes": watch.step_peak_bytes,
+        "plan_peak_bytes": watch.plan.peak_bytes,
+        "plain_bytes": watch.plan.plain_bytes,
+    }
 
 
-def _pixels(image: Any) -> int:
+def _pixels(image: Tensor) -> int:
     return int(image.shape[-1] * image.shape[-2])

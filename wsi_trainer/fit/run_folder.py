@@ -67,9 +67,7 @@ class RunFolder:
         """The best or last checkpoint, or the path of any; an error where there is none."""
         path = self.checkpoints / f"{which}.ckpt" if which in ("best", "last") else Path(which)
         if not path.is_file():
-            raise UserError(
-                f"there is no checkpoint at {path}; `wsi-train fit` writes best.ckpt and last.ckpt"
-            )
+            raise UserError(f"there is no checkpoint at {path}; `wsi-train fit` writes best.ckpt and last.ckpt")
         return path
 
     def existing(self) -> RunFolder:

@@ -26,6 +26,7 @@ from wsi_trainer.fit.engine import image_of, make_trainer
 from wsi_trainer.fit.environment import environment
 from wsi_trainer.fit.evaluate import evaluate, predict
 from wsi_trainer.fit.facts import memory_facts
+from wsi_trainer.fit.memory_watch import MemoryWatch
 from wsi_trainer.fit.quiet import logged_to
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.models import SlideClassifier
@@ -53,13 +54,15 @@ def train(
     slides = make_data(model, data, config)
     write_manifest(folder.splits, slides.records)
     write_json(folder.environment, environment())
+    watch = MemoryWatch()
+    callbacks = [watch, *_callbacks(config, folder, progress)]
     with logged_to(folder.log):
-        trainer = make_trainer(
-            config, folder.path, _callbacks(config, folder, progress), _loggers(folder), progress
-        )
+        trainer = make_trainer(config, folder.path, callbacks, _loggers(folder), progress)
         checkpoint = folder.checkpoint(resume) if resume else None
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=False)
-    write_json(folder.memory, memory_facts(trainer, model, slides, config, folder))
+    if watch.plan is not None:
+        folder.plan.write_text(watch.plan.to_json() + "\n", encoding="utf-8")
+    write_json(folder.memory, memory_facts(watch, model, slides, config))
 
 
 def test(
@@ -74,9 +77,7 @@ def test(
     """Predict a split with a checkpoint of the run, and write predictions and scores."""
     load_weights(model, folder.checkpoint(checkpoint))
     with logged_to(folder.log):
-        predictions = predict(
-            evaluator(config, folder, progress), model, make_data(model, data, config), split
-        )
+        predictions = predict(evaluator(config, folder, progress), model, make_data(model, data, config), split)
     predictions.write(folder.predictions(split))
     scores = {"split": split, "checkpoint": checkpoint, **evaluate(predictions)}
     write_json(folder.evaluation(split), scores)
@@ -98,9 +99,7 @@ def predict_slides(
     check_files(records)
     dataset = SlideDataset(records, None, data.downsample, partial(image_of, config))
     with logged_to(folder.log):
-        outputs = evaluator(config, folder, progress).predict(
-            model, dataloaders=in_order(dataset, data.workers)
-        )
+        outputs = evaluator(config, folder, progress).predict(model, dataloaders=in_order(dataset, data.workers))
     assert outputs is not None
     target = folder.path / "predictions" / f"{manifest.stem}.csv"
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from lightning_plugin import Plan
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, read_json
@@ -65,6 +68,7 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str]) -> 
         "map_picture": map_picture,
         "regions": sentence_on_regions(read_json(run.folder.heatmaps / "heatmaps.json")),
         "memory": _memory(run, facts),
+        "plan": _plan(run.folder),
         "environment": _flat(read_json(run.folder.environment)),
         "config": run.folder.config.read_text(encoding="utf-8"),
         "absent": _absent(run, binary),
@@ -88,12 +92,25 @@ def _figures(run: Run, runs: list[Run], binary: bool) -> list[tuple[str, str]]:
     return pictures
 
 
+def _plan(folder: RunFolder) -> tuple[str, str] | None:
+    """The table and the picture of the plan, where the run had one."""
+    if not folder.plan.is_file():
+        return None
+    plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
+    with TemporaryDirectory() as scratch:
+        picture = Path(scratch) / "plan.png"
+        plan.draw(str(picture))
+        encoded = base64.b64encode(picture.read_bytes()).decode()
+    return str(plan), "data:image/png;base64," + encoded
+
+
 def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
     lines: dict[str, str] = {"engine": str(run.memory.get("engine", "not recorded"))}
     if shape := run.memory.get("image_shape"):
         lines["largest image"] = " × ".join(map(str, shape))
+    if budget := run.memory.get("budget"):
+        lines["budget of a step"] = str(budget)
     named = {
-        "budget_bytes": "budget of a step",
         "step_peak_bytes": "measured peak of a step",
         "plan_peak_bytes": "peak that the plan predicts",
         "plain_bytes": "what plain PyTorch holds for backward",

@@ -1,0 +1,37 @@
+"""Watching what the steps of a run need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+from lightning_plugin import Plan, SFTStrategy
+from wsi_trainer.models import SlideBatch
+
+
+class MemoryWatch(Callback):
+    """Keeps the largest measured peak of a training step, and the plan of the step that needed most."""
+
+    def __init__(self) -> None:
+        self.step_peak_bytes = 0
+        self.plan: Plan | None = None
+        self.image_shape: tuple[int, ...] = ()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: SlideBatch,
+        batch_idx: int,
+    ) -> None:
+        strategy = trainer.strategy
+        if not isinstance(strategy, SFTStrategy) or strategy.plan is None:
+            return
+        ledger = strategy.settings.ledger
+        self.step_peak_bytes = max(self.step_peak_bytes, ledger.peak_bytes if ledger else 0)
+        if self.plan is None or strategy.plan.plain_bytes > self.plan.plain_bytes:
+            self.plan = strategy.plan
+            self.image_shape = tuple(batch["image"].shape)
