@@ -64,14 +64,8 @@ class Augmenter:
         bits = rng.integers(0, 2, 3) if self.turn else np.zeros(3, int)
         shift = rng.integers(-self.shift, self.shift + 1, 2)
         factors, tint = 1 + self.stain * rng.uniform(-1, 1, 3), self.tint * rng.uniform(-1, 1, 3)
-        colours = (
-            StainShift(tuple(map(float, factors)), tuple(map(float, tint)))
-            if self.stain or self.tint
-            else None
-        )
-        return Augmentation(
-            bool(bits[0]), bool(bits[1]), bool(bits[2]), (int(shift[0]), int(shift[1])), colours
-        )
+        colours = StainShift(tuple(map(float, factors)), tuple(map(float, tint))) if self.stain or self.tint else None
+        return Augmentation(bool(bits[0]), bool(bits[1]), bool(bits[2]), (int(shift[0]), int(shift[1])), colours)
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,9 +44,7 @@ class StoredBlocks:
 
     def __init__(self, path: Path, level: int = 0) -> None:
         metadata, layout, codec = _own_level(path, level)
-        self._level = StoredLevel(
-            path / str(level), (metadata["shape"][1], metadata["shape"][2]), layout, codec
-        )
+        self._level = StoredLevel(path / str(level), (metadata["shape"][1], metadata["shape"][2]), layout, codec)
         self._path = path
         self.shape, self.size = self._level.shape, layout.chunk
         self.mpp: tuple[float, float] | None = _stored_mpp(path, level)
@@ -86,8 +84,7 @@ def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Zs
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SlideError(path, f"level {level} was not written by this package") from error
     if any(
-        found[key] != expected[key]
-        for key in ("shape", "codecs", "chunk_grid", "chunk_key_encoding", "fill_value")
+        found[key] != expected[key] for key in ("shape", "codecs", "chunk_grid", "chunk_key_encoding", "fill_value")
     ):
         raise SlideError(path, f"level {level} was not written by this package")
     return found, layout, codec

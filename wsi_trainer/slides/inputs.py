@@ -44,9 +44,7 @@ def list_slides(slides: str) -> list[Listed]:
         names = _names(found, root)
         listed = [Listed(Job(slide, name)) for slide, name in zip(found, names)]
     if not listed:
-        raise UserError(
-            f"{slides}: no slide there; give a folder, a file, a quoted pattern or a manifest CSV"
-        )
+        raise UserError(f"{slides}: no slide there; give a folder, a file, a quoted pattern or a manifest CSV")
     return listed
 
 
@@ -105,9 +103,7 @@ def _names(slides: Sequence[Path], root: Path | None) -> list[str]:
     ]
     again = [name for name, count in Counter(names).items() if count > 1]
     if again:
-        raise UserError(
-            f"several slides are named {again[0]}; rename them, or convert them to several folders"
-        )
+        raise UserError(f"several slides are named {again[0]}; rename them, or convert them to several folders")
     return names
 
 

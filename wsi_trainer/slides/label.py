@@ -40,10 +40,10 @@ def write_label(
                 box = (y, x, min(side, shape[0] - y), min(side, shape[1] - x))
                 if not scaled.any_in(*box):
                     continue
-                data = encode_shard(scaled.cover(*box).astype(np.uint8)[None], layout, codec, fill=0)
-                if data is not None:
+                parts = encode_shard(scaled.cover(*box).astype(np.uint8)[None], layout, codec, fill=0)
+                if parts:
                     (at / "c" / str(row)).mkdir(parents=True, exist_ok=True)
-                    replace_file(at / "c" / str(row) / str(column), data)
+                    replace_file(at / "c" / str(row) / str(column), *parts)
 
 
 def at_level(mask: TissueMask, level: int) -> TissueMask:

@@ -58,12 +58,8 @@ def _geojson_of(slide: Path, settings: Settings) -> Path:
 def draw_overview(picture: Image.Image, mask: TissueMask | None, path: Path) -> None:
     """Saves the small picture with the outline of the mask in green."""
     if mask is not None:
-        inside = Image.fromarray(mask.mask.astype(np.uint8) * 255).resize(
-            picture.size, Image.Resampling.NEAREST
-        )
-        rim = np.asarray(inside.filter(ImageFilter.MaxFilter(3))) != np.asarray(
-            inside.filter(ImageFilter.MinFilter(3))
-        )
+        inside = Image.fromarray(mask.mask.astype(np.uint8) * 255).resize(picture.size, Image.Resampling.NEAREST)
+        rim = np.asarray(inside.filter(ImageFilter.MaxFilter(3))) != np.asarray(inside.filter(ImageFilter.MinFilter(3)))
         pixels = np.array(picture)
         pixels[rim] = (0, 160, 0)
         picture = Image.fromarray(pixels)

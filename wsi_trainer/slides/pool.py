@@ -63,9 +63,7 @@ def _start_worker(shared: Any) -> None:
     _progress = shared
 
 
-def _attempt_in_worker(
-    number: int, job: Job, out: Path, settings: Settings, threads: int, overwrite: bool
-) -> Outcome:
+def _attempt_in_worker(number: int, job: Job, out: Path, settings: Settings, threads: int, overwrite: bool) -> Outcome:
     def note(done: int, total: int) -> None:
         _progress[2 * number : 2 * number + 2] = [done, max(1, total)]
 

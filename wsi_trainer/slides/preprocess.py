@@ -97,9 +97,7 @@ def _outcomes(
     from .dask import run_on_dask
 
     address = None if scheduler == "dask" else scheduler
-    return run_on_dask(
-        jobs, out, settings, address=address, workers=workers, overwrite=overwrite, report=report
-    )
+    return run_on_dask(jobs, out, settings, address=address, workers=workers, overwrite=overwrite, report=report)
 
 
 def _size(job: Job) -> int:

@@ -126,14 +126,5 @@ def _span(start: int, length: int, step: float, margin: float, size: int) -> tup
 
 
 def halve(pixels: Pixels) -> Pixels:
-    """Means over 2 x 2 pixels; a last odd row or column is continued by itself."""
-    height, width = pixels.shape[-2:]
-    if height % 2 or width % 2:
-        pad = [(0, 0)] * (pixels.ndim - 2) + [(0, height % 2), (0, width % 2)]
-        pixels = np.pad(pixels, pad, mode="edge")
-    total = pixels[..., 0::2, :].astype(np.uint16)
-    total += pixels[..., 1::2, :]
-    total = total[..., 0::2] + total[..., 1::2]
-    total += 2
-    total >>= 2
-    return total.astype(np.uint8)
+    """Means over 2 x 2 pixels of planes (c, y, x); a last odd row or column is continued by itself."""
+    return np.stack([np.asarray(Image.fromarray(plane).reduce(2)) for plane in pixels])

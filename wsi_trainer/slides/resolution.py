@@ -70,7 +70,5 @@ def shrink_factor(path: Path | str, own: Resolution, wanted: float) -> float:
     if abs(wanted / own.mean - 1) <= TOLERANCE:
         return 1.0
     if wanted < own.mean:
-        raise SlideError(
-            path, f"has {own.mean:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels"
-        )
+        raise SlideError(path, f"has {own.mean:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels")
     return wanted / own.mean

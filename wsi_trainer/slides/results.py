@@ -49,18 +49,14 @@ def write_results(
     return done
 
 
-def show(
-    console: Console, out: Path, done: Sequence[Converted], failures: Sequence[Failure], new: int
-) -> None:
+def show(console: Console, out: Path, done: Sequence[Converted], failures: Sequence[Failure], new: int) -> None:
     """The table and the sums at the end of a run."""
     if done and len(done) <= _MOST_ROWS:
         table = Table("slide", "size", "µm/px", "levels", "tissue", "lost by the mask")
         for row in done:
             share = "" if row.tissue is None else f"{row.tissue:.1%}"
             lost = "" if row.lost is None else f"{row.lost:.2%}"
-            table.add_row(
-                row.name, f"{row.height} × {row.width}", f"{row.mpp:g}", str(row.levels), share, lost
-            )
+            table.add_row(row.name, f"{row.height} × {row.width}", f"{row.mpp:g}", str(row.levels), share, lost)
         console.print(table)
     for failure in failures[:_MOST_ROWS]:
         console.print(f"[red]failed[/red] {failure.slide}: {failure.reason} ({failure.kind})", soft_wrap=True)

@@ -46,9 +46,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.background == "constant" and self.tissue == "none":
-            raise UserError(
-                "--background constant needs a tissue mask: give --tissue otsu or --tissue geojson"
-            )
+            raise UserError("--background constant needs a tissue mask: give --tissue otsu or --tissue geojson")
         if self.levels is not None and self.levels < 1:
             raise UserError(f"--levels {self.levels}: expected 1 or more")
         for name in ("mpp", "source_mpp"):

@@ -64,9 +64,7 @@ class SlideSource:
 
     def _open(self) -> None:
         settings = self._arguments
-        self._blocks = _open_blocks(
-            self.path, **{k: settings[k] for k in ("level", "mpp", "source_mpp", "mask")}
-        )
+        self._blocks = _open_blocks(self.path, **{k: settings[k] for k in ("level", "mpp", "source_mpp", "mask")})
         self.shape = (1, CHANNELS, *self._blocks.shape)
         self.mpp = self._blocks.mpp
         self._cache: LoadingCache[tuple[int, int], Block | None] = LoadingCache(

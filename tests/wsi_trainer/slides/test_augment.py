@@ -22,9 +22,7 @@ class _Patchy(TensorSource):
 
     def constant(self, box: Box) -> torch.Tensor | None:
         part = self.read(box)
-        return (
-            torch.full((3,), 255, dtype=torch.uint8) if part.numel() and bool((part == 255).all()) else None
-        )
+        return torch.full((3,), 255, dtype=torch.uint8) if part.numel() and bool((part == 255).all()) else None
 
 
 stains = st.one_of(
@@ -76,9 +74,7 @@ def test_tiles_of_the_augmented_are_augmented_tiles(a: Augmentation, data: st.Da
 
 
 def test_known_constant_boxes_stay_known() -> None:
-    source = AugmentedSource(
-        _Patchy(IMAGE), Augmentation(True, False, True, (3, -4), StainShift((1.2, 0.9, 1.0)))
-    )
+    source = AugmentedSource(_Patchy(IMAGE), Augmentation(True, False, True, (3, -4), StainShift((1.2, 0.9, 1.0))))
     known = [
         source.constant(Box((y, x), (y + 4, x + 4))) is not None
         for y in range(0, source.shape[2] - 4, 4)

@@ -217,11 +217,7 @@ def test_interrupted_at_every_step_and_rerun(
             ended
             or not (out / "s.zarr" / "manifest.json").exists()
             or _tree(out / "s.zarr")
-            == {
-                key.removeprefix("s.zarr/"): value
-                for key, value in expected.items()
-                if key.startswith("s.zarr/")
-            }
+            == {key.removeprefix("s.zarr/"): value for key, value in expected.items() if key.startswith("s.zarr/")}
         )
         convert(Job(slide, "s"), out, SMALL)
         assert _tree(out) == expected, f"interrupted at step {step}"
@@ -251,9 +247,7 @@ def test_killed_at_random_moments_and_rerun(
     kills, duration, unfinished = count(ci=4, full=100), 0.0, 0
     for trial in range(-1, kills):  # the first one is not killed: it tells how long it takes
         out = tmp_path / f"trial{trial}"
-        process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, slide, out], stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-c", _RUN, slide, out], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         process.stdout.readline()
         start = time.perf_counter()
@@ -270,17 +264,13 @@ def test_killed_at_random_moments_and_rerun(
         convert(Job(slide, "s"), out, SMALL)
         assert _tree(out) == expected, f"killed in trial {trial}"
     assert unfinished > 0
-    record_result(
-        "kill_and_rerun", {"kills": kills, "unfinished_when_killed": unfinished, "identical": kills}
-    )
+    record_result("kill_and_rerun", {"kills": kills, "unfinished_when_killed": unfinished, "identical": kills})
 
 
 def test_resumed_run_keeps_what_was_finished(slide: Path, tmp_path: Path, monkeypatch) -> None:
     _interrupt_at(monkeypatch, 40, slide, tmp_path)
     staged = tmp_path / STAGING / "s.zarr"
-    kept = {
-        p: p.stat().st_mtime_ns for p in staged.rglob("*") if p.is_file() and not p.name.endswith(".part")
-    }
+    kept = {p: p.stat().st_mtime_ns for p in staged.rglob("*") if p.is_file() and not p.name.endswith(".part")}
     assert len(kept) > 5
     names = {p.relative_to(staged) for p in kept}
     times = {p.relative_to(staged): t for p, t in kept.items()}
@@ -292,9 +282,7 @@ def test_resumed_run_keeps_what_was_finished(slide: Path, tmp_path: Path, monkey
 
 def test_file_that_was_cut_in_staging_is_made_again(slide: Path, tmp_path: Path, monkeypatch) -> None:
     _interrupt_at(monkeypatch, 40, slide, tmp_path)
-    shard = next(
-        p for p in (tmp_path / STAGING / "s.zarr" / "0").rglob("*") if p.is_file() and p.name.isdigit()
-    )
+    shard = next(p for p in (tmp_path / STAGING / "s.zarr" / "0").rglob("*") if p.is_file() and p.name.isdigit())
     shard.write_bytes(shard.read_bytes()[:100])
     convert(Job(slide, "s"), tmp_path, SMALL)
     convert(Job(slide, "s"), tmp_path / "fresh", SMALL)

@@ -126,9 +126,7 @@ def test_several_processes_give_what_one_gives(cohort: Path, tmp_path: Path) -> 
 
 def test_process_that_dies_costs_its_slide_only(cohort: Path, tmp_path: Path, monkeypatch) -> None:
     """A reader's crash kills the whole process; the slide is found and named, the others are converted."""
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     import crashing
 

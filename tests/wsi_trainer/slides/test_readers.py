@@ -148,9 +148,7 @@ def test_kinds_of_tiff(tmp_path: Path, noise: np.ndarray, kind: str) -> None:
     expected = noise
     if kind == "planar":
         data = np.moveaxis(noise, 2, 0)
-        tifffile.imwrite(
-            path, data, tile=(128, 128), photometric="rgb", planarconfig="separate", compression="zlib"
-        )
+        tifffile.imwrite(path, data, tile=(128, 128), photometric="rgb", planarconfig="separate", compression="zlib")
     elif kind == "grey":
         expected = noise[..., :1].repeat(3, 2)
         tifffile.imwrite(path, noise[..., 0], tile=(128, 128), compression="lzw")
@@ -249,8 +247,7 @@ def test_ngff_04_of_other_software(tmp_path: Path, noise: np.ndarray) -> None:
     axes = [{"name": n, "type": "space" if n in "zyx" else "channel", "unit": units.get(n)} for n in "tczyx"]
     scales = [[1, 1, 1, 0.25, 0.00025], [1, 1, 1, 0.5, 0.0005]]
     datasets = [
-        {"path": str(i), "coordinateTransformations": [{"type": "scale", "scale": s}]}
-        for i, s in enumerate(scales)
+        {"path": str(i), "coordinateTransformations": [{"type": "scale", "scale": s}]} for i, s in enumerate(scales)
     ]
     image.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
     with open_reader(tmp_path / "s.zarr") as reader:

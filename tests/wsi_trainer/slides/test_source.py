@@ -73,9 +73,7 @@ def test_store_and_slide_are_the_same_source(slide: Path, store: Path) -> None:
 def test_constant_boxes_are_known_without_reading(store: Path) -> None:
     source = SlideSource(store)
     source._cache.get = None  # type: ignore[method-assign, assignment]
-    known = [
-        source.constant(Box((y, x), (y + 64, x + 64))) for y in range(0, 960, 64) for x in range(0, 704, 64)
-    ]
+    known = [source.constant(Box((y, x), (y + 64, x + 64))) for y in range(0, 960, 64) for x in range(0, 704, 64)]
     values = [value for value in known if value is not None]
     assert 40 < len(values) < len(known)
     assert all(torch.equal(value, torch.tensor([255, 255, 255], dtype=torch.uint8)) for value in values)
@@ -224,6 +222,4 @@ def test_memory_is_flat_over_epochs(
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     first, last = map(int, output.split())
     assert last - first < 30  # MiB
-    record_result(
-        f"read_memory_{kind}", {"reads": reads, "epochs": 8, "mib_after_one": first, "mib_after_all": last}
-    )
+    record_result(f"read_memory_{kind}", {"reads": reads, "epochs": 8, "mib_after_one": first, "mib_after_all": last})

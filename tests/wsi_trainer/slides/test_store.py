@@ -36,8 +36,8 @@ def array(tmp_path: Path, pixels: np.ndarray) -> Path:
     for row in range(3):
         for column in range(2):
             part = pixels[:, row * 128 : (row + 1) * 128, column * 128 : (column + 1) * 128]
-            data = encode_shard(part, LAYOUT, ZstdCodec())
-            if data is not None:
+            data = b"".join(encode_shard(part, LAYOUT, ZstdCodec()))
+            if data:
                 (path / "c" / "0" / str(row)).mkdir(parents=True, exist_ok=True)
                 (path / "c" / "0" / str(row) / str(column)).write_bytes(data)
     return path

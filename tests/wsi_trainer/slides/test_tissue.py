@@ -20,9 +20,7 @@ def test_otsu_equals_the_textbook() -> None:
     from sklearn.mixture import GaussianMixture
 
     rng = np.random.default_rng(0)
-    values = (
-        np.concatenate([rng.normal(60, 10, 4000), rng.normal(180, 15, 2000)]).clip(0, 255).astype(np.uint8)
-    )
+    values = np.concatenate([rng.normal(60, 10, 4000), rng.normal(180, 15, 2000)]).clip(0, 255).astype(np.uint8)
     threshold = otsu(values)
 
     def between(t: int) -> float:

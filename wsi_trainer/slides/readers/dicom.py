@@ -81,9 +81,7 @@ class WsiDicomReader:
             mpp=(float(spacing.height), float(spacing.width)) if spacing else None,
             reader=f"wsidicom {version('wsidicom')}",
             vendor="dicom",
-            associated=tuple(
-                name for name in ("label", "overview") if getattr(self._slide, f"{name}s", None)
-            ),
+            associated=tuple(name for name in ("label", "overview") if getattr(self._slide, f"{name}s", None)),
         )
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
@@ -97,9 +95,7 @@ class WsiDicomReader:
             try:
                 image = self._slide.read_region((left, start), self._levels[level].level, size)
             except Exception as error:
-                raise SlideError(
-                    self._path, f"cannot read rows {start} to {start + size[1]}: {error}"
-                ) from error
+                raise SlideError(self._path, f"cannot read rows {start} to {start + size[1]}: {error}") from error
             out[start - y : start - y + size[1], left - x : right - x] = np.asarray(image.convert("RGB"))
         return out
 

@@ -55,9 +55,9 @@ class TiffReader:
         base = _shape(self._pages[0])
         self._pages = [page for page in self._pages if _same_aspect(base, _shape(page))]
         levels = tuple(
-            Level(height, width, level_downsample(base, height, width))
-            for height, width in map(_shape, self._pages)
+            Level(height, width, level_downsample(base, height, width)) for height, width in map(_shape, self._pages)
         )
+        self._sparse = [0 in page.databytecounts for page in self._pages]
         self._fd = os.open(self._path, os.O_RDONLY)
         self._size = os.fstat(self._fd).st_size
         page = self._pages[0]
@@ -74,11 +74,13 @@ class TiffReader:
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
         if not 0 <= level < len(self._pages):
             raise IndexError(f"level {level} of {self._path}: it has {len(self._pages)}")
-        out = blank(height, width, self.info.background)
         top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
+        page = self._pages[level]
+        # Painting the background costs as much as copying the pixels: only where some of it may be seen.
+        whole = (bottom - top, right - left) == (height, width) and not self._sparse[level]
+        out = np.empty((height, width, 3), np.uint8) if whole else blank(height, width, self.info.background)
         if bottom <= top or right <= left:
             return out
-        page = self._pages[level]
         planes = page.shaped[0]  # separately stored samples
         rows, columns = page.chunks[-3:-1] if page.shaped[-1] > 1 else page.chunks[-2:]
         size = _shape(page)
@@ -112,9 +114,7 @@ class TiffReader:
         try:
             segment, _, shape = key.decode(data, index, **tables)
         except Exception as error:  # each codec raises its own kind
-            raise SlideError(
-                self._path, f"tile {index} at byte {offset} cannot be decoded: {error}"
-            ) from error
+            raise SlideError(self._path, f"tile {index} at byte {offset} cannot be decoded: {error}") from error
         return None if segment is None else segment[0, : shape[1], : shape[2]]
 
     def associated(self, name: str) -> Pixels:
@@ -152,7 +152,9 @@ def _paste(out: Pixels, segment: Pixels, y: int, x: int, channel: int | None) ->
     top, left = max(y, 0), max(x, 0)
     bottom, right = min(y + segment.shape[0], out.shape[0]), min(x + segment.shape[1], out.shape[1])
     part = segment[top - y : bottom - y, left - x : right - x]
-    if channel is None:
+    if channel is None and part.shape[2] == 3:
+        out[top:bottom, left:right] = part  # row by row; with a cut of the channels it would be pixel by pixel
+    elif channel is None:
         out[top:bottom, left:right] = part[..., :3]  # one sample spreads over three, a fourth is dropped
     else:
         out[top:bottom, left:right, channel] = part[..., 0]
@@ -167,9 +169,7 @@ def _single_page(path: Path, level: Any) -> Any:
     """The one page of a level, or the reason why it is not an image that this reader knows."""
     pages = [page for page in level.pages if page is not None]
     if len(pages) != 1:
-        raise UnsupportedSlide(
-            path, f"a stack of {len(pages)} planes (axes {level.axes}); expected one flat image"
-        )
+        raise UnsupportedSlide(path, f"a stack of {len(pages)} planes (axes {level.axes}); expected one flat image")
     page = pages[0]
     samples = page.shaped[0] * page.shaped[-1]
     if page.dtype != np.uint8:

@@ -46,10 +46,9 @@ class ZstdCodec:
         raw: Any = np.ascontiguousarray(chunk).data
         return with_checksum(bytes(imagecodecs.zstd_encode(raw, level=self.level)))
 
-    def decode(self, data: bytes, shape: tuple[int, ...]) -> Chunk:
-        """The chunk of these bytes."""
+    def decode(self, data: bytes, out: Chunk) -> Chunk:
+        """Fills `out` with the chunk of these bytes."""
         body = without_checksum(data)
-        out = np.empty(shape, np.uint8)
         try:
             imagecodecs.zstd_decode(body, out=out.reshape(-1).data)
         except imagecodecs.ZstdError as error:

@@ -85,11 +85,11 @@ class Journal:
         self.close()
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, *parts: bytes) -> None:
     """Writes a file that appears whole or not at all, also after a power cut."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     with partial.open("wb") as file:
-        file.write(data)
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

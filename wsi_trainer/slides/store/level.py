@@ -17,9 +17,7 @@ from .shard import ABSENT, Index, read_index
 class StoredLevel:
     """An array (c, y, x) of a store that this package wrote. It holds no open file: fork or pickle it."""
 
-    def __init__(
-        self, path: Path, shape: tuple[int, int], layout: Layout, codec: ZstdCodec | None = None
-    ) -> None:
+    def __init__(self, path: Path, shape: tuple[int, int], layout: Layout, codec: ZstdCodec | None = None) -> None:
         self.path = path
         self.shape = shape
         self.layout = layout
@@ -60,8 +58,8 @@ class StoredLevel:
         """Whether all chunks that a box inside the image touches are absent."""
         return all(self.is_absent(row, column) for row, column in self.chunks(y, x, height, width))
 
-    def chunk(self, row: int, column: int) -> NDArray[np.uint8] | None:
-        """The pixels of a chunk, or None if it is absent.
+    def chunk(self, row: int, column: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
+        """The pixels of a chunk, in `out` if that is given, or None if the chunk is absent.
 
         Raises:
             CorruptChunk: Its bytes are not those that were written; names the file.
@@ -78,17 +76,16 @@ class StoredLevel:
         finally:
             os.close(fd)
         try:
-            return self._codec.decode(data, (CHANNELS, size, size))
+            return self._codec.decode(data, np.empty((CHANNELS, size, size), np.uint8) if out is None else out)
         except CorruptChunk as error:
-            raise CorruptChunk(
-                f"{path}: chunk {row % aside}, {column % aside} of the shard: {error}"
-            ) from error
+            raise CorruptChunk(f"{path}: chunk {row % aside}, {column % aside} of the shard: {error}") from error
 
     def read(self, y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:
         """The pixels (c, y, x) of a box inside the image."""
         out = np.empty((CHANNELS, height, width), np.uint8)
+        scratch = np.empty((CHANNELS, self.layout.chunk, self.layout.chunk), np.uint8)
         for row, column in self.chunks(y, x, height, width):
-            paste(out, self.chunk(row, column), self.layout.chunk, row, column, y, x)
+            paste(out, self.chunk(row, column, scratch), self.layout.chunk, row, column, y, x)
         return out
 
 
@@ -103,6 +100,4 @@ def paste(
     if chunk is None:
         target[...] = FILL
     else:
-        target[...] = chunk[
-            :, top - row * size : bottom - row * size, left - column * size : right - column * size
-        ]
+        target[...] = chunk[:, top - row * size : bottom - row * size, left - column * size : right - column * size]

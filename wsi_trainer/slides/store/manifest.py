@@ -79,11 +79,7 @@ def check_file(path: Path, size: int, sha256: str) -> str | None:
         return "missing"
     found = path.stat().st_size
     if found != size:
-        return (
-            f"truncated: {found} of {size} bytes"
-            if found < size
-            else f"grown: {found} instead of {size} bytes"
-        )
+        return f"truncated: {found} of {size} bytes" if found < size else f"grown: {found} instead of {size} bytes"
     return None if sha256_of(path) == sha256 else "changed: its hash does not match"
 
 

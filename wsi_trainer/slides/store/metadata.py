@@ -91,9 +91,7 @@ def multiscale(
     }
 
 
-def image_attributes(
-    name: str, mpp: tuple[float, float], levels: int, provenance: Mapping[str, Any]
-) -> dict[str, Any]:
+def image_attributes(name: str, mpp: tuple[float, float], levels: int, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of the image's group."""
     window = {"min": 0, "max": 255, "start": 0, "end": 255}
     scales = [2**level for level in range(levels)]
@@ -103,8 +101,7 @@ def image_attributes(
             "multiscales": [multiscale(name, mpp, scales, channels=True, kind="mean")],
             "omero": {
                 "channels": [
-                    {"label": label, "color": colour, "window": window, "active": True}
-                    for label, colour in COLOURS
+                    {"label": label, "color": colour, "window": window, "active": True} for label, colour in COLOURS
                 ],
                 "rdefs": {"model": "color"},
             },

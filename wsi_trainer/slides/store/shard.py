@@ -20,10 +20,8 @@ Index = NDArray[np.uint64]
 """Rows x columns x (offset, length); ABSENT for a chunk that holds the fill value only."""
 
 
-def encode_shard(
-    pixels: NDArray[np.uint8], layout: Layout, codec: ZstdCodec, fill: int = FILL
-) -> bytes | None:
-    """The bytes of the shard with these pixels (c, y, x), or None if all of them are the fill value.
+def encode_shard(pixels: NDArray[np.uint8], layout: Layout, codec: ZstdCodec, fill: int = FILL) -> list[bytes]:
+    """The bytes, in parts, of the shard with these pixels (c, y, x); none if all are the fill value.
 
     The array may be smaller than a shard, at the border of the image; what is missing is the fill value.
     """
@@ -40,10 +38,9 @@ def encode_shard(
             index[row, column] = offset, len(data)
             parts.append(data)
             offset += len(data)
-    if not parts:
-        return None
-    parts.append(with_checksum(index.astype("<u8").tobytes()))
-    return b"".join(parts)
+    if parts:
+        parts.append(with_checksum(index.astype("<u8").tobytes()))
+    return parts
 
 
 def _whole(chunk: NDArray[np.uint8], size: int, fill: int) -> NDArray[np.uint8]:

@@ -101,9 +101,7 @@ class PyramidWriter:
         if level == 0:
             return next(self._ahead).result()
         done = self._is_done(level, row, column)
-        halves = [
-            (cell, self._make(*cell, wanted=wanted or not done)) for cell in self._below(level, row, column)
-        ]
+        halves = [(cell, self._make(*cell, wanted=wanted or not done)) for cell in self._below(level, row, column)]
         if done and not wanted:
             return None
         pixels = self._assemble(level, row, column, halves)
@@ -158,14 +156,17 @@ class PyramidWriter:
 
     def _write(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
         key = shard_key(level, row, column)
-        data = None if pixels is None else encode_shard(pixels, self._layout, self._codec)
-        if data is None:
+        parts = [] if pixels is None else encode_shard(pixels, self._layout, self._codec)
+        if not parts:
             self._journal.add(Entry(key))
             return
+        seal = hashlib.sha256()
+        for part in parts:
+            seal.update(part)
         path = self._store / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, data)
-        self._journal.add(Entry(key, len(data), hashlib.sha256(data).hexdigest()))
+        replace_file(path, *parts)
+        self._journal.add(Entry(key, sum(map(len, parts)), seal.hexdigest()))
 
     def _half_of_stored(self, level: int, row: int, column: int) -> Planes | None:
         if self._journal.entries[shard_key(level, row, column)].sha256 is None:
