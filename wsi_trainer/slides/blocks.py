@@ -13,7 +13,7 @@ from .errors import SlideError
 from .readers import open_reader
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
-from .store.codec import CorruptChunk, ZstdCodec
+from .store.codec import Codec, CorruptChunk, codec_of
 from .store.layout import FILL, Layout
 from .store.level import StoredLevel
 from .store.metadata import image_array
@@ -71,13 +71,13 @@ def is_own_store(path: Path) -> bool:
     return True
 
 
-def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, ZstdCodec]:
+def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Codec]:
     file = path / str(level) / "zarr.json"
     try:
         found = json.loads(file.read_bytes())
         sharding = found["codecs"][0]["configuration"]
         layout = Layout(sharding["chunk_shape"][1], found["chunk_grid"]["configuration"]["chunk_shape"][1])
-        codec = ZstdCodec(sharding["codecs"][1]["configuration"]["level"])
+        codec = codec_of(sharding["codecs"])
         expected = image_array((found["shape"][1], found["shape"][2]), layout, codec)
     except FileNotFoundError as error:
         raise SlideError(path, f"has no level {level}") from error

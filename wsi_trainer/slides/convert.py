@@ -29,7 +29,6 @@ from .readers import Reader, open_reader
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
 from .settings import Settings
-from .store.codec import ZstdCodec
 from .store.journal import Journal, sync_folder
 from .store.layout import FILL, pyramid
 from .store.manifest import read_manifest, write_manifest
@@ -173,7 +172,7 @@ class _Conversion:
         self._image = ScaledImage(reader, factor)
         self._mpp = (self._resolution.y * factor, self._resolution.x * factor)
         self._shapes = pyramid(*self._image.shape, settings.levels)
-        self._codec = ZstdCodec(settings.compression)
+        self._codec = settings.make_codec()
         self._mask: TissueMask | None = None
 
     def run(self) -> None:
@@ -260,7 +259,7 @@ class _Conversion:
             "source_mpp": {"y": resolution.y, "x": resolution.x, "origin": resolution.origin},
             "source_shape": list(info.shape),
             "power": info.power,
-            "exact": self._image.is_exact and self._settings.background == "keep",
+            "exact": self._image.is_exact and self._settings.background == "keep" and self._codec.lossless,
             "settings": dict(self._settings.record()),
             "tissue": None
             if self._mask is None

@@ -26,11 +26,12 @@ def preprocess(
     mpp: float | None = None,
     source_mpp: float | None = None,
     workers: int | None = None,
-    codec: Literal["zstd"] = "zstd",
+    codec: Literal["zstd", "jpeg"] = "zstd",
     tissue: Literal["otsu", "none", "geojson"] = "otsu",
     geojson: Path | None = None,
     background: Literal["keep", "constant"] = "keep",
     levels: int | None = None,
+    export_ngff: Literal["0.4"] | None = None,
     overwrite: bool = False,
     scheduler: str | None = None,
     shard: str | None = None,
@@ -46,11 +47,12 @@ def preprocess(
         mpp: Micrometres per pixel of the result. Without it pixels stay as they are, bit for bit.
         source_mpp: Micrometres per pixel of the slides, where their files do not say it or say it wrong.
         workers: Processes; the default is one for each core, at most 8.
-        codec: How chunks are compressed.
+        codec: zstd is lossless and read by everything; jpeg is a fifth of the size and read by wsi-train only.
         tissue: How the tissue mask is made.
         geojson: Folder with SLIDE.geojson for --tissue geojson; by default beside the slides.
         background: constant paints all that is not tissue white, so that it costs nothing in training.
         levels: Levels of the pyramid; by default down to 512 px.
+        export_ngff: 0.4 also writes OUT/ngff-0.4/NAME.zarr, for software that reads no OME-Zarr 0.5.
         overwrite: Make stores anew that were made with other settings.
         scheduler: dask for a local Dask cluster, or the address of a Dask scheduler.
         shard: i/n converts the i-th of n parts of the slides, for job arrays.
@@ -77,6 +79,8 @@ def preprocess(
             else:
                 new += not outcome.skipped
     done = write_results(out, listed, failures, shard)
+    if export_ngff is not None:
+        _export(console, out, [job for job in jobs if (out / f"{job.name}.zarr").exists()])
     show(console, out, done, failures, new)
     return 1 if failures else 0
 
@@ -98,6 +102,17 @@ def _outcomes(
 
     address = None if scheduler == "dask" else scheduler
     return run_on_dask(jobs, out, settings, address=address, workers=workers, overwrite=overwrite, report=report)
+
+
+def _export(console: Console, out: Path, jobs: Sequence[Job]) -> None:
+    from .export import FOLDER, export_ngff04
+
+    with slide_bar(console, "exporting", [_size(job) for job in jobs]) as bar:
+        for number, job in enumerate(jobs):
+            target = out / FOLDER / f"{job.name}.zarr"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            export_ngff04(out / f"{job.name}.zarr", target)
+            bar.finished(number)
 
 
 def _size(job: Job) -> int:

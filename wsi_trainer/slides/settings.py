@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from wsi_trainer.errors import UserError
 
+from .store.codec import Codec, JpegCodec, ZstdCodec
 from .store.layout import Layout
 
 FORMAT = 1
@@ -22,7 +23,7 @@ class Settings:
     Attributes:
         mpp: Micrometres per pixel of the result; None keeps the slide's own pixels, bit for bit.
         source_mpp: The resolution of the slides, where their files do not say it or say it wrong.
-        codec: zstd (lossless, read by everything).
+        codec: zstd (lossless, read by everything) or jpeg (a fifth of the size, lossy, read by this package only).
         tissue: otsu, none, or geojson (SLIDE.geojson beside the slide, or in `geojson`).
         geojson: Folder of the GeoJSON files, named like the slides.
         background: keep leaves all pixels as they are; constant paints what is not tissue in the fill value,
@@ -31,11 +32,12 @@ class Settings:
         chunk: Side of what is read at once, in pixels.
         shard: Side of what is written at once and is one file.
         compression: Level of zstd.
+        quality: Quality of JPEG.
     """
 
     mpp: float | None = None
     source_mpp: float | None = None
-    codec: Literal["zstd"] = "zstd"
+    codec: Literal["zstd", "jpeg"] = "zstd"
     tissue: Literal["otsu", "none", "geojson"] = "otsu"
     geojson: Path | None = None
     background: Literal["keep", "constant"] = "keep"
@@ -43,6 +45,7 @@ class Settings:
     chunk: int = 512
     shard: int = 4096
     compression: int = 3
+    quality: int = 90
 
     def __post_init__(self) -> None:
         if self.background == "constant" and self.tissue == "none":
@@ -62,6 +65,10 @@ class Settings:
     def layout(self) -> Layout:
         """Sizes of chunks and shards."""
         return Layout(self.chunk, self.shard)
+
+    def make_codec(self) -> Codec:
+        """What encodes and decodes chunks."""
+        return JpegCodec(self.quality) if self.codec == "jpeg" else ZstdCodec(self.compression)
 
     def record(self) -> Mapping[str, Any]:
         """What is kept in the store: all that decides its bytes, nothing of this machine."""

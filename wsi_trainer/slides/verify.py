@@ -14,6 +14,7 @@ from wsi_trainer.errors import UserError
 
 from .bar import slide_bar
 from .convert import STAGING
+from .export import FOLDER
 from .results import MANIFEST
 from .store.manifest import Damage, find_damage
 
@@ -31,7 +32,7 @@ def find_stores(out: Path) -> list[Path]:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and entry.name != STAGING:
+        if entry.is_dir() and entry.name not in (STAGING, FOLDER):
             if entry.suffix == ".zarr":
                 yield entry
             else:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .codec import CorruptChunk, ZstdCodec
+from .codec import Codec, CorruptChunk, ZstdCodec
 from .layout import CHANNELS, FILL, Layout
 from .shard import ABSENT, Index, read_index
 
@@ -17,7 +17,7 @@ from .shard import ABSENT, Index, read_index
 class StoredLevel:
     """An array (c, y, x) of a store that this package wrote. It holds no open file: fork or pickle it."""
 
-    def __init__(self, path: Path, shape: tuple[int, int], layout: Layout, codec: ZstdCodec | None = None) -> None:
+    def __init__(self, path: Path, shape: tuple[int, int], layout: Layout, codec: Codec | None = None) -> None:
         self.path = path
         self.shape = shape
         self.layout = layout
@@ -25,7 +25,7 @@ class StoredLevel:
         self._indexes: dict[tuple[int, int], Index | None] = {}
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[StoredLevel], tuple[Path, tuple[int, int], Layout, ZstdCodec]]:
+    def __reduce__(self) -> tuple[type[StoredLevel], tuple[Path, tuple[int, int], Layout, Codec]]:
         return StoredLevel, (self.path, self.shape, self.layout, self._codec)
 
     def shard_path(self, row: int, column: int) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .codec import CorruptChunk, ZstdCodec, with_checksum, without_checksum
+from .codec import Codec, CorruptChunk, with_checksum, without_checksum
 from .layout import FILL, Layout
 
 ABSENT = np.uint64(2**64 - 1)
@@ -20,7 +20,7 @@ Index = NDArray[np.uint64]
 """Rows x columns x (offset, length); ABSENT for a chunk that holds the fill value only."""
 
 
-def encode_shard(pixels: NDArray[np.uint8], layout: Layout, codec: ZstdCodec, fill: int = FILL) -> list[bytes]:
+def encode_shard(pixels: NDArray[np.uint8], layout: Layout, codec: Codec, fill: int = FILL) -> list[bytes]:
     """The bytes, in parts, of the shard with these pixels (c, y, x); none if all are the fill value.
 
     The array may be smaller than a shard, at the border of the image; what is missing is the fill value.

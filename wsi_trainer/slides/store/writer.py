@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..resample import halve
-from .codec import ZstdCodec
+from .codec import Codec
 from .journal import Entry, Journal, replace_file
 from .layout import CHANNELS, FILL, Layout, shard_key, z_order
 from .level import StoredLevel
@@ -41,7 +41,7 @@ class PyramidWriter:
         read: ReadShard,
         journal: Journal,
         layout: Layout,
-        codec: ZstdCodec,
+        codec: Codec,
         *,
         threads: int = 1,
         progress: Callable[[int], None] = lambda pixels: None,
@@ -97,7 +97,7 @@ class PyramidWriter:
     def _make(self, level: int, row: int, column: int, wanted: bool) -> Planes | None:
         """Makes a shard and all below it; returns its half if wanted, None standing for the fill value."""
         if (level, row, column) in self._complete:
-            return self._half_of_stored(level, row, column) if wanted else None
+            return self._half_again(level, row, column) if wanted else None
         if level == 0:
             return next(self._ahead).result()
         done = self._is_done(level, row, column)
@@ -167,6 +167,17 @@ class PyramidWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, *parts)
         self._journal.add(Entry(key, sum(map(len, parts)), seal.hexdigest()))
+
+    def _half_again(self, level: int, row: int, column: int) -> Planes | None:
+        """The half of a shard that an earlier run made: decoded, or made anew where storing it lost something."""
+        if self._codec.lossless:
+            return self._half_of_stored(level, row, column)
+        if level == 0:
+            pixels = self._read(*self._box(0, row, column))
+        else:
+            halves = [(cell, self._half_again(*cell)) for cell in self._below(level, row, column)]
+            pixels = self._assemble(level, row, column, halves)
+        return None if pixels is None else halve(pixels)
 
     def _half_of_stored(self, level: int, row: int, column: int) -> Planes | None:
         if self._journal.entries[shard_key(level, row, column)].sha256 is None:

@@ -1,0 +1,71 @@
+"""Copies of stores as OME-NGFF 0.4 (zarr v2, one file a chunk), for readers that know no 0.5, such as QuPath's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numcodecs import Zstd
+
+from .blocks import StoredBlocks
+from .store.journal import sync_folder
+from .store.layout import CHANNELS, FILL
+from .store.level import paste
+
+FOLDER = "ngff-0.4"
+_PARTIAL = ".partial"
+
+
+def export_ngff04(store: Path, target: Path, progress: Callable[[int], None] = lambda pixels: None) -> bool:
+    """Copies a store, chunk by chunk; the copy gets its name when it is complete.
+
+    Args:
+        store: A store that `preprocess` wrote.
+        target: The folder of the copy. One that exists is left alone.
+        progress: Called with the pixels that were copied.
+
+    Returns:
+        Whether there was anything to do.
+    """
+    if target.exists():
+        return False
+    partial = target.with_name(target.name + _PARTIAL)
+    shutil.rmtree(partial, ignore_errors=True)
+    attributes = json.loads((store / "zarr.json").read_bytes())["attributes"]
+    group = zarr.open_group(partial, mode="w", zarr_format=2)
+    group.attrs.update(_old_attributes(attributes["ome"]))
+    for level in range(len(attributes["ome"]["multiscales"][0]["datasets"])):
+        _copy_level(StoredBlocks(store, level), group, level, progress)
+    sync_folder(partial)
+    os.replace(partial, target)
+    return True
+
+
+def _copy_level(blocks: StoredBlocks, group: zarr.Group, level: int, progress: Callable[[int], None]) -> None:
+    size = blocks.size
+    array = group.create_array(
+        str(level), shape=(CHANNELS, *blocks.shape), chunks=(CHANNELS, size, size), dtype="u1", fill_value=FILL,
+        compressors=[Zstd(level=3)], chunk_key_encoding={"name": "v2", "separator": "/"},
+        config={"write_empty_chunks": False},
+    )  # fmt: skip
+    height, width = blocks.shape
+    for y in range(0, height, size):
+        rows = min(size, height - y)
+        band = np.full((CHANNELS, rows, width), FILL, np.uint8)
+        for column in range(-(-width // size)):
+            paste(band, blocks.load(y // size, column), size, y // size, column, y, 0)
+        if not (band == FILL).all():
+            array[:, y : y + rows] = band
+        progress(rows * width)
+
+
+def _old_attributes(ome: dict[str, Any]) -> dict[str, Any]:
+    """The metadata as 0.4 has it: at the top, with the version in each multiscale."""
+    multiscales = [{"version": "0.4", **multiscale} for multiscale in ome["multiscales"]]
+    return {"multiscales": multiscales, "omero": {"version": "0.4", **ome["omero"]}}
