@@ -11,10 +11,6 @@ class RecordingError(EngineError):
     """The user's code did something with a lazy tensor that cannot be recorded."""
 
 
-class BarrierError(EngineError):
-    """An operator has to run whole and may not."""
-
-
 class PlanError(EngineError):
     """A plan does not fit the network it is used for."""
 
@@ -29,3 +25,7 @@ class BudgetError(EngineError):
         super().__init__(message)
         self.smallest = smallest
         self.operator = operator
+
+
+class BarrierError(BudgetError):
+    """An operator without a tiling rule has to run whole, and the budget does not hold its maps."""

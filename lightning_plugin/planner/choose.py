@@ -11,12 +11,13 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-from lightning_plugin.errors import BudgetError
+from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.planner.search import Lower, Search
+from lightning_plugin.rules.base import Barrier
 from lightning_plugin.units import format_bytes
 
 #: This part of a budget is left free: a step's last bytes depend on rounding in places that a rehearsal skips.
@@ -42,10 +43,27 @@ class Chooser:
     def choose(self, budget: int) -> Plan:
         """The fastest plan within the budget, or an error that says what would be enough."""
         limit = int(budget * (1 - SPARE))
+        self.refuse_barriers(limit)
         best = self.try_rounds(limit) or self.thriftiest
         if best.peak_bytes > limit:
             raise self.refusal(budget)
         return dataclasses.replace(best, budget=budget)
+
+    def refuse_barriers(self, limit: int) -> None:
+        """Barriers hold their maps whole: say so where even one of them alone is too much."""
+        for node in self.network.barriers:
+            assert isinstance(node.op, Barrier)
+            whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.network.fixed_bytes
+            if whole > limit:
+                smallest = math.ceil(whole / (1 - SPARE)) + 1
+                raise BarrierError(
+                    f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
+                    f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "
+                    "operator by one that has a rule (docs/operators.md), or add a rule for it "
+                    "(lightning_plugin.rules.table says how).",
+                    smallest,
+                    node.label,
+                )
 
     def try_rounds(self, limit: int) -> Plan | None:
         best: Plan | None = None
