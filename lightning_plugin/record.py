@@ -58,6 +58,7 @@ class Session:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     captured: dict[int, Value] = field(default_factory=dict)
     storages: dict[int, list[Tensor]] = field(default_factory=dict)
+    extents: set[tuple[int, ...]] = field(default_factory=set)
     effects: list[Effect] = field(default_factory=list)
     pending: list[Any] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
@@ -104,6 +105,7 @@ class Session:
         self.captured.update(other.captured)
         for storage, fakes in other.storages.items():
             self.storages.setdefault(storage, []).extend(fakes)
+        self.extents |= other.extents
         self.effects += other.effects
         self.pending += other.pending
         self.nodes += other.nodes

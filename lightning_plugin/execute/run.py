@@ -216,11 +216,14 @@ def _known(value: Value) -> Tensor:
 
 
 def check_versions(nodes: Sequence[Node]) -> None:
-    for node in nodes:
+    """Refuse tensors that are not any more what they were when an operator that is still to run was recorded."""
+    captured = {id(n): n for node in nodes for v in node.inputs if (n := v.node) is not None}
+    for node in captured.values():
         op = node.op
         if isinstance(op, Captured) and op.version >= 0 and not op.tensor.is_inference() and op.tensor._version != op.version:
+            users = [n.label for n in nodes if node.outputs[0] in n.inputs]
             raise RecordingError(
-                f"a tensor of shape {tuple(op.tensor.shape)} was changed in place after a recorded operator used it and "
-                "before that operator ran. Change it earlier, use the out-of-place form, or take the value of what was "
+                f"a tensor of shape {tuple(op.tensor.shape)} was changed in place after {users[0]} used it and before "
+                "that operator ran. Change it earlier, use the out-of-place form, or take the value of what was "
                 "recorded first (loss.item(), materialize(x))."
             )
