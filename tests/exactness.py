@@ -47,7 +47,9 @@ def errors(
     torch.manual_seed(seed + 1)
     actual = other(LazyImage.from_tensor(twin, settings=settings or Settings(tiles, backward_tiles)))
     weights = [torch.randn_like(e) for e in flat(expected)]
-    objective = loss or (lambda out: sum(((o * w).sum() for o, w in zip(flat(out), weights, strict=True)), torch.zeros(())))
+    objective = loss or (
+        lambda out: sum(((o * w).sum() for o, w in zip(flat(out), weights, strict=True)), torch.zeros(()))
+    )
     losses = objective(expected), objective(actual)
     for value in losses:
         value.backward()
@@ -56,20 +58,30 @@ def errors(
 
 
 def compare(
-    net: nn.Module, other: nn.Module, actual: Sequence[Tensor], expected: Sequence[Tensor], inputs: tuple[Any, Any]
+    net: nn.Module,
+    other: nn.Module,
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    inputs: tuple[Any, Any],
+    floor: float | None = None,
 ) -> dict[str, float]:
-    found = {f"output {i}": difference(a.detach(), e.detach()) for i, (a, e) in enumerate(zip(actual, expected, strict=True))}
+    found = {
+        f"output {i}": difference(a.detach(), e.detach()) for i, (a, e) in enumerate(zip(actual, expected, strict=True))
+    }
     grads = {n: p.grad for n, p in net.named_parameters()}
-    largest = max([g.abs().max().item() for g in [*grads.values(), inputs[1]] if g is not None and g.numel()], default=0.0)
+    largest = max(
+        [g.abs().max().item() for g in [*grads.values(), inputs[1]] if g is not None and g.numel()], default=0.0
+    )
+    floor = 1e-3 * largest if floor is None else floor
     for name, p in other.named_parameters():
         expected_grad = grads[name]
         if expected_grad is None or p.grad is None:
             missing = expected_grad if p.grad is None else p.grad
             found[name] = 0.0 if missing is None or not missing.any() else float("inf")
             continue
-        found[name] = difference(p.grad, expected_grad, 1e-3 * largest)
+        found[name] = difference(p.grad, expected_grad, floor)
     if inputs[1] is not None:
-        found["input gradient"] = difference(inputs[0], inputs[1], 1e-3 * largest)
+        found["input gradient"] = difference(inputs[0], inputs[1], floor)
     for (name, a), (_, e) in zip(other.named_buffers(), net.named_buffers(), strict=True):
         found[f"buffer {name}"] = difference(a, e)
     return found

@@ -21,11 +21,11 @@ GRIDS = (((3, 2, 2), (2, 3, 1)), ((1, 4, 3), (5, 2, 2)))
 class Noting(Settings):
     """Settings that keep the nodes' kinds and the barriers of the last run."""
 
-    barriers: list[str] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
-        self.barriers += [f"{n.label}: {n.op.reason}" for n in nodes if isinstance(n.op, Barrier)]
+        self.noted += [f"{n.label}: {n.op.reason}" for n in nodes if isinstance(n.op, Barrier)]
         self.kinds |= {n.op.kind for n in nodes}
         return super().choose(nodes)
 

@@ -1,0 +1,90 @@
+"""One training step of a random network, plain and tiled, and what differs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin import LazyImage, materialize
+from lightning_plugin.settings import Settings
+from tests.exactness import TOLERANCE, compare, difference, flat
+from tests.lightning_plugin.networks import Case
+
+
+def objective(outputs: Sequence[Tensor], losses: Sequence[str], seed: int) -> Tensor:
+    """A loss of several maps, its targets and weights drawn from the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    total = torch.zeros((), dtype=torch.float64)
+    for out, kind in zip(outputs, losses, strict=True):
+        other = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+        if kind == "weighted":
+            total = total + (out * other).sum()
+        elif kind == "square":
+            total = total + (out * out).mean() + out.sum()
+        elif kind == "target":
+            total = total + F.mse_loss(out, other)
+        else:
+            classes = torch.randint(-1, out.shape[1], (out.shape[0], *out.shape[2:]), generator=generator)
+            classes[(0,) * classes.dim()] = 0  # a mean over nothing is no number
+            total = total + F.cross_entropy(out, classes, ignore_index=-1)
+    return total
+
+
+class Step:
+    """What one step leaves behind."""
+
+    def __init__(self, case: Case, settings: Settings | None, jitter: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(case.seed)
+        self.net = copy.deepcopy(case.net)
+        self.inputs = []
+        for shape, grad in zip(case.shapes, case.grads, strict=True):
+            x = torch.randn(shape, generator=generator, dtype=torch.float64)
+            noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+            self.inputs.append((x * (1 + jitter * noise)).requires_grad_(grad))
+        images = self.inputs
+        if settings is not None:
+            images = [LazyImage.from_tensor(x, settings=settings) for x in self.inputs]
+        outputs = self.net(*images)
+        loss = objective(outputs, case.losses, case.seed)
+        if loss.requires_grad:
+            loss.backward()
+        self.loss = materialize(loss).detach()
+        self.outputs = [materialize(o).detach() for o in flat(outputs)]
+
+
+def differences(actual: Step, expected: Step) -> dict[str, float]:
+    """Errors of loss, outputs, parameters', inputs' gradients and buffers."""
+    everything = [t for t in (*expected.net.parameters(), *expected.inputs) if t.grad is not None]
+    floor = 1e-3 * max((t.grad.abs().max().item() for t in everything if t.grad.numel()), default=0.0)
+    found = {"loss": difference(actual.loss, expected.loss, floor=1e-3)}
+    found |= compare(expected.net, actual.net, actual.outputs, expected.outputs, (None, None), floor=floor)
+    for i, (a, e) in enumerate(zip(actual.inputs, expected.inputs, strict=True)):
+        if (a.grad is None) != (e.grad is None):
+            given = a.grad if e.grad is None else e.grad
+            found[f"input {i}"] = float("inf") if given.any() else 0.0
+        elif e.grad is not None:
+            found[f"input {i}"] = difference(a.grad, e.grad, floor)
+    return found
+
+
+def sensitivity(case: Case) -> float:
+    """What rounding the inputs alone does to plain PyTorch's own result: the largest relative change."""
+    plain = Step(case, None)
+    return max(differences(Step(case, None, jitter=2e-16), plain).values(), default=0.0)
+
+
+def wrong(case: Case, found: dict[str, float]) -> dict[str, float]:
+    """Errors that rounding cannot explain.
+
+    A few random networks multiply a rounding error by more than the tolerance allows: there the bound is a hundred
+    times what one rounding of the inputs does to plain PyTorch itself.
+    """
+    suspects = {name: e for name, e in found.items() if not e < TOLERANCE}
+    if not suspects:
+        return {}
+    bound = max(TOLERANCE, 100 * sensitivity(case))
+    return {name: e for name, e in suspects.items() if not e < bound}
