@@ -149,6 +149,19 @@ def scaled_cuts(reference: Sequence[int], size: int) -> tuple[int, ...]:
     return (*(min(size, c) for c in inner), size)
 
 
+def reference_of(extents: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The map whose cuts the others follow: of those with the most axes, the smallest."""
+    return min(extents, key=lambda extent: (-len(extent), Box.whole(extent).positions))
+
+
+def share(axes: Sequence[tuple[int, ...]], index: Sequence[int]) -> Box:
+    """The box at a grid index of a map that is cut at these ends; empty beyond the axes that the map has."""
+    here = (*index, *(0 for _ in axes[len(index) :]))
+    if any(index[len(axes) :]):
+        return Box.of((axis[0], axis[0]) for axis in axes)
+    return Box.of((axis[i], axis[i + 1]) for axis, i in zip(axes, here, strict=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """A tile grid: into how many tiles each spatial axis is cut."""
@@ -174,7 +187,8 @@ class Grid:
         """For each tile, the box it owns in each of several maps; the boxes of one map partition it.
 
         The smallest map is the reference, the others follow it (`scaled_cuts`): a position has exactly one owner,
-        also where tiles overlap in what they compute, and also where a later stride skips it.
+        also where tiles overlap in what they compute, and also where a later stride skips it. A map with more axes
+        than the grid is not cut along the others; one with fewer has no share in most tiles.
         """
         ends = self.ends(extents)
         for index in self.indices():
@@ -184,14 +198,17 @@ class Grid:
 
     def ends(self, extents: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
         """Where the grid cuts each axis of each map."""
-        reference = min(extents, key=lambda e: Box.whole(e).positions)
-        first = [cuts(size, pieces) for size, pieces in zip(reference, self.counts, strict=True)]
-        return [[scaled_cuts(c, size) for c, size in zip(first, extent, strict=True)] for extent in extents]
+        reference = reference_of(extents)
+        first = [cuts(size, pieces) for size, pieces in zip(reference, self.counts, strict=False)]
+        return [
+            [scaled_cuts(first[a], size) if a < len(first) else (0, size) for a, size in enumerate(extent)]
+            for extent in extents
+        ]
 
     @staticmethod
     def owned(ends: list[list[tuple[int, ...]]], index: Sequence[int]) -> tuple[Box, ...]:
         """What the tile at a grid index owns of each map."""
-        return tuple(Box.of((axis[i], axis[i + 1]) for axis, i in zip(axes, index, strict=True)) for axes in ends)
+        return tuple(share(axes, index) for axes in ends)
 
     def __str__(self) -> str:
         return "x".join(map(str, self.counts))

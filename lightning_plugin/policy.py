@@ -88,7 +88,7 @@ def by_stage(
         else:
             continue
         groups[when].append(place)
-        axes[when] = len(space.extent)
+        axes[when] = max(axes.get(when, 0), len(space.extent))
     segments = []
     for when in sorted(groups):
         forward = fit(grid, axes[when])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.boxes import Box, Grid, reference_of
 from lightning_plugin.execute.program import Program, Target
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
@@ -128,7 +128,7 @@ class Search:
         program = self.program(begin, end)
         assert program is not None
         extents = [t.map.space.extent for t in program.targets]
-        reference = min(extents, key=lambda e: Box.whole(e).positions)
+        reference = reference_of(extents)
         longest = max(reference)
         found: list[Grid] = []
         for count in COUNTS:
@@ -142,10 +142,12 @@ class Search:
                     found.append(g)
         return found
 
-    def cost(self, begin: int, end: int, grid: Grid, backward: bool, spilled: frozenset[int]) -> Cost:
+    def cost(
+        self, begin: int, end: int, grid: Grid, backward: bool, spilled: frozenset[int], leaving: bool
+    ) -> Cost:
         program = self.program(begin, end)
         assert program is not None
-        self.coster.spilled = spilled
+        self.coster.spilled, self.coster.leaving = spilled, leaving
         return self.coster.backward(program, grid) if backward else self.coster.forward(program, grid)
 
     def ends(self, cut: int, spilled: frozenset[int]) -> int:
@@ -153,12 +155,12 @@ class Search:
         return self.coster.cotangent([v for v in self.network.alive[cut] if not is_given(v) and id(v) not in spilled])
 
     def finest(
-        self, begin: int, end: int, room: int, backward: bool, spilled: frozenset[int]
+        self, begin: int, end: int, room: int, backward: bool, spilled: frozenset[int], leaving: bool
     ) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``."""
         best: tuple[Grid, Cost] | None = None
         for grid in self.grids(begin, end):
-            cost = self.cost(begin, end, grid, backward, spilled)
+            cost = self.cost(begin, end, grid, backward, spilled, leaving)
             if cost.bytes <= room and (best is None or cost.seconds < best[1].seconds):
                 best = (grid, cost)
             if best is not None and cost.seconds > 1.5 * best[1].seconds:
@@ -185,7 +187,7 @@ class Search:
         spilled = before.spilled | {id(v) for v in stored} if spill else before.spilled
         reads = frozenset(id(v) for v in program.reads if id(v) in before.spilled)
         available = self.budget - network.fixed_bytes - held
-        forward = self.finest(begin, end, available, False, reads)
+        forward = self.finest(begin, end, available, False, reads, spill)
         if forward is None:
             return None
         seconds, peak, grid = forward[1].seconds, forward[1].bytes, forward[0]
@@ -193,7 +195,7 @@ class Search:
         trains = any(t.requires_grad for t in program.targets)
         if trains:
             ends = self.ends(begin, before.spilled) + self.ends(end, spilled)
-            found = self.finest(begin, end, available - ends, True, reads)
+            found = self.finest(begin, end, available - ends, True, reads, spill)
             if found is None:
                 return None
             backward = found
@@ -244,7 +246,7 @@ class Search:
         return Partial(held, before.seconds + seconds, peak, before.spilled, before.lower, before.extra, segment, before)
 
     def kept_peak(self, begin: int, end: int) -> int:
-        self.coster.spilled = frozenset()
+        self.coster.spilled, self.coster.leaving = frozenset(), False
         return self.coster.kept_peak(begin, end)
 
     def kept_seconds(self, begin: int, end: int) -> float:
@@ -262,7 +264,7 @@ class Search:
         seen = {
             id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and id(v) not in earlier
         }
-        self.coster.spilled = frozenset()
+        self.coster.spilled, self.coster.leaving = frozenset(), False
         return sum(self.coster.read_bytes(v, Box.whole(v.space.extent)) for v in seen.values())
 
     def plain_work(self, begin: int, end: int) -> float:

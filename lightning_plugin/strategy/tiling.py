@@ -129,7 +129,7 @@ class Tiling:
         self.settings.ran.clear()
         with recording_eagerly():
             result = settle(step(*args, **kwargs), self._images)
-        if self._batch and all(s.keep for plan in self.settings.ran for s in plan.segments):
+        if self._batch and all(left_whole(plan) for plan in self.settings.ran):
             self.settings.roomy.add(self._batch)
         return result
 
@@ -188,6 +188,12 @@ class Tiling:
     def teardown(self) -> None:
         self._images = []
         super().teardown()  # type: ignore[misc]
+
+
+def left_whole(plan: Plan) -> bool:
+    """Whether a plan holds what plain PyTorch would hold: nothing is stored to be recomputed from."""
+    grad = torch.is_grad_enabled()
+    return all(s.keep or (not grad and s.forward.tiles == 1 and s.tier == "device") for s in plan.segments)
 
 
 @contextmanager

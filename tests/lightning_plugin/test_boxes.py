@@ -19,12 +19,14 @@ def test_cuts_partition_and_interior_pieces_are_alike(size: int, pieces: int) ->
     assert all(0 <= n <= lengths[0] for n in lengths) and len(full) >= sum(n > 0 for n in lengths) - 1
 
 
-@given(st.lists(st.tuples(sizes, sizes), min_size=1, max_size=4), st.integers(1, 6), st.integers(1, 6))
-def test_every_position_of_every_map_has_one_owner(extents: list[tuple[int, int]], rows: int, columns: int) -> None:
+@given(st.lists(st.lists(sizes, min_size=1, max_size=3), min_size=1, max_size=4), st.integers(1, 6), st.integers(1, 6))
+def test_every_position_of_every_map_has_one_owner(extents: list[list[int]], rows: int, columns: int) -> None:
+    """Maps with fewer and with more axes than the grid too."""
+    extents = [tuple(e) for e in extents]
     owners = [torch.zeros(e, dtype=torch.int64) for e in extents]
     for boxes in Grid((rows, columns)).partition(extents):
         for owner, box in zip(owners, boxes, strict=True):
-            owner[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]] += 1
+            owner[tuple(slice(lo, hi) for lo, hi in box.intervals())] += 1
     assert all((owner == 1).all() for owner in owners)
 
 
@@ -37,9 +39,7 @@ def test_strided_maps_are_cut_in_step(size: int, stride: int, pieces: int) -> No
     assert [c for c in scaled_cuts(reference, full) if c < full] == [c * stride for c in reference if c * stride < full]
 
 
-@given(
-    st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 4), st.data()
-)
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 4), st.data())
 def test_a_window_needs_what_a_convolution_reads(
     size: int, kernel: int, stride: int, dilation: int, padding: int, data: st.DataObject
 ) -> None:

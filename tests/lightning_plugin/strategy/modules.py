@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
@@ -107,3 +108,16 @@ class Pictures(Dataset):
 def loader(count: int = 10, batch_size: int = 2, **options: Any) -> DataLoader:
     dtype = options.pop("dtype", torch.float64)
     return DataLoader(Pictures(count, dtype=dtype), batch_size=batch_size, **options)
+
+
+class Each:
+    """A loader that gives these batches as they are."""
+
+    def __init__(self, *batches: Any) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
