@@ -63,6 +63,9 @@ class Coster:
         self.rates = rates
         #: Maps on a lower tier, while a segment is costed: reading a tile of them makes a copy.
         self.spilled: frozenset[int] = frozenset()
+        #: Whether what the segment stores goes to a lower tier: writing a tile makes a copy, and so does reading its
+        #: cotangent.
+        self.leaving = False
 
     def forward(self, program: Program, grid: Grid) -> Cost:
         peak, seconds, work = 0, 0.0, 0.0
@@ -76,9 +79,10 @@ class Coster:
     def backward(self, program: Program, grid: Grid) -> Cost:
         """Recompute and backward of every tile."""
         peak, seconds, work = 0, 0.0, 0.0
+        again = self.vectors(program) if grid.tiles > 1 else 0
         for owned, count in samples(grid, [t.map.space.extent for t in program.targets]):
             need = program.boxes(owned)
-            peak = max(peak, self.backward_peak(program, need))
+            peak = max(peak, self.backward_peak(program, need) + again)
             t, w = self.work(program, need, 1.0)
             b, _ = self.work(program, need, 2.0)
             seconds, work = seconds + (t + b) * count, work + w * count
@@ -107,6 +111,15 @@ class Coster:
         box = need.get(id(v))
         return 0.0 if box is None else box.positions / max(1, Box.whole(v.space.extent).positions)
 
+    def away(self, program: Program, need: dict[int, Box]) -> dict[int, int]:
+        """The tiles of a segment's stored maps."""
+        stored = [t.stored for t in program.targets if t.stored is not None and id(t.stored) in need]
+        return {id(v): tile_bytes(v, need[id(v)]) for v in stored}
+
+    def vectors(self, program: Program) -> int:
+        """The gradients of vectors that a tile makes before they are added to those of earlier tiles."""
+        return sum(v.bytes for v in program.vectors if v.requires_grad)
+
     def read_bytes(self, v: Value, box: Box) -> int:
         """What reading a tile allocates: nothing where it is a view of what lies on the device."""
         if v.node is not None and isinstance(v.node.op, Source):
@@ -128,6 +141,7 @@ class Coster:
     def forward_peak(self, program: Program, need: dict[int, Box]) -> int:
         size: dict[int, int] = {}
         alias: dict[int, int] = {}
+        away = self.away(program, need) if self.leaving else {}
         live = 0
         peak = 0
         for v in program.reads:
@@ -143,15 +157,22 @@ class Coster:
                     alias[id(out)] = alias.get(id(source), id(source))
                 else:
                     size[id(out)] = tile_bytes(out, need[id(out)])
-                    live += size[id(out)] + self.network.profiles[node.serial].extra * 0
+                    live += size[id(out)]
                     extra = self.extra(node, need)
-                    peak = max(peak, live + self.padded(node, need) + extra)
+                    peak = max(peak, live + self.padded(node, need) + self.scratch(node, need) + extra)
+                if id(out) in away:
+                    peak = max(peak, live + away[id(out)])
             live -= self.release(program, place, node, size, alias)
         return peak
 
     def scratch(self, node: Node, need: dict[int, Box]) -> int:
-        """Temporaries of a reduction: about one copy of its tile where it centres it."""
-        return tile_bytes(node.maps[0], need[id(node.maps[0])]) if isinstance(node.op, ReduceOp) and id(node.maps[0]) in need else 0
+        """What a node needs for a moment in forward."""
+        if isinstance(node.op, ReduceOp):
+            return 0  # forward accumulates, which the profile of backward's form says nothing about
+        return int(self.network.profiles[node.serial].scratch * self.share(node, need))
+
+    def scratch_backward(self, node: Node, need: dict[int, Box]) -> int:
+        return int(self.network.profiles[node.serial].scratch_backward * self.share(node, need))
 
     def extra(self, node: Node, need: dict[int, Box]) -> int:
         return int(self.network.profiles[node.serial].extra * self.share(node, need))
@@ -225,12 +246,13 @@ class Coster:
                     hold(k)
                 live += extra
             saved.append((node, keys, extra))
-            peak = max(peak, live + (self.extra(node, need) + self.padded(node, need) if not grad else 0))
+            passing = self.network.profiles[node.serial].scratch * self.share(node, need) if grad else 0
+            peak = max(peak, live + int(passing) + (0 if grad else self.extra(node, need) + self.padded(node, need)))
             for v in dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map))):
                 if program.last_use.get(id(v), -1) <= place and id(v) in owner:
                     live -= drop(owner[id(v)])
         grads: dict[int, int] = {}
-        live += ends
+        live += ends + (sum(self.away(program, need).values()) if self.leaving else 0)
         peak = max(peak, live)
         for node, keys, extra in reversed(saved):
             if any(v.requires_grad for v in node.outputs):
@@ -245,13 +267,14 @@ class Coster:
                             live += size_in
                         else:
                             grads[id(v)] = grads.pop(id(node.outputs[0]), size_in)
-                peak = max(peak, live + made)
+                peak = max(peak, live + made + self.scratch_backward(node, need))
                 if not isinstance(node.op, ReduceOp):
                     live -= grads.pop(id(node.outputs[0]), 0)
             for k in keys:
                 live -= drop(k)
             live -= extra
-        return max(peak, live)
+        adding = [tile_bytes(v, need[id(v)]) for v in program.reads if id(v) in self.spilled and id(v) in need]
+        return max(peak, live + max(adding, default=0))
 
     def kept_peak(self, begin: int, end: int) -> int:
         """The most that a kept interval holds while it runs, forward or backward, gradients of its ends included."""

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.base import ReduceOp, TileOp
 
 #: Shapes of tiles are propagated under this mode; tables of positions are real tensors that meet the fake ones.
@@ -24,7 +25,8 @@ class Profile:
 
     ``saves`` are the input maps (by place) whose memory it keeps, ``saves_output`` says whether it keeps its own
     result's, ``extra`` is how many bytes it keeps besides (pooling indices, masks). ``views`` is the place of the input
-    map that its result shares memory with. ``flops`` and ``traffic`` (bytes read and written) are those of forward.
+    map that its result shares memory with. ``scratch`` and ``scratch_backward`` are what it needs for a moment beyond
+    what it is given and makes. ``flops`` and ``traffic`` (bytes read and written) are those of forward.
     """
 
     saves: tuple[int, ...]
@@ -33,51 +35,87 @@ class Profile:
     views: int | None
     flops: int
     traffic: int
+    scratch: int = 0
+    scratch_backward: int = 0
 
 
 def profile(node: Node) -> Profile:
     """Run a node on fake tensors, with grad, and look at what autograd saves."""
-    maps, vectors = node.maps, node.vectors
-    with FAKES, torch.inference_mode(False), torch.enable_grad():
-        tiles = [_fake(v) for v in maps]
-        others = [_fake(v) for v in vectors]
-    saved: dict[int, int] = {}
-
-    def pack(t: Tensor) -> Tensor:
-        saved[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
-        return t
-
-    counter = FlopCounterMode(display=False)
+    traffic = sum(v.bytes for v in (*node.maps, *node.outputs))
     try:
-        with FAKES, torch.inference_mode(False), torch.enable_grad(), counter:
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-                out = _run(node, tiles, others)
+        with torch.inference_mode(False), FAKES:
+            return Trial(node).profile(traffic)
     except (RuntimeError, NotImplementedError, TypeError):
         # An operator that has no fake form: assume the worst, that it keeps all it touches.
-        traffic = sum(v.bytes for v in (*maps, *node.outputs))
-        return Profile(tuple(range(len(maps))), True, 0, None, 0, traffic)
-    places = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(tiles)))}
-    made = out.untyped_storage()._cdata if out is not None else -1
-    known = {*places, made, *(t.untyped_storage()._cdata for t in others)}
-    extra = sum(size for key, size in saved.items() if key not in known)
-    return Profile(
-        saves=tuple(sorted(places[k] for k in saved if k in places)),
-        saves_output=made in saved and made not in places,
-        extra=extra,
-        views=places.get(made),
-        flops=counter.get_total_flops(),
-        traffic=sum(v.bytes for v in (*maps, *node.outputs)),
-    )
+        return Profile(tuple(range(len(node.maps))), True, 0, None, 0, traffic)
 
 
-def _run(node: Node, tiles: list[Tensor], vectors: list[Tensor]) -> Tensor | None:
-    op = node.op
-    if isinstance(op, ReduceOp):
-        results = tuple(_like(v) for v in node.outputs)
-        pulls = op.pull(Box.whole(node.maps[0].space.extent), tiles, vectors, results)
-        return next((p for p in pulls if p is not None), None)
-    assert isinstance(op, TileOp)
-    return op.apply(Box.whole(node.outputs[0].space.extent), tiles, vectors)
+class Trial:
+    """One run of a node's forward and backward under a ledger."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.maps = [_fake(v) for v in node.maps]
+        self.vectors = [_fake(v) for v in node.vectors]
+        self.ledger = Ledger(node.outputs[0].device, fakes=True)
+        for t in (*self.maps, *self.vectors):
+            self.ledger.ignore(t)
+        self.saved: dict[int, int] = {}
+
+    def pack(self, t: Tensor) -> Tensor:
+        self.saved[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
+        return t
+
+    def profile(self, traffic: int) -> Profile:
+        counter = FlopCounterMode(display=False)
+        ledger = self.ledger
+        with torch.enable_grad(), ledger.watching(), counter:
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t):
+                out = self.run()
+            scratch = ledger.peak - ledger.live
+        flops = counter.get_total_flops()
+        backward = self.backward(out)
+        out = [o for o in out if o is not None]
+        places = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(self.maps)))}
+        made = out[0].untyped_storage()._cdata if out else -1
+        known = {*places, made, *(t.untyped_storage()._cdata for t in self.vectors)}
+        return Profile(
+            saves=tuple(sorted(places[k] for k in self.saved if k in places)),
+            saves_output=made in self.saved and made not in places,
+            extra=sum(size for key, size in self.saved.items() if key not in known),
+            views=places.get(made),
+            flops=flops,
+            traffic=traffic,
+            scratch=scratch,
+            scratch_backward=backward,
+        )
+
+    def run(self) -> list[Tensor | None]:
+        op, node = self.node.op, self.node
+        if isinstance(op, ReduceOp):
+            results = tuple(_like(v) for v in node.outputs)
+            for r in results:
+                self.ledger.ignore(r)
+            return list(op.pull(Box.whole(node.maps[0].space.extent), self.maps, self.vectors, results))
+        assert isinstance(op, TileOp)
+        return [op.apply(Box.whole(node.outputs[0].space.extent), self.maps, self.vectors)]
+
+    def backward(self, out: list[Tensor | None]) -> int:
+        """What backward needs for a moment, beyond the gradients it is given and makes."""
+        wanted = [t for t in (*self.maps, *self.vectors) if t.requires_grad]
+        live = [o for o in out if o is not None and o.requires_grad]
+        if not wanted or not live:
+            return 0
+        ledger = self.ledger
+        cotangents = [torch.empty_like(o) for o in live]
+        for c in cotangents:
+            ledger.ignore(c)
+        before = ledger.live
+        ledger.begin()
+        with ledger.watching():
+            found = torch.autograd.grad(live, wanted, cotangents, allow_unused=True)
+        made = sum(g.numel() * g.element_size() for g in found if g is not None)
+        return max(0, ledger.peak - before - made)
 
 
 def _like(v: Value) -> Tensor:

@@ -32,7 +32,7 @@ from lightning_plugin.rules.base import Captured, Source
 from lightning_plugin.source import TensorSource
 
 #: How many tiles of a grid are run besides the first.
-WORST = 2
+WORST = 1
 
 
 @dataclass(frozen=True)
