@@ -212,6 +212,7 @@ class Recorder:
         node = Node(op, tuple(inputs), outputs, name or self.name, self.path)
         for v in outputs:
             v.node = node
+        self.session.extents.update(v.layout.extent for v in outputs if v.layout is not None)
         self.session.nodes.append(node)
         return outputs
 
@@ -307,7 +308,8 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
     written = mutated(seen, before)
     spatial = any(isinstance(v, Value) and v.is_map for v in before.values())
     values = None
-    if not spatial and not written:
+    enlarging = any(enlarger(session, call, cargs, cout) for call, cargs, _, cout, _ in seen.calls)
+    if not spatial and not written and not enlarging:
         values = recorder.vector(func, vargs, vkwargs, results, autocast=recorder.autocast)
         if effect := API.effects.get(func):
             effect(recorder, vargs, vkwargs, values)
@@ -337,6 +339,15 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
             bind(fake, value)
             remember_storage(session, fake)
     return out
+
+
+def enlarger(session: Session, func: Any, args: Any, out: Any) -> Callable[..., Any] | None:
+    """The rule for an operator on a vector whose result is as large as a map that was recorded: it is a map too."""
+    rule = ATEN.enlargers.get(func)
+    if rule is None or not isinstance(out, Tensor) or out.dim() < 3:
+        return None
+    size = tuple(out.shape[2:])
+    return rule if size in session.extents and size != tuple(args[0].shape[2:]) else None
 
 
 def answer(result: Any) -> tuple[Value, ...] | None:
@@ -410,6 +421,9 @@ def lower_one(recorder: Recorder, func: Any, args: Any, kwargs: Any, outs: list[
         if values is None:
             return f"{name} has no tiling rule for these arguments" if rule else f"{name} has no tiling rule"
     else:
+        grow = enlarger(recorder.session, call, args, outs[0])
+        values = answer(grow(recorder, call, vargs, vkwargs, outs)) if grow else None
+    if values is None:
         # Real vectors need not have the strides of their fakes, and a view is particular about strides.
         again = torch.ops.aten.reshape.default if name in ("view", "_unsafe_view") else call
         values = recorder.vector(again, vargs, vkwargs, outs, name=name)

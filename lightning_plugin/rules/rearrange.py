@@ -76,9 +76,7 @@ def repeat(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
     if not all(times):
         return NotImplemented
     maps = {
-        d: tuple(Run(i * x.shape[d], (i + 1) * x.shape[d], 0) for i in range(times[d + new]))
-        for d in range(len(x.shape))
-        if times[d + new] != 1 and spatial(x, d)
+        d: repeated(x.shape[d], times[d + new]) for d in range(len(x.shape)) if times[d + new] != 1 and spatial(x, d)
     }
     found = remap(rec, x, maps, "repeat")
     if found is None:
@@ -87,6 +85,12 @@ def repeat(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
     dims = [(1,)] * new + list(found.space.dims)
     layout = resized(Layout(tuple(dims), found.space.extent), outs[0].shape)
     return local(rec, func, [found, others], {}, outs[0], layout, name="repeat")
+
+
+def repeated(size: int, times: int) -> tuple[Run, ...]:
+    if size == 1:
+        return (Run(0, times, 0, 0),)
+    return tuple(Run(i * size, (i + 1) * size, 0) for i in range(times))
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,6 @@ class Scaled(Sampler):
         return output * self.scale if self.align else (output + 0.5) * self.scale - 0.5
 
 
-
 @dataclass(frozen=True, slots=True)
 class Linear(Scaled):
     def reach(self, lo: int, hi: int) -> tuple[int, int]:

@@ -44,6 +44,7 @@ class RuleTable:
         self.kinds: dict[Any, str] = {}
         self.effects: dict[Any, Rule] = {}
         self.stand_ins: dict[Any, Callable[..., Any]] = {}
+        self.enlargers: dict[Any, Rule] = {}
 
     def rule(self, *functions: Any, kind: str = "", replace: bool = False) -> Callable[[Rule], Rule]:
         """Register the decorated rule for these functions (an operator packet stands for all its overloads)."""
@@ -66,6 +67,16 @@ class RuleTable:
                 first = self.rules.get(function)
                 self.rules[function] = rule if first is None else Chain(first, rule)
                 self.kinds.setdefault(function, rule.__module__.rsplit(".", 1)[-1])
+            return rule
+
+        return add
+
+    def enlarging(self, *functions: Any) -> Callable[[Rule], Rule]:
+        """Register what makes a map of a call on a vector whose result is as large as a map of the recording."""
+
+        def add(rule: Rule) -> Rule:
+            for function in functions:
+                self.enlargers[function] = rule
             return rule
 
         return add

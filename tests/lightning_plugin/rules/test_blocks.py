@@ -1,0 +1,104 @@
+"""Pixel and channel shuffles, and views that cut axes into blocks or join them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.rules.blocks import cut
+from tests.lightning_plugin.rules.helpers import After, assert_tiled
+
+SHAPE = (2, 3, 12, 8)
+
+
+def space_to_depth(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.view(n, c, h // 2, 2, w // 4, 4).permute(0, 3, 5, 1, 2, 4).reshape(n, c * 8, h // 2, w // 4)
+
+
+def depth_to_space(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.reshape(n, 2, 2, c // 4, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // 4, h * 2, w * 2)
+
+
+def windows(x: Tensor, size: int) -> Tensor:
+    n, h, w, c = x.shape
+    return x.view(n, h // size, size, w // size, size, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, size * size, c)
+
+
+def unwindows(x: Tensor, size: int, shape: Any) -> Tensor:
+    n, h, w, c = shape
+    return x.view(n, h // size, w // size, size, size, c).permute(0, 1, 3, 2, 4, 5).reshape(n, h, w, c)
+
+
+def window_attention(x: Tensor) -> Tensor:
+    """As in a Swin transformer: attention within windows of four by four, shifted by two, around a shortcut."""
+    x = x.permute(0, 2, 3, 1)
+    bags = windows(x.roll((-2, -2), (1, 2)), 4)
+    weights = (bags @ bags.transpose(1, 2)).softmax(-1)
+    return (x + unwindows(weights @ bags, 4, x.shape).roll((2, 2), (1, 2))).permute(0, 3, 1, 2)
+
+
+CASES: dict[str, Callable[[Tensor], Any]] = {
+    "pixel shuffle": lambda x: F.pixel_shuffle(x, 2),
+    "pixel unshuffle": lambda x: F.pixel_unshuffle(x, 4),
+    "there and back": lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2),
+    "channel shuffle": lambda x: F.channel_shuffle(x, 2),
+    "shufflenet": lambda x: x.view(2, 2, 2, 12, 8).transpose(1, 2).reshape(2, 4, 12, 8),
+    "space to depth": space_to_depth,
+    "depth to space": lambda x: F.avg_pool2d(depth_to_space(x), 3, 2, 1),
+    "blocks of blocks": lambda x: x.view(2, 4, 3, 2, 2, 8).mean(3),
+    "pooled by a view": lambda x: x.reshape(2, 4, 6, 2, 4, 2).amax((3, 5)),
+    "repeated by a view": lambda x: F.conv2d(
+        x[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 3).reshape(2, 4, 24, 24),
+        torch.ones(1, 4, 3, 3, dtype=x.dtype),
+    ),
+    "window attention": window_attention,
+    "patch tokens": lambda x: x.view(2, 4, 3, 4, 2, 4).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2).square(),
+}
+
+
+@pytest.mark.parametrize("tiles,backward", [((3, 2), (2, 3)), ((5, 7), (1, 1))])
+@pytest.mark.parametrize("function", CASES.values(), ids=CASES)
+def test_tiled(function: Callable[[Tensor], Any], tiles: Any, backward: Any) -> None:
+    assert_tiled(After(function), SHAPE, tiles=tiles, backward_tiles=backward)
+
+
+def test_1d() -> None:
+    assert_tiled(After(lambda x: x.view(2, 4, 5, 3).sum(3), axes=1), (2, 3, 15), tiles=(4,), backward_tiles=(3,))
+
+
+def test_cut_and_join_are_inverse() -> None:
+    layout = Layout.channels_first((2, 4, 12, 8))
+    found = cut(layout, (2, 4, 3, 4, 4, 2))
+    assert found is not None
+    assert found.layout == Layout(((2,), (4,), (Axis(0),), (4,), (Axis(1),), (2,)), (3, 4))
+    assert found.sizes == (4, 2)
+    assert cut(layout, (2, 4, 5, 4)) is None
+    assert cut(layout, (8, 8, 12)) is None
+
+
+@given(
+    size=st.tuples(st.integers(2, 5), st.integers(2, 5)),
+    block=st.integers(1, 3),
+    tiles=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+)
+def test_any(size: Any, block: int, tiles: Any) -> None:
+    """Down and up again, by shuffles and by views."""
+    h, w = size
+
+    def function(x: Tensor) -> Tensor:
+        n, c = x.shape[:2]
+        down = F.pixel_unshuffle(x, block)
+        view = x.view(n, c, h, block, w, block).permute(0, 1, 3, 5, 2, 4).reshape(n, c * block * block, h, w)
+        return F.pixel_shuffle(down * view, block) + x
+
+    assert_tiled(After(function), (2, 3, h * block, w * block), tiles=tiles, backward_tiles=tiles[::-1])

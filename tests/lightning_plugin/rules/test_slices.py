@@ -1,0 +1,108 @@
+"""Crops, strided slices, single rows and pieces of space, and maps put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.exactness import assert_exact
+from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
+
+
+def space_to_depth(x: Tensor) -> Tensor:
+    """The stem of YOLOv5."""
+    return torch.cat([x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]], 1)
+
+
+def centre_crop(x: Tensor) -> Tensor:
+    """The skip connection of a U-Net whose convolutions do not pad."""
+    inner = F.avg_pool2d(x[:, :, 1:-1, 1:-1], 3, 1)
+    top, left = ((a - b) // 2 for a, b in zip(x.shape[2:], inner.shape[2:], strict=True))
+    return torch.cat([inner, x[:, :, top : top + inner.shape[2], left : left + inner.shape[3]]], 1)
+
+
+def total_variation(x: Tensor) -> Tensor:
+    return x.diff(dim=2)[..., 1:].abs() + (x[:, :, 1:] - x[:, :, :-1])[..., :-1] ** 2
+
+
+CASES: dict[str, Callable[[Tensor], Any]] = {
+    "crop": lambda x: x[:, :, 2:-3, 1:5],
+    "far crop": lambda x: x[:, :, 9:, -1:],
+    "whole": lambda x: x[:, :, :, :] * x[...],
+    "strided": lambda x: x[:, 1:3, 1::3, ::2],
+    "stride beyond": lambda x: x[:, :, ::20, 3::20],
+    "narrow": lambda x: x.narrow(2, 3, 4).narrow(-1, 0, 2),
+    "every other, twice": lambda x: F.conv2d(x[:, :, ::2][:, :, ::2], torch.ones(2, 4, 3, 3, dtype=x.dtype), padding=1),
+    "space to depth": lambda x: space_to_depth(x[:, :, :10, :6]),
+    "centre crop": centre_crop,
+    "differences": total_variation,
+    "split": lambda x: [p * (i + 1) for i, p in enumerate(x.split(4, 2))],
+    "split with sizes": lambda x: x.split([1, 2, 4], -1)[1],
+    "chunk": lambda x: x.chunk(3, 3),
+    "select": lambda x: x[:, :, 4],
+    "select last": lambda x: x[..., -1].relu(),
+    "select both": lambda x: x[:, :, 4, 3].square(),
+    "unbind": lambda x: sum((r * (i + 1) for i, r in enumerate(x.unbind(3))), x[..., 0]),
+    "first of a sequence": lambda x: x.flatten(2)[:, :, 9] * x.flatten(2).transpose(1, 2)[:, -1],
+    "channels last": lambda x: x.permute(0, 2, 3, 1)[:, 1::2, 2:, :2],
+    "merged patches": lambda x: torch.cat(
+        [x.permute(0, 2, 3, 1)[:, a:10:2, b:6:2] for a in (0, 1) for b in (0, 1)], -1
+    ),
+    "tiles side by side": lambda x: torch.cat([x[:, :, :3], x[:, :, 5:], x], 2),
+    "both axes": lambda x: torch.cat([torch.cat([x, x.relu()], 3), torch.cat([x.tanh(), x], 3)], 2),
+    "a constant beside": lambda x: torch.cat([x.new_zeros(2, 4, 11, 2), x, x.new_ones(2, 4, 11, 1)], 3),
+}
+
+
+@pytest.mark.parametrize("tiles,backward", [((3, 2), (2, 3)), ((5, 7), (1, 1))])
+@pytest.mark.parametrize("function", CASES.values(), ids=CASES)
+def test_tiled(function: Callable[[Tensor], Any], tiles: Any, backward: Any) -> None:
+    net = After(function)
+    assert_exact(net, (2, 3, 11, 7), tiles=tiles, backward_tiles=backward)
+    assert not recorded_kinds(net, (2, 3, 11, 7))["Barrier"]
+
+
+def test_parameter_beside() -> None:
+    """A learned border beside a map gets its gradient."""
+    net = After(lambda x, w: torch.cat([w, x], 2), w=(2, 4, 3, 7))
+    assert_tiled(net, (2, 3, 11, 7))
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_1d_and_3d(axes: int) -> None:
+    shape, tiles = (1, 3, 9, 5, 6)[: 2 + axes], (4, 2, 3)[:axes]
+    assert_tiled(
+        After(lambda x: x[:, :, 1:-1:2] * x[:, :, 2:9:2], axes=axes), shape, tiles=tiles, backward_tiles=tiles[::-1]
+    )
+    assert_tiled(
+        After(lambda x: torch.cat([x[:, :, 5:], x], 2), axes=axes), shape, tiles=tiles, backward_tiles=tiles[::-1]
+    )
+
+
+def test_flattened_crop_is_exact() -> None:
+    """A part of all positions is no box: it is run whole, and exact."""
+    net = After(lambda x: x.flatten(2)[:, :, 5:20])
+    assert_exact(net, (2, 3, 6, 5))
+    assert recorded_kinds(net, (2, 3, 6, 5))["Barrier"]
+
+
+@given(
+    size=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    data=st.data(),
+    tiles=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+)
+def test_any(size: Any, data: st.DataObject, tiles: Any) -> None:
+    cuts = []
+    for n in size:
+        start = data.draw(st.integers(-n, n - 1))
+        stop = data.draw(st.one_of(st.none(), st.integers(start % n + 1, n + 3)))
+        cuts.append(slice(start, stop, data.draw(st.integers(1, 5))))
+    net = After(lambda x: F.avg_pool2d(x[:, :, cuts[0], cuts[1]], 1) + 1)
+    assert_tiled(net, (1, 3, *size), tiles=tiles, backward_tiles=tiles[::-1])

@@ -1,0 +1,88 @@
+"""Max unpooling, and windows laid out as columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.exactness import assert_exact
+from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
+
+GRIDS = [((3, 2), (2, 3)), ((5, 7), (1, 1))]
+
+
+def unpooled(x: Tensor, kernel: int, stride: int, padding: int = 0) -> Tensor:
+    """As in SegNet: what lies between the pooling and the unpooling changes the values."""
+    small, where = F.max_pool2d(x, kernel, stride, padding, return_indices=True)
+    return F.max_unpool2d(small.tanh() * 2, where, kernel, stride, padding, output_size=x.shape[2:])
+
+
+@pytest.mark.parametrize("tiles,backward", GRIDS)
+@pytest.mark.parametrize("kernel,stride,padding", [(2, 2, 0), (3, 3, 1), (2, 3, 0), (1, 2, 0)])
+def test_unpool(kernel: int, stride: int, padding: int, tiles: Any, backward: Any) -> None:
+    assert_tiled(
+        After(lambda x: unpooled(x, kernel, stride, padding)), (2, 3, 11, 7), tiles=tiles, backward_tiles=backward
+    )
+
+
+def test_unpool_3d() -> None:
+    def function(x: Tensor) -> Tensor:
+        small, where = F.max_pool3d(x, 2, return_indices=True)
+        return F.max_unpool3d(small, where, 2, output_size=x.shape[2:])
+
+    assert_tiled(After(function, axes=3), (1, 3, 6, 5, 4), tiles=(2, 3, 2), backward_tiles=(3, 1, 2))
+
+
+def test_unpool_to_another_size_is_exact() -> None:
+    """Indices count the positions of the map that was pooled; to another size they mean other positions."""
+
+    def function(x: Tensor) -> Tensor:
+        small, where = F.max_pool2d(x, 2, return_indices=True)
+        return F.max_unpool2d(small, where, 2, output_size=(7, 9))
+
+    net = After(function)
+    assert_exact(net, (2, 3, 6, 8))
+    assert recorded_kinds(net, (2, 3, 6, 8))["Barrier"]
+
+
+def local_attention(x: Tensor) -> Tensor:
+    """Every position weighs its neighbours by its own softmax."""
+    n, c, h, w = x.shape
+    columns = F.unfold(x, 3, padding=1).view(n, c, 9, h * w)
+    return (columns * columns.mean(1, keepdim=True).softmax(2)).sum(2).view(n, c, h, w)
+
+
+@pytest.mark.parametrize("tiles,backward", GRIDS)
+def test_columns(tiles: Any, backward: Any) -> None:
+    how = {"tiles": tiles, "backward_tiles": backward}
+    assert_tiled(
+        After(lambda x: F.unfold(x, (3, 2), dilation=(1, 2), padding=(2, 1), stride=(2, 1))), (2, 3, 9, 7), **how
+    )
+    assert_tiled(After(local_attention), (2, 3, 9, 7), **how)
+    assert_tiled(After(lambda x, w: w @ F.unfold(x, 3), w=(5, 36)), (2, 3, 9, 7), **how)
+
+
+@pytest.mark.parametrize("tiles,backward", GRIDS)
+def test_unfold(tiles: Any, backward: Any) -> None:
+    how = {"tiles": tiles, "backward_tiles": backward}
+    assert_tiled(After(lambda x: x.unfold(2, 3, 2).amax(-1)), (2, 3, 9, 7), **how)
+    assert_tiled(After(lambda x: x.unfold(2, 4, 4).unfold(3, 2, 1).mean((-1, -2))), (2, 3, 9, 7), **how)
+
+
+def test_segnet() -> None:
+    class SegNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = nn.Conv2d(3, 4, 3, padding=1)
+            self.norm = nn.BatchNorm2d(4)
+            self.up = nn.Conv2d(4, 2, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(self.down(x)).relu()
+            small, where = F.max_pool2d(x, 2, return_indices=True)
+            return self.up(F.max_unpool2d(small, where, 2, output_size=x.shape[2:]))
+
+    assert_tiled(SegNet(), (2, 3, 11, 9))
