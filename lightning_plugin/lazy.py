@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.record import Session, Stale, bound, record, remember_storage, source_value, stale
+from lightning_plugin.record import Session, Stale, bound, label, record, remember_storage, source_value, stale
 from lightning_plugin.source import BatchSource, TensorSource, TileSource
 
 _plain = torch._C.DisableTorchFunctionSubclass
@@ -169,6 +169,7 @@ def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if name == "data":
         return args[0].detach()
     if name == "grad_fn":
+        foreign(args[0])
         return None
     if name == "is_leaf":
         return isinstance(args[0], LazyImage)
@@ -195,25 +196,33 @@ def session_of(tensors: Iterable[LazyTensor]) -> Session:
     return first
 
 
-def known(value: Any) -> Any:
+def known(value: Any, func: Callable[..., Any] | None = None) -> Any:
     """A lazy vector that was executed, as the tensor it has become; anything else unchanged."""
     if isinstance(value, LazyTensor):
-        foreign(value)
+        foreign(value, func)
+        if isinstance(state := bound(value._fake), Stale):
+            raise stale(state, label(func) if func else "this call")
         real = value._value.real
         return value if real is None else real
     return value
 
 
-def foreign(tensor: LazyTensor) -> None:
+def foreign(tensor: LazyTensor, func: Callable[..., Any] | None = None) -> None:
     """Refuse a lazy tensor that went through a custom autograd.Function, which cannot be recorded."""
     with _plain():
         function = tensor.grad_fn
-    if function is not None:
-        raise RecordingError(
-            f"a lazy tensor went through the custom autograd function {function.name()}, which hides its computation "
-            "from the recording (a full backward hook on a module does this too). Remove the hook, or write the "
-            "function with ordinary operators, or run that part on materialize(x)."
-        )
+    if function is None:
+        return
+    name = function.name().removesuffix("Backward")
+    if name == "BackwardHookFunction":
+        what, way_out = "a full backward hook on a module", "Remove the hook; hooks on parameters work."
+    else:
+        what = f"the custom autograd function {name}"
+        way_out = "Write it with ordinary operators, or run that part on materialize(x), a map that is held whole."
+    raise RecordingError(
+        f"a lazy tensor went through {what} before {label(func) if func else 'it was used'}. That hides the "
+        f"computation from the recording. {way_out}"
+    )
 
 
 def writes_to_real(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
@@ -235,7 +244,7 @@ INPLACE_DUNDERS = {
 
 def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a call, or run it where all it needs is known."""
-    args, kwargs = tree_map(known, (tuple(args), kwargs))
+    args, kwargs = tree_map(lambda a: known(a, func), (tuple(args), kwargs))
     waiting = lazies((args, kwargs))
     if not waiting:
         return func(*args, **kwargs)
@@ -332,12 +341,8 @@ def _executed(func: Callable[..., Any]) -> Callable[..., Any]:
 def _backward(
     self: LazyTensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> None:
+    first_order(create_graph)
     real = materialize(self)
-    if create_graph:
-        raise RecordingError(
-            "backward(create_graph=True) was called on a tiled computation: gradients of gradients would need every "
-            "tile at once. Compute the penalty on a crop with plain PyTorch instead."
-        )
     real.backward(gradient=_real(gradient), retain_graph=retain_graph, inputs=_real_inputs(inputs))
 
 
@@ -347,8 +352,23 @@ def _real_inputs(inputs: Any) -> Any:
     )
 
 
+def first_order(create_graph: bool) -> None:
+    """Refuse gradients of gradients."""
+    if create_graph:
+        raise RecordingError(
+            "backward with create_graph=True was asked of a tiled computation: gradients of gradients would need every "
+            "tile at once. Compute the penalty on a crop with plain PyTorch instead."
+        )
+
+
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    first_order(kwargs.get("create_graph", args[2] if len(args) > 2 else False))
     return torch.autograd.grad(tree_map(_real, outputs), _real_inputs(inputs), *args, **kwargs)
+
+
+def _autograd_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+    first_order(kwargs.get("create_graph", args[1] if len(args) > 1 else False))
+    torch.autograd.backward(tree_map(_real, tensors), tree_map(_real, grad_tensors), *args, **kwargs)
 
 
 def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
@@ -412,9 +432,7 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.nonzero: _executed(torch.nonzero),
     Tensor.__repr__: _representation,
     Tensor.backward: _backward,
-    torch.autograd.backward: lambda tensors, grad_tensors=None, retain_graph=None, **kw: torch.autograd.backward(
-        tree_map(_real, tensors), tree_map(_real, grad_tensors), retain_graph, **kw
-    ),
+    torch.autograd.backward: _autograd_backward,
     torch.autograd.grad: _grad,
     Tensor.to: _to,
     Tensor.cuda: lambda self, device=None, **kw: _to(self, torch.device("cuda") if device is None else device),

@@ -83,7 +83,9 @@ class Session:
         for v in values:
             if v.real is not None and not v.is_map:  # an ordinary tensor by now, whatever it came from
                 v.node = None
-        reached = {node.serial for node in ancestors([*values, *(v for e in self.effects for v in e.values)])}
+        needed = ancestors([*values, *(v for e in self.effects for v in e.values)])
+        given = (v.node for node in needed for v in node.inputs if v.node is not None)
+        reached = {node.serial for node in needed} | {n.serial for n in given if isinstance(n.op, Captured)}
         for node in self.nodes:
             if node.serial not in reached:
                 sever(node, fakes)
@@ -464,6 +466,12 @@ def stale(state: Stale, user: str) -> RecordingError:
         "computed apart from each other, so a write through one tensor is not seen through another. Use the "
         f"out-of-place form of {state.writer}, or clone before it."
     )
+
+
+def label(func: Callable[..., Any]) -> str:
+    """A call as messages name it: the function, and the module that calls it."""
+    name, path = getattr(func, "__name__", str(func)), module_path()
+    return f"{name} in '{path}'" if path else name
 
 
 # Module paths --------------------------------------------------------------------------------------------------------

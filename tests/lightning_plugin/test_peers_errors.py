@@ -286,7 +286,7 @@ def alive() -> list[str]:
 
 def test_no_state_survives_a_step() -> None:
     assert alive() == []
-    net, tiled = make()
+    _, tiled = make()
     for x in images():
         loss = tiled(x).sum()
         loss.backward()

@@ -1,0 +1,289 @@
+"""What cannot be recorded or run is refused, with the operator, the module it is in, and the way out; never miscounted.
+
+And what looks as if it could not work, but does: reading values, branching on them, copying.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, TiledModule, materialize
+from lightning_plugin.errors import RecordingError
+from lightning_plugin.settings import Settings
+from tests.zoo import fill
+
+
+def image(requires_grad: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(2, 3, 23, 31, generator=generator, dtype=torch.float64).requires_grad_(requires_grad)
+
+
+def lazy(x: Tensor | None = None) -> LazyImage:
+    return LazyImage.from_tensor(image() if x is None else x, settings=Settings((3, 2), (2, 2)))
+
+
+class Net(nn.Module):
+    """A convolution, then whatever a test wants done at the path ``middle``."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.middle = Middle(middle)
+        self.out = nn.Conv2d(4, 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.middle(self.conv(x))).mean((2, 3))
+
+
+class Middle(nn.Module):
+    def __init__(self, func: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.func = func
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.func(x)
+
+
+def net(middle: Callable[[Tensor], Tensor] = F.relu) -> nn.Module:
+    return fill(Net(middle).double())
+
+
+def same(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(materialize(a), b, rtol=1e-9, atol=1e-11)
+
+
+# What works ----------------------------------------------------------------------------------------------------------
+
+
+def test_item_executes() -> None:
+    model = net()
+    loss = model(lazy()).sum()
+    assert loss.item() == pytest.approx(model(image()).sum().item(), abs=1e-9)
+    assert float(loss) == loss.item() == loss.tolist() and f"{loss:.3f}" == f"{loss.item():.3f}"
+    loss.backward()
+    assert model.conv.weight.grad is not None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_branch_on_data_takes_the_right_way(sign: int) -> None:
+    def branch(x: Tensor) -> Tensor:
+        return F.relu(x) if sign * x.mean() > 0 else F.silu(x) * 2
+
+    model = net(branch)
+    twin, x, y = copy.deepcopy(model), image(True), image(True)
+    model(lazy(x)).sum().backward()
+    twin(y).sum().backward()
+    same(x.grad, y.grad)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        same(a.grad, b.grad)
+
+
+def test_printing_shows_values_of_vectors_and_sizes_of_maps() -> None:
+    out = net()(lazy())
+    assert repr(out) == repr(materialize(out)) and "LazyTensor" not in repr(out)
+    assert repr(lazy()) == "LazyImage(shape=(2, 3, 23, 31), dtype=torch.float64, device='cpu')"
+
+
+def test_backward_twice_with_retain_graph() -> None:
+    model = net()
+    twin = copy.deepcopy(model)
+    for m, x in ((model, lazy()), (twin, image())):
+        loss = m(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        same(a.grad, b.grad)
+
+
+def test_backward_twice_without_it_is_refused_as_by_torch() -> None:
+    loss = net()(lazy()).sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_autograd_grad_of_parameters_and_image() -> None:
+    model, x, y = net(), image(True), image(True)
+    inputs = list(model.parameters())
+    found = torch.autograd.grad(model(lazy(x)).sum(), [*inputs, x])
+    expected = torch.autograd.grad(model(y).sum(), [*inputs, y])
+    for a, b in zip(found, expected, strict=True):
+        same(a, b)
+
+
+def test_images_are_copied_and_pickled_by_source() -> None:
+    x = lazy()
+    same(copy.deepcopy(x), image())
+    same(pickle.loads(pickle.dumps(x)), image())
+
+
+def test_no_grad_and_inference_mode_run_forward_only() -> None:
+    model = net()
+    expected = model(image())
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            out = model(lazy())
+            same(out, expected.detach())
+        assert not out.requires_grad
+
+
+def test_a_write_into_a_real_tensor_executes() -> None:
+    out = net()(lazy())
+    kept = torch.zeros(3, 2, dtype=torch.float64)
+    kept[1:] = out
+    same(out, kept[1:])
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return grad * 2
+
+
+def test_custom_autograd_function_is_named() -> None:
+    with pytest.raises(RecordingError, match=r"function Doubled before conv2d in 'out'.*materialize"):
+        net(Doubled.apply)(lazy())
+
+
+def test_full_backward_hook_is_named() -> None:
+    model = net()
+    model.middle.register_full_backward_hook(lambda module, into, out: None)
+    with pytest.raises(RecordingError, match=r"full backward hook.*Remove the hook"):
+        model(lazy()).sum().backward()
+
+
+def test_create_graph_is_refused() -> None:
+    loss = net()(lazy()).sum()
+    with pytest.raises(RecordingError, match=r"create_graph.*crop"):
+        loss.backward(create_graph=True)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x = image(True)
+    loss = net(torch.tanh)(lazy(x)).square().sum()
+    with pytest.raises(RecordingError, match=r"create_graph.*crop"):
+        torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RecordingError, match=r"create_graph.*crop"):
+        torch.autograd.backward(net()(lazy()).sum(), create_graph=True)
+
+
+def test_a_second_derivative_of_a_computed_value_is_refused() -> None:
+    """By way of an ordinary tensor the call is torch's own, and so is what stops it."""
+    x = image(True)
+    loss = materialize(net(torch.tanh)(lazy(x)).square().sum())
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
+
+
+def test_a_parameter_changed_before_its_operator_ran() -> None:
+    model = net()
+    loss = model(lazy()).sum()
+    with torch.no_grad():
+        model.out.weight.mul_(2)
+    with pytest.raises(RecordingError, match=r"changed in place after convolution in 'out'.*loss.item\(\)"):
+        loss.backward()
+
+
+def test_a_parameter_changed_before_a_map_is_used_again() -> None:
+    """In plain PyTorch the features are those of the old weights; to recompute them with the new ones is wrong."""
+    model = net()
+    features = model.conv(lazy())
+    features.square().mean().backward()
+    with torch.no_grad():
+        model.conv.weight.sub_(0.1)
+    with pytest.raises(RecordingError, match=r"changed in place after convolution used it.*recorded first"):
+        features.mean().backward()
+
+
+def test_a_parameter_changed_between_forward_and_backward() -> None:
+    model = net()
+    loss = materialize(model(lazy()).sum())
+    with torch.no_grad():
+        model.out.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place before backward"):
+        loss.backward()
+
+
+def test_a_stale_alias_is_refused() -> None:
+    def overwritten(x: Tensor) -> Tensor:
+        part = x[:, :2]
+        x.relu_()
+        return x + part.mean(1, keepdim=True)
+
+    with pytest.raises(RecordingError, match=r"mean in 'middle'.*shares memory.*clone"):
+        net(overwritten)(lazy())
+
+
+def test_a_write_through_a_view_is_refused() -> None:
+    def overwritten(x: Tensor) -> Tensor:
+        x[:, :2].relu_()
+        return x
+
+    with pytest.raises(RecordingError, match=r"shares memory.*clone"):
+        net(overwritten)(lazy())
+
+
+def test_requires_grad_on_results_is_refused() -> None:
+    with pytest.raises(RecordingError, match=r"from_tensor"):
+        lazy().requires_grad_()
+    with torch.no_grad():
+        out = net()(lazy())
+    with pytest.raises(RecordingError, match=r"requires_grad_\(\)"):
+        out.requires_grad_()
+
+
+@pytest.mark.parametrize("name", ["retain_grad", "data_ptr", "untyped_storage"])
+def test_what_needs_memory_is_refused(name: str) -> None:
+    with pytest.raises(RecordingError, match=rf"{name}\(\)"):
+        getattr(net().conv(lazy()), name)()
+
+
+def test_hooks_on_recorded_tensors_are_refused() -> None:
+    with pytest.raises(RecordingError, match=r"register_hook.*hooks on parameters work"):
+        net().conv(lazy()).register_hook(lambda g: g)
+
+
+def test_pickling_a_result_says_what_to_do() -> None:
+    with pytest.raises(RecordingError, match=r"no data yet.*item\(\)"):
+        pickle.dumps(net().conv(lazy()))
+
+
+def test_an_operator_of_another_library_below_recording_is_named() -> None:
+    """An extension that takes the tensor apart below Python gets an answer, not a crash."""
+    with pytest.raises(RecordingError, match="rule"), torch._C.DisableTorchFunctionSubclass():
+        torch.sin(net().conv(lazy()))
+
+
+def test_images_of_other_sizes_do_not_meet() -> None:
+    other = LazyImage.from_tensor(torch.randn(2, 3, 9, 9, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="broadcast"):
+        lazy() + other
+
+
+def test_the_wrapper_takes_small_inputs_beside_images() -> None:
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.fc = nn.Linear(5, 4)
+
+        def forward(self, x: Tensor, extra: Tensor) -> Tensor:
+            return (self.conv(x) * self.fc(extra)[..., None, None]).mean((2, 3))
+
+    model, extra = fill(Conditioned().double()), torch.randn(2, 5, dtype=torch.float64)
+    same(TiledModule(model, tiles=(2, 2))(image(), extra), model(image(), extra))
