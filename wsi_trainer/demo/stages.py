@@ -37,7 +37,7 @@ def convert(settings: DemoSettings, manifest: Path) -> Path:
     """Run `wsi-train preprocess` and return the manifest of the stores."""
     out = settings.out / "zarr"
     levels = settings.thumbnail.bit_length()  # down to the thumbnail
-    if preprocess(str(manifest), out, background="constant", levels=levels):
+    if preprocess(str(manifest), out, background="constant", levels=levels, overwrite=True):
         raise UserError(f"slides could not be converted; the reasons are in {out / 'failures.csv'}")
     return out / "manifest.csv"
 

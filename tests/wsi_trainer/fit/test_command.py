@@ -85,9 +85,7 @@ def test_a_second_run_does_not_overwrite_the_first(
     assert "is not the folder of a run" in capsys.readouterr().err
 
 
-def test_a_missing_checkpoint_is_named(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_checkpoint_is_named(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").touch()
     assert main(["test", *words]) == 2
