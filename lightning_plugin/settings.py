@@ -44,7 +44,7 @@ class Settings:
             forward = Grid(self.tiles) if self.tiles else None
             backward = Grid(self.backward_tiles) if self.backward_tiles else None
             return fixed(nodes, forward, backward)
-        from lightning_plugin.planner.make import signature
+        from lightning_plugin.planner.describe import signature
 
         key = signature(nodes)
         if key not in self._plans:
@@ -53,9 +53,10 @@ class Settings:
 
     def search(self, nodes: Sequence[Node]) -> Plan:
         """A plan within the budget."""
+        from lightning_plugin.planner.choose import choose_plan
         from lightning_plugin.planner.network import Network
         from lightning_plugin.planner.rates import rates_of
-        from lightning_plugin.planner.search import Lower, choose_plan
+        from lightning_plugin.planner.search import Lower
 
         assert self.budget is not None
         images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]

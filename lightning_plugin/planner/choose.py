@@ -1,7 +1,7 @@
 """From what the search believes to what is true: a plan is rehearsed before it is promised.
 
 The search predicts memory with a quick model; a rehearsal finds it exactly. Where they disagree, the search is asked
-again with the budget scaled by the disagreement, a few times, and the fastest plan that has passed its rehearsal is
+again with what was learnt, a few times, and the fastest plan that has passed its rehearsal is
 taken. If none has, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.plan import Plan
@@ -23,7 +24,7 @@ from lightning_plugin.units import format_bytes
 #: This part of a budget is left free: a step's last bytes depend on rounding in places that a rehearsal skips.
 SPARE = 0.01
 #: How often the search is asked again.
-ROUNDS = 5
+ROUNDS = 8
 #: A plan that uses this much of what it may is not worth another round.
 ENOUGH = 0.93
 
@@ -67,31 +68,32 @@ class Chooser:
 
     def try_rounds(self, limit: int) -> Plan | None:
         best: Plan | None = None
-        fixed = self.network.fixed_bytes
-        aim, low, high = limit, fixed, math.inf  # plans for `low` have passed, plans for `high` have not
-        for _ in range(ROUNDS):
+        seen: set[Plan] = set()
+        aim = limit
+        for turn in range(ROUNDS):
             found = self.search.run(aim)
-            plan = self.true(found) if found is not None else None
-            if plan is not None and plan.peak_bytes > limit:
-                high = min(high, aim)
-            else:
-                low = max(low, aim)
-                if plan is not None and (best is None or plan.seconds < best.seconds):
-                    best = plan
-                if plan is not None and (plan.peak_bytes >= ENOUGH * limit or nothing_to_gain(plan)):
-                    break
-            scale = (limit - fixed) / max(1, plan.peak_bytes - fixed) if plan is not None else 1.5
-            aim = int(fixed + (aim - fixed) * min(2.0, max(0.5, 0.995 * scale)))
-            if not low < aim < high:
-                aim = int((low + min(high, 2 * low)) / 2)
-            if high - low < 0.01 * low:
+            if found is None:
+                aim = int(1.1 * aim)
+                continue
+            plan = self.true(found)
+            if plan.peak_bytes > limit:
+                # The first lessons change what the search finds; where they do not help, it has to aim lower.
+                if turn > 0 or plan in seen:
+                    aim = int(0.85 * aim) if turn > ROUNDS // 2 else aim - (plan.peak_bytes - limit)
+            elif best is None or plan.seconds < best.seconds:
+                best = plan
+            if best is plan and (plan.peak_bytes >= ENOUGH * limit or nothing_to_gain(plan)):
                 break
+            if plan.peak_bytes <= limit and plan in seen:
+                break
+            seen.add(plan)
         return best
 
     def true(self, plan: Plan) -> Plan:
         """A plan with the figures of its rehearsal in place of the model's."""
         if plan not in self.rehearsed:
             account = rehearse(plan, self.network, self.search.coster)
+            self.search.learn(plan, account.forward, account.backward)
             segments = tuple(
                 dataclasses.replace(
                     s, forward_bytes=account.forward.get(i, 0), backward_bytes=account.backward.get(i, 0)
@@ -101,9 +103,10 @@ class Chooser:
             self.rehearsed[plan] = dataclasses.replace(plan, segments=segments, peak_bytes=account.peak, budget=None)
         return self.rehearsed[plan]
 
-    @property
+    @cached_property
     def thriftiest(self) -> Plan:
         """The plan that needs least, found by halving the interval in which the search begins to find one."""
+        self.search.lessons.clear()  # the answer must not depend on what was asked before
         low, high = self.network.fixed_bytes, max(2 * self.network.fixed_bytes, 1 << 20)
         while self.search.run(high) is None:
             low, high = high, high * 2

@@ -29,6 +29,12 @@ class Cost:
     bytes: int
     seconds: float
     work: float
+    predicted: int | None = None
+
+    @property
+    def untaught(self) -> int:
+        """The bytes as the model alone predicts them."""
+        return self.bytes if self.predicted is None else self.predicted
 
 
 def tile_bytes(v: Value, box: Box) -> int:

@@ -13,14 +13,17 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.errors import PlanError
-from lightning_plugin.graph import Node, ancestors
+from lightning_plugin.graph import ancestors
 from lightning_plugin.lazy import LazyImage, LazyTensor
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.choose import choose_plan
+from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import rates_of
-from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.search import Lower
 from lightning_plugin.units import parse_bytes
+
+__all__ = ["Blank", "make_plan", "signature"]
 
 
 @dataclass(frozen=True)
@@ -75,33 +78,3 @@ def scalar(t: LazyTensor) -> LazyTensor:
     """A map's stand-in for the loss that will be computed from it."""
     total: Any = t.sum() if t._value.is_map else t
     return total
-
-
-def signature(nodes: Sequence[Node]) -> tuple[Any, ...]:
-    """What two recordings have in common if and only if one's plan fits the other: structure, shapes, types."""
-    place = {id(v): i for i, v in enumerate(v for n in nodes for v in n.outputs)}
-    return tuple(
-        (
-            type(n.op).__name__,
-            describe(n.op),
-            tuple(place.get(id(v), -1) for v in n.inputs),
-            tuple((v.shape, str(v.dtype), v.requires_grad) for v in n.outputs),
-            n.inplace is not None,
-        )
-        for n in nodes
-    )
-
-
-def describe(thing: Any) -> Any:
-    """A description that is equal for equal operators, without the tensors and functions' identities."""
-    if isinstance(thing, Tensor) or hasattr(thing, "read"):
-        return "tensor"
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return (type(thing).__name__, *(describe(getattr(thing, f.name)) for f in dataclasses.fields(thing) if f.name not in ("tensor", "version", "image")))
-    if isinstance(thing, dict):
-        return tuple((k, describe(v)) for k, v in thing.items())
-    if isinstance(thing, (list, tuple)):
-        return tuple(describe(t) for t in thing)
-    if callable(thing):
-        return getattr(thing, "__qualname__", None) or str(thing)
-    return thing if isinstance(thing, (int, float, str, bool, type(None))) else str(thing)

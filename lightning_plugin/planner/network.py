@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.planner.describe import describe
 from lightning_plugin.planner.profile import Profile, profile
 from lightning_plugin.policy import stages
 from lightning_plugin.rules.base import Barrier, Captured, Gather, ReduceOp, Source, Spread, TileOp
@@ -45,7 +47,15 @@ class Network:
 
     @cached_property
     def profiles(self) -> dict[int, Profile]:
-        return {n.serial: profile(n) for n in self.order}
+        """What `profile` says of every node; nodes that are alike (as in the blocks of a ResNet) are asked once."""
+        known: dict[Any, Profile] = {}
+        found = {}
+        for n in self.order:
+            key = (type(n.op), describe(n.op), tuple((v.shape, v.dtype, v.requires_grad, v.is_map) for v in (*n.inputs, *n.outputs)))
+            if key not in known:
+                known[key] = profile(n)
+            found[n.serial] = known[key]
+        return found
 
     @cached_property
     def made(self) -> dict[int, int]:

@@ -10,7 +10,7 @@ with the coarsest grid that fits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -51,7 +51,7 @@ class Partial:
 
 
 #: What a search asks again and again.
-MEMOIZED = ("program", "grids", "cost", "kept_peak", "plain_work", "kept_seconds", "given_whole")
+MEMOIZED = ("program", "middle", "grids", "cost", "kept_peak", "plain_work", "kept_seconds", "given_whole")
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,28 @@ class Lower:
         return "disk" if self.disk else None
 
 
+@dataclass(frozen=True)
+class Part:
+    """How a segment's figure was made: ``base`` bytes of what lies there, and ``bytes`` that the model predicted
+    without any lesson."""
+
+    begin: int
+    end: int
+    how: str
+    base: int
+    bytes: int
+
+
 class Search:
     def __init__(self, network: Network, rates: Rates, lower: Lower, most_cuts: int = 48) -> None:
         self.lower = lower
         self.network = network
         self.rates = rates
         self.budget = 0
+        #: What rehearsals have taught: true bytes of an interval's tiles for each byte predicted, forward and backward.
+        self.lessons: dict[tuple[int, int, str], float] = {}
+        self._parts: dict[SegmentPlan, list[Part]] = {}
+        self._pieces: dict[Plan, list[list[SegmentPlan]]] = {}
         self.coster = Coster(network, rates)
         self.most_cuts = most_cuts
         for name in MEMOIZED:  # for this search alone, so that nothing outlives it
@@ -88,7 +104,7 @@ class Search:
         must = {0, end} | {i for i in range(1, end) if stage[order[i].serial] != stage[order[i - 1].serial]}
         size = [sum(v.bytes for v in maps if not is_given(v)) for maps in alive]
         valley = [
-            i for i in range(1, end) if i not in must and size[i] <= size[i - 1] and (size[i] < size[i + 1] or size[i] <= size[i + 1] and self.heavy(i))
+            i for i in range(1, end) if i not in must and size[i] <= size[i - 1] and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and self.heavy(i)))
         ]
         if len(valley) > self.most_cuts:
             valley = sorted(valley, key=lambda i: size[i])[: self.most_cuts]
@@ -150,6 +166,17 @@ class Search:
         self.coster.spilled, self.coster.leaving = spilled, leaving
         return self.coster.backward(program, grid) if backward else self.coster.forward(program, grid)
 
+    def middle(
+        self, begin: int, end: int, grid: Grid, backward: bool, spilled: frozenset[int], leaving: bool
+    ) -> int:
+        """The bytes of a tile in the middle: no more than `cost` says, and quickly known."""
+        program = self.program(begin, end)
+        assert program is not None
+        self.coster.spilled, self.coster.leaving = spilled, leaving
+        extents = [t.map.space.extent for t in program.targets]
+        need = program.boxes(grid.owned(grid.ends(extents), [c // 2 for c in grid.counts]))
+        return self.coster.backward_peak(program, need) if backward else self.coster.forward_peak(program, need)
+
     def ends(self, cut: int, spilled: frozenset[int]) -> int:
         """The cotangents, on the device, of what is alive at a cut."""
         return self.coster.cotangent([v for v in self.network.alive[cut] if not is_given(v) and id(v) not in spilled])
@@ -160,7 +187,12 @@ class Search:
         """The cheapest grid whose tiles fit into ``room``."""
         best: tuple[Grid, Cost] | None = None
         for grid in self.grids(begin, end):
+            lesson = self.lessons.get((begin, end, "backward" if backward else "forward"), 1.0)
+            if lesson * self.middle(begin, end, grid, backward, spilled, leaving) > room:
+                continue
             cost = self.cost(begin, end, grid, backward, spilled, leaving)
+            if lesson != 1.0:
+                cost = replace(cost, bytes=int(cost.bytes * lesson), predicted=cost.bytes)
             if cost.bytes <= room and (best is None or cost.seconds < best[1].seconds):
                 best = (grid, cost)
             if best is not None and cost.seconds > 1.5 * best[1].seconds:
@@ -217,6 +249,11 @@ class Search:
             seconds=seconds,
             recompute=extra / plain if plain else 0.0,
         )
+        base = held + network.fixed_bytes
+        parts = [Part(begin, end, "forward", base, forward[1].untaught)]
+        if trains:
+            parts.append(Part(begin, end, "backward", base + ends, backward[1].untaught))
+        self._parts[segment] = parts
         lower = before.lower + (2 * size if spill else 0)
         return Partial(held, before.seconds + seconds, max(before.peak, held + peak), spilled, lower, before.extra + extra, segment, before)
 
@@ -227,7 +264,8 @@ class Search:
         base = before.held + sum(brought.values()) + self.given_whole(begin, end)
         held = base + (network.saved_bytes(begin, end) if network.trains else 0)
         ends = self.ends(begin, before.spilled) if network.trains and before.segment and not before.segment.keep else 0
-        most = max(base + self.kept_peak(begin, end), held) + ends
+        work = self.kept_peak(begin, end)
+        most = max(base + int(work * self.lessons.get((begin, end, "kept"), 1.0)), held) + ends
         if most + network.fixed_bytes > self.budget:
             return None
         seconds = self.kept_seconds(begin, end)
@@ -242,6 +280,7 @@ class Search:
             backward_bytes=most + network.fixed_bytes,
             seconds=seconds,
         )
+        self._parts[segment] = [Part(begin, end, "kept", base + ends + network.fixed_bytes, work)]
         peak = max(before.peak, most)
         return Partial(held, before.seconds + seconds, peak, before.spilled, before.lower, before.extra, segment, before)
 
@@ -302,11 +341,26 @@ class Search:
         best = min(done, key=lambda p: (p.seconds, p.held))
         return self.finish(best)
 
+    def learn(self, plan: Plan, forward: Mapping[int, int], backward: Mapping[int, int]) -> None:
+        """Compare what the model said of a plan of this search with what its rehearsal found."""
+        for i, pieces in enumerate(self._pieces[plan]):
+            for piece in pieces:
+                for part in self._parts[piece]:
+                    true = max(forward[i], backward.get(i, 0)) if part.how == "kept" else (
+                        forward if part.how == "forward" else backward
+                    ).get(i)  # fmt: skip
+                    # A kept segment's peak is one of its pieces'; what the model says of the others is not refuted.
+                    if true is None or part.bytes <= 0 or (part.how == "kept" and piece is not most_of(pieces)):
+                        continue
+                    ratio = (true - part.base) / part.bytes
+                    self.lessons[part.begin, part.end, part.how] = min(2.0, max(0.5, 1.002 * ratio))
+
     def finish(self, best: Partial) -> Plan:
         network = self.network
-        segments = merge_kept(best.segments())
+        pieces = best.segments()
+        segments = merge_kept(pieces)
         total = self.plain_work(0, len(network.order))
-        return Plan(
+        plan = Plan(
             segments=tuple(segments),
             budget=self.budget,
             peak_bytes=best.peak + network.fixed_bytes,
@@ -316,6 +370,26 @@ class Search:
             recompute=best.extra / total if total else 0.0,
             barriers=tuple(n.label for n in network.barriers),
         )
+        rest = iter(pieces)
+        self._pieces[plan] = [
+            [next(rest) for _ in range(count)] for count in merged_counts(pieces)
+        ]
+        return plan
+
+
+def most_of(pieces: Sequence[SegmentPlan]) -> SegmentPlan:
+    return max(pieces, key=lambda s: s.backward_bytes)
+
+
+def merged_counts(segments: Sequence[SegmentPlan]) -> list[int]:
+    """How many segments each of `merge_kept`'s is made of."""
+    counts: list[int] = []
+    for i, s in enumerate(segments):
+        if i and s.keep and segments[i - 1].keep:
+            counts[-1] += 1
+        else:
+            counts.append(1)
+    return counts
 
 
 def _one(network: Network, begin: int) -> Grid:
