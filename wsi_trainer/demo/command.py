@@ -17,7 +17,7 @@ from wsi_trainer.report import write_report
 def demo(
     out: Path = Path("demo-run"),
     seed: int = 0,
-    slides: int = 80,
+    slides: int = 100,
     side: int = 1024,
     epochs: int = 3,
     budget: str | None = "12MiB",
@@ -50,5 +50,5 @@ def demo(
     console.rule("[bold]5/6  maps of what the model looked at", align="left")
     stages.write_maps(settings, full, console)
     console.rule("[bold]6/6  report", align="left")
-    report = write_report(full, thumbnail, out=out / "report.html")
+    report = write_report(full, thumbnail, out=out / "report.html", title="wsi-train demo")
     Summary.of(full, thumbnail, time.perf_counter() - began, report).show(console)

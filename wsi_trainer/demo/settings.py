@@ -8,7 +8,8 @@ from typing import Any
 
 from wsi_trainer.errors import UserError
 
-SPLITS = {"train": 0.5, "val": 0.1, "test": 0.4}
+SPLITS = {"train": 0.4, "val": 0.1, "test": 0.5}
+"""As many held out as trained on: an interval from a dozen patients would say little."""
 
 
 @dataclass(frozen=True, kw_only=True)

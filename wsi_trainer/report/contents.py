@@ -64,9 +64,7 @@ class SlideRow:
 def read_curves(folder: Path) -> Curves:
     """The columns of the metrics by epoch; where a run was resumed, the later start counts."""
     columns: dict[str, dict[int, float]] = {}
-    for path in sorted(
-        folder.glob("version_*/metrics.csv"), key=lambda p: int(p.parent.name.removeprefix("version_"))
-    ):
+    for path in sorted(folder.glob("version_*/metrics.csv"), key=lambda p: int(p.parent.name.removeprefix("version_"))):
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 for name, value in row.items():

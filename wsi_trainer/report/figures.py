@@ -33,9 +33,7 @@ def roc(models: Mapping[str, Predictions]) -> str:
     axes.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":")
     for colour, (name, predictions) in zip(COLOURS, models.items(), strict=False):
         band = roc_band(predictions)
-        axes.fill_between(
-            band.false_positive_rate, band.low, band.high, color=colour, alpha=0.15, linewidth=0
-        )
+        axes.fill_between(band.false_positive_rate, band.low, band.high, color=colour, alpha=0.15, linewidth=0)
         label = f"{name}, AUC {SCORES['auc'](predictions):.3f}"
         axes.plot(band.false_positive_rate, band.true_positive_rate, color=colour, linewidth=1.8, label=label)
     axes.set_xlim(-0.01, 1.01)
@@ -53,9 +51,7 @@ def training(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
             values = np.asarray(columns.get(column, ()), dtype=float)
             if values.size:
                 epochs = np.arange(1, values.size + 1)
-                axes.plot(
-                    epochs, values, style, color=colour, linewidth=1.6, marker=".", label=f"{name}, {what}"
-                )
+                axes.plot(epochs, values, style, color=colour, linewidth=1.6, marker=".", label=f"{name}, {what}")
     axes.axhline(np.log(2), color=_GREY, linewidth=1, linestyle=":")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, frameon=False)

@@ -30,6 +30,7 @@ def write_report(
     out: Path | None = None,
     facts: dict[str, str] | None = None,
     names: tuple[str, str] = ("full resolution", "thumbnail"),
+    title: str | None = None,
 ) -> Path:
     """Write the page of a run and return its path.
 
@@ -40,22 +41,23 @@ def write_report(
         out: Where to write; by default report.html in the folder of the run.
         facts: More lines for the table of memory and time.
         names: What to call the run and the baseline.
+        title: The heading; by default the name of the folder of the run.
     """
     run = Run.load(names[0], folder, split)
     other = Run.load(names[1], baseline, split) if baseline else None
-    page = _environment().get_template("template.html.j2").render(_context(run, other, split, facts or {}))
+    page = _environment().get_template("template.html.j2").render(_context(run, other, split, facts or {}, title))
     target = out or folder.report
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return target
 
 
-def _context(run: Run, other: Run | None, split: str, facts: dict[str, str]) -> dict[str, Any]:
+def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], title: str | None) -> dict[str, Any]:
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
     binary = len(run.predictions.classes) == 2
     return {
-        "title": run.folder.path.resolve().name,
+        "title": title or run.folder.path.resolve().name,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         "split": split,
         "runs": runs,
