@@ -67,9 +67,7 @@ def auc(patches: dict[str, tuple[np.ndarray, np.ndarray]], factor: int, seed: in
     torch.manual_seed(seed)
     net = _network()
     x, y = _tensor(patches["train"][0], factor), torch.from_numpy(patches["train"][1]).float()
-    epochs = (
-        epochs if factor == 1 else 6 * epochs
-    )  # small images are cheap: no excuse of too short a training
+    epochs = epochs if factor == 1 else 6 * epochs  # small images are cheap: no excuse of too short a training
     optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
     for _ in range(epochs):
         for batch in torch.randperm(len(x)).split(32):

@@ -33,9 +33,7 @@ def _splits(text: str) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for manifest.csv, slides/ and lesions/")
     parser.add_argument("--slides", type=int, default=40, help="number of slides, half of them positive")
     parser.add_argument("--side", type=_side, default=2048, help="longest side in px, or a range: 1500-2500")
@@ -45,9 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--splits", type=_splits, default="train=0.6,val=0.2,test=0.2")
     parser.add_argument("--mpp", type=float, default=0.5, help="micrometres per pixel")
     parser.add_argument("--tissue", type=float, default=0.4, help="share of a slide that is tissue, about")
-    parser.add_argument(
-        "--contrast", type=float, default=0.34, help="chromatin of lesion nuclei; smaller is harder"
-    )
+    parser.add_argument("--contrast", type=float, default=0.34, help="chromatin of lesion nuclei; smaller is harder")
     parser.add_argument("--quality", type=int, default=88, help="JPEG quality")
     parser.add_argument("--workers", type=int, help="threads (default: one for each core)")
     return parser

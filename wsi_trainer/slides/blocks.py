@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from .errors import SlideError
 from .readers import open_reader
+from .readers.protocol import to_planes
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
 from .store.codec import Codec, CorruptChunk, codec_of
-from .store.layout import FILL, Layout
+from .store.layout import CHANNELS, FILL, Layout
 from .store.level import StoredLevel
 from .store.metadata import image_array
 from .tissue import TissueMask
@@ -134,7 +135,7 @@ class SlideBlocks:
         pixels = self._image.read(y, x, height, width)
         if self._mask is not None:
             pixels = np.where(self._mask.cover(y, x, height, width)[..., None], pixels, np.uint8(FILL))
-        return np.ascontiguousarray(np.moveaxis(pixels, 2, 0))
+        return to_planes(pixels, np.empty((CHANNELS, height, width), np.uint8))
 
     def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
         return self._mask is not None and not self._mask.any_in(y, x, height, width)

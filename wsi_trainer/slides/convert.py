@@ -26,6 +26,7 @@ from .identity import full_hash, quick_hash
 from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
+from .readers.protocol import to_planes
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
 from .settings import Settings
@@ -102,7 +103,7 @@ def convert(
             if not overwrite:
                 raise SlideError(
                     job.slide, f"{store} was made from another file or with other settings; "
-                    "choose another folder or give --overwrite"
+                    "choose another folder or give --overwrite true"
                 )  # fmt: skip
             shutil.rmtree(store)
         with open_reader(job.slide) as reader:
@@ -215,7 +216,7 @@ class _Conversion:
             part = self._image.read(y + top, x, rows, width)
             if cut and self._mask is not None:
                 part = np.where(self._mask.cover(y + top, x, rows, width)[..., None], part, np.uint8(FILL))
-            pixels[:, top : top + rows] = np.moveaxis(part, 2, 0)
+            to_planes(part, pixels[:, top : top + rows])
         return pixels
 
     def _finish(self, journal: Journal, overview: Image.Image) -> None:

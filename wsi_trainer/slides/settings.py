@@ -74,4 +74,5 @@ class Settings:
         """What is kept in the store: all that decides its bytes, nothing of this machine."""
         values = asdict(self)
         values.pop("geojson")
+        values.pop("compression" if self.codec == "jpeg" else "quality")  # of the other codec
         return {"format": FORMAT, **values}

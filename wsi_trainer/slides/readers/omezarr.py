@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import zarr
 
 from ..errors import SlideError, UnsupportedSlide
 from .protocol import Level, Pixels, SlideInfo, blank, clip_box, level_downsample
@@ -27,6 +26,8 @@ class OmeZarrReader:
     name = "omezarr"
 
     def __init__(self, path: Path | str) -> None:
+        import zarr  # takes a third of a second, which other slides need not wait for
+
         self._path = Path(path)
         try:
             group = zarr.open_group(self._path, mode="r")
@@ -99,12 +100,12 @@ class OmeZarrReader:
         return OmeZarrReader, (self._path,)
 
 
-def _multiscale(group: zarr.Group) -> tuple[zarr.Group, dict[str, Any] | None, str]:
+def _multiscale(group: Any) -> tuple[Any, dict[str, Any] | None, str]:
     """The group of the image, its first multiscale and the NGFF version."""
     attributes: Any = dict(group.attrs)
     attributes = attributes.get("ome", attributes)
     if "bioformats2raw.layout" in attributes and "0" in group:
-        return _multiscale(group["0"])  # type: ignore[arg-type]
+        return _multiscale(group["0"])
     if not attributes.get("multiscales"):
         return group, None, ""
     first = attributes["multiscales"][0]

@@ -32,7 +32,7 @@ def encode_shard(pixels: NDArray[np.uint8], layout: Layout, codec: Codec, fill: 
     for row in range(-(-pixels.shape[1] // size)):
         for column in range(-(-pixels.shape[2] // size)):
             chunk = pixels[:, row * size : (row + 1) * size, column * size : (column + 1) * size]
-            if (chunk == fill).all():
+            if chunk[0, 0, 0] == fill and (chunk == fill).all():
                 continue
             data = codec.encode(_whole(chunk, size, fill))
             index[row, column] = offset, len(data)
