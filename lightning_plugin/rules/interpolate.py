@@ -89,11 +89,18 @@ class Periodic(Resample):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
         sizes, skips = [], []
-        for start, a, d, (_, outputs) in zip(self.starts(box), self.axes, self.dims, self.periods, strict=True):
+        for sampler, start, a, d, (_, outputs) in zip(
+            self.samplers, self.starts(box), self.axes, self.dims, self.periods, strict=True
+        ):
             skips.append(box.lo[a] - start * outputs)
             size = box.hi[a] - start * outputs
-            # PyTorch copies where sizes are equal; one output more, and it interpolates.
-            sizes.append(size + 1 if size == x.shape[d] else size)
+            # PyTorch has short cuts that look at sizes alone, and some number of outputs may happen to meet one:
+            # equal sizes are copied, and the nearest neighbour of twice the size is the half.
+            if isinstance(sampler, Nearest):
+                size = x.shape[d] * outputs
+            elif size == x.shape[d]:
+                size += 1
+            sizes.append(size)
         scales = [outputs / inputs for inputs, outputs in self.periods]
         x = self.func(x, sizes, *self.flags, *scales)
         for skip, a, d in zip(skips, self.axes, self.dims, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -134,6 +134,7 @@ def test_any_size(size: Any, out: Any, mode: Any, tiles: Any) -> None:
     assert_tiled(net, (1, 3, *size), tiles=tiles, backward_tiles=tiles[::-1])
 
 
+@example(size=(1, 2), tiles=(1, 3), factor=(1.0, 3.0), mode=("nearest", None))
 @given(
     size=st.tuples(st.integers(1, 12), st.integers(1, 12)), tiles=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     factor=st.tuples(*[st.sampled_from([0.5, 2 / 3, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 0.9, 1.3])] * 2),
