@@ -53,12 +53,7 @@ def test_a_restored_module_goes_on_with_the_next_epoch(manifest: Path) -> None:
 def test_training_slides_are_turned_and_others_are_not(manifest: Path) -> None:
     data = SlideData(DataConfig(manifest=manifest), ["a", "b"])
     loader = data.train_dataloader()
-    lying = [
-        b["image"].shape[2] == 320
-        for _ in range(4)
-        for b in loader
-        if b["image"].shape[2] != b["image"].shape[3]
-    ]
+    lying = [b["image"].shape[2] == 320 for _ in range(4) for b in loader if b["image"].shape[2] != b["image"].shape[3]]
     assert 0.2 < np.mean(lying) < 0.8
     still = SlideData(DataConfig(manifest=manifest, turn=False), ["a", "b"])
     assert {b["image"].shape[3] for b in (*still.train_dataloader(), *data.val_dataloader())} == {320}

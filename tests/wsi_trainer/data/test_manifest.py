@@ -77,7 +77,5 @@ def test_missing_slides_and_unknown_labels_are_named(tmp_path: Path) -> None:
     (tmp_path / "here.svs").touch()
     with pytest.raises(UserError, match=r"1 of 2 slides are missing, the first is .*gone\.svs"):
         check_files(records)
-    with pytest.raises(
-        UserError, match=r"gone\.svs has the label '2', which is none of the classes '0', '1'"
-    ):
+    with pytest.raises(UserError, match=r"gone\.svs has the label '2', which is none of the classes '0', '1'"):
         check_labels(records, ["0", "1"])

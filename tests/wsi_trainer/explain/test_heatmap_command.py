@@ -35,9 +35,7 @@ def test_writes_a_picture_and_an_array_for_each_slide(
     facts = json.loads((folder.heatmaps / "heatmaps.json").read_text())
     assert facts["annotated_slides"] >= 1 and 0 < facts["area_inside"] < 1
     rows = slide_rows(Run.load("run", folder, "test"), None)
-    assert len(rows) == len(facts["slides"]) and all(
-        row.map is not None and row.map.is_file() for row in rows
-    )
+    assert len(rows) == len(facts["slides"]) and all(row.map is not None and row.map.is_file() for row in rows)
     for entry in facts["slides"].values():
         values = np.load(folder.heatmaps / entry["array"])
         assert values.ndim == 2 and np.isfinite(values).all()
@@ -47,8 +45,6 @@ def test_writes_a_picture_and_an_array_for_each_slide(
     assert "map of " in page and "has no maps of what" not in page
 
 
-def test_a_split_without_slides_is_named(
-    run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_split_without_slides_is_named(run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["heatmap", f"--config={run[0].config}", "--split=holdout"]) == 2
     assert "no slide is in the split holdout" in capsys.readouterr().err

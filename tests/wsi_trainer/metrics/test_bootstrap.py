@@ -59,9 +59,7 @@ def test_pairing_goes_by_name_and_narrows_the_interval() -> None:
     generator = np.random.default_rng(1)
     first = cohort(generator, 60, 1, 1.0)
     p = np.clip(first.probabilities[:, 1] + 0.02 * generator.normal(size=60), 0, 1)
-    second = Predictions(
-        first.slides, first.patients, first.classes, first.labels, np.stack([1 - p, p], axis=1)
-    )
+    second = Predictions(first.slides, first.patients, first.classes, first.labels, np.stack([1 - p, p], axis=1))
     shuffled = second.take(generator.permutation(60))
     paired = paired_difference(first, shuffled, auc, count=300)
     assert paired == paired_difference(first, second, auc, count=300)

@@ -45,9 +45,7 @@ def test_several_classes_are_averaged_one_against_rest() -> None:
 def test_the_roc_curve_has_the_area_and_its_band_holds_it() -> None:
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 2, 300)
-    predictions = binary(
-        np.clip(0.4 + 0.2 * labels + 0.2 * generator.normal(size=300), 0, 1).tolist(), labels.tolist()
-    )
+    predictions = binary(np.clip(0.4 + 0.2 * labels + 0.2 * generator.normal(size=300), 0, 1).tolist(), labels.tolist())
     band = roc_band(predictions, count=200)
     area = np.trapezoid(band.true_positive_rate, band.false_positive_rate)
     assert area == pytest.approx(auc(predictions), abs=0.01)

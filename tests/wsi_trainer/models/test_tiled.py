@@ -34,9 +34,7 @@ HEADS = (AveragePooling, MaxPooling, GeneralisedMeanPooling, AttentionPooling, T
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.__name__)
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_two_slides_of_different_sizes_give_what_plain_pytorch_gives(
-    backbone: str, head: type[Pooling]
-) -> None:
+def test_two_slides_of_different_sizes_give_what_plain_pytorch_gives(backbone: str, head: type[Pooling]) -> None:
     torch.manual_seed(0)
     plain = SlideClassifier(backbone=BACKBONES[backbone](), head=head).double()
     network = copy.deepcopy(plain)
@@ -48,9 +46,7 @@ def test_two_slides_of_different_sizes_give_what_plain_pytorch_gives(
         target = torch.tensor([1])
         plain.task.loss(expected, target).backward()
         network.task.loss(actual, target).backward()
-        torch.testing.assert_close(
-            torch.as_tensor(actual.tolist()).double(), expected.detach(), rtol=0, atol=1e-6
-        )
+        torch.testing.assert_close(torch.as_tensor(actual.tolist()).double(), expected.detach(), rtol=0, atol=1e-6)
     largest = max(float(p.grad.abs().max()) for p in plain.parameters() if p.grad is not None)
     for (name, one), other in zip(plain.named_parameters(), network.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None, name

@@ -47,9 +47,7 @@ def make_run(tmp_path: Path, labels: np.ndarray) -> MakeRun:
         predictions.write(folder.predictions("test"))
         write_json(folder.evaluation("test"), {"split": "test", **evaluate(predictions, resamples=50)})
         write_json(folder.environment, environment())
-        write_json(
-            folder.memory, {"engine": "plain PyTorch", "plain_bytes": 2**20, "image_shape": [1, 3, 256, 320]}
-        )
+        write_json(folder.memory, {"engine": "plain PyTorch", "plain_bytes": 2**20, "image_shape": [1, 3, 256, 320]})
         write_manifest(folder.splits, records)
         metrics = folder.metrics / "version_0" / "metrics.csv"
         metrics.parent.mkdir(parents=True)

@@ -66,9 +66,7 @@ def test_a_browser_shows_it_without_an_error(
     assert dark.mean() > 0.2, "the page is nearly empty"
 
 
-def test_the_script_sorts_and_filters(
-    runs: tuple[RunFolder, RunFolder], browser: Browser, tmp_path: Path
-) -> None:
+def test_the_script_sorts_and_filters(runs: tuple[RunFolder, RunFolder], browser: Browser, tmp_path: Path) -> None:
     page = write_report(runs[0], runs[1]).read_text(encoding="utf-8")
     actions = """<script>
     document.getElementById("wrong").checked = true;
