@@ -74,7 +74,7 @@ class Plan:
             data["shape"] = tuple(data.get("shape", ()))
             data["barriers"] = tuple(data.get("barriers", ()))
             return Plan(segments, **data)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
             raise PlanError(f"this is not a plan: {error}") from error
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.execute.validate import validate
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
@@ -39,6 +40,7 @@ class Settings:
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
         if self.given is not None:
+            validate(self.given, nodes)
             return self.given
         if self.budget is None:
             forward = Grid(self.tiles) if self.tiles else None

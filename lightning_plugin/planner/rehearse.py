@@ -31,8 +31,8 @@ from lightning_plugin.planner.profile import FAKES
 from lightning_plugin.rules.base import Captured, Source
 from lightning_plugin.source import TensorSource
 
-#: How many tiles of a grid are run besides the first.
-WORST = 1
+#: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
+EFFORT = 240
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def rehearse(plan: Plan, network: Network, coster: Coster) -> Account:
     ledger = Ledger(images[0].outputs[0].device if images else None, fakes=True)
 
     def tiles(program: Program, grid: Grid, backward: bool) -> Iterable[Sequence[Box]]:
-        return representative(program, grid, coster, backward)
+        return representative(program, grid, coster, backward, max(1, EFFORT // len(network.order)))
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
@@ -134,8 +134,10 @@ def backward(nodes: Sequence[Node]) -> None:
         torch.autograd.backward(results, cotangents)
 
 
-def representative(program: Program, grid: Grid, coster: Coster, backward: bool) -> Iterator[Sequence[Box]]:
-    """The first tile, and the largest of those that stand for all."""
+def representative(
+    program: Program, grid: Grid, coster: Coster, backward: bool, worst: int
+) -> Iterator[Sequence[Box]]:
+    """The first tile, and the ``worst`` largest of those that stand for all."""
     extents = [t.map.space.extent for t in program.targets]
     candidates = [boxes for boxes, _ in samples(grid, extents)]
     peak = coster.backward_peak if backward else coster.forward_peak
@@ -143,7 +145,7 @@ def representative(program: Program, grid: Grid, coster: Coster, backward: bool)
         range(1, len(candidates)), key=lambda i: peak(program, program.boxes(candidates[i])), reverse=True
     )
     yield candidates[0]
-    for i in order[:WORST]:
+    for i in order[:worst]:
         yield candidates[i]
 
 

@@ -1,0 +1,115 @@
+"""Whether a plan that somebody gave fits the network: what it names is there, and is known when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_plugin.boxes import Grid
+from lightning_plugin.errors import PlanError
+from lightning_plugin.execute.program import Program, Target
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.rules.base import Gather, ReduceOp, Source, Spread, TileOp
+
+
+def validate(plan: Plan, nodes: Sequence[Node]) -> None:
+    """Raise a `PlanError` that names the segment and the node at fault."""
+    images = [n.outputs[0].shape for n in nodes if isinstance(n.op, Source)]
+    if plan.shape and images and tuple(plan.shape) != images[0]:
+        raise PlanError(f"the plan is for an image of shape {tuple(plan.shape)}, this one is {images[0]}; make a new plan")
+    check = Check(nodes)
+    for place, segment in enumerate(plan.segments):
+        check.segment(place, segment)
+    check.complete()
+
+
+class Check:
+    """What is known after each segment, as a run would come to know it."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self.maps: set[int] = set()
+        self.reduced: set[int] = set()
+
+    def segment(self, place: int, segment: SegmentPlan) -> None:
+        where = f"segment {place} of the plan ({segment.path or 'nodes ' + ', '.join(map(str, segment.targets))})"
+        if not segment.targets:
+            raise PlanError(f"{where} makes nothing: give it targets or remove it")
+        targets = [self.target(where, place) for place in segment.targets]
+        if segment.keep:
+            for t in targets:
+                self.kept(where, t.node)
+        else:
+            self.tiled(where, targets, segment.forward, segment.backward)
+
+    def target(self, where: str, place: int) -> Target:
+        if not 0 <= place < len(self.nodes):
+            raise PlanError(
+                f"{where} names node {place}, the network has nodes 0 to {len(self.nodes) - 1}: it is another network's plan"
+            )
+        node = self.nodes[place]
+        if not isinstance(node.op, (TileOp, ReduceOp)):
+            raise PlanError(f"{where} names node {place} ({node.label}), which is no operator on a map")
+        if node.serial in self.reduced or any(id(v) in self.maps for v in node.outputs):
+            raise PlanError(f"{where} makes node {place} ({node.label}) a second time")
+        return Target(node) if isinstance(node.op, ReduceOp) else Target(node, node.outputs[0])
+
+    def kept(self, where: str, node: Node) -> None:
+        for v in node.maps:
+            if id(v) not in self.maps and not isinstance(v.node.op, (Source, Spread)):  # type: ignore[union-attr]
+                raise PlanError(f"{where} keeps {node.label}, whose input from {v.label} no earlier segment has made")
+        self.known(where, node.label, node.vectors)
+        self.note(node)
+
+    def tiled(self, where: str, targets: list[Target], *grids: Grid) -> None:
+        if len({t.node.serial for t in targets}) < len(targets):
+            raise PlanError(f"{where} names a node twice")
+        for t in targets:
+            axes = len(t.map.space.extent)
+            for grid in grids:
+                if len(grid.counts) != axes:
+                    raise PlanError(f"{where} has the grid {grid}, but {t.node.label} has {axes} spatial axes")
+        program = Program.build(targets, lambda v: id(v) in self.maps)
+        inside = {t.node.serial for t in targets}
+        for node in program.steps:
+            if isinstance(node.op, ReduceOp) and node.serial not in inside:
+                raise PlanError(f"{where} needs {node.label}, which no earlier segment has made")
+            self.known(where, node.label, node.vectors)
+        for t in targets:
+            self.note(t.node)
+
+    def note(self, node: Node) -> None:
+        if isinstance(node.op, ReduceOp):
+            self.reduced.add(node.serial)
+        else:
+            self.maps.add(id(node.outputs[0]))
+
+    def known(self, where: str, user: str, vectors: Sequence[Value]) -> None:
+        """That vectors can be computed now."""
+        stack, seen = list(vectors), set()
+        while stack:
+            v = stack.pop()
+            node = v.node
+            if node is None or v.real is not None or node.serial in seen:
+                continue
+            seen.add(node.serial)
+            if isinstance(node.op, ReduceOp):
+                if node.serial not in self.reduced:
+                    raise PlanError(f"{where} uses {node.label} in {user} before any segment has made it")
+            elif isinstance(node.op, Gather):
+                self.gathered(where, node)
+            else:
+                stack += node.inputs
+
+    def gathered(self, where: str, node: Node) -> None:
+        source = node.inputs[0]
+        if id(source) not in self.maps and not isinstance(source.node.op, (Source, Spread)):  # type: ignore[union-attr]
+            raise PlanError(f"{where} needs the whole result of {source.label}, which no earlier segment stores")
+
+    def complete(self) -> None:
+        """That nothing is missing after the last segment."""
+        for node in self.nodes:
+            if isinstance(node.op, ReduceOp) and node.serial not in self.reduced:
+                raise PlanError(f"no segment of the plan makes {node.label}")
+            if isinstance(node.op, Gather):
+                self.gathered("the end of the plan", node)

@@ -1,0 +1,155 @@
+"""The budget is a promise: what a plan predicts is what a step uses, and that is within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from torch import nn
+
+from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
+from lightning_plugin.ledger import Ledger
+from tests.lightning_plugin.planner.chains import Recipe, recipes
+
+FIXED = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+def step_under_ledger(tiled: nn.Module, net: nn.Module, x: torch.Tensor) -> Ledger:
+    """A whole step under a ledger of the test's own, which sees every operator, autograd's too."""
+    ledger = Ledger()
+    ledger.begin()
+    ledger.ignore(x)
+    for t in (*net.parameters(), *net.buffers()):
+        ledger.hold(t)
+    with ledger.watching():
+        tiled(x).sum().backward()
+    return ledger
+
+
+class Triple:
+    """One network at one size under one budget, drawn between the least and what plain PyTorch uses."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.net = recipe.build()
+        self.x = torch.randn(1, 3, recipe.side, recipe.side + 8)
+        with pytest.raises(BudgetError) as refused:
+            make_plan(self.net, self.x, budget=1000)
+        least, most = refused.value.smallest, step_under_ledger(self.net, self.net, self.x).peak
+        self.net.zero_grad(set_to_none=True)
+        self.budget = int(least + recipe.share * max(0, most - least))
+
+    def run(self) -> dict[str, float]:
+        tiled = TiledModule(self.net, budget=self.budget)
+        ledger = step_under_ledger(tiled, self.net, self.x)
+        plan = tiled.plan
+        assert plan is not None
+        found = {
+            "budget": self.budget,
+            "predicted": plan.peak_bytes,
+            "ledger": ledger.peak,
+            "own": tiled.peak_bytes,
+            "segments": len(plan.segments),
+            "kept": sum(s.keep for s in plan.segments),
+        }
+        assert ledger.peak <= self.budget, found
+        assert plan.peak_bytes >= 0.99 * ledger.peak, found
+        assert plan.peak_bytes <= 1.05 * ledger.peak, found
+        # The step's own ledger sees all but what autograd's kernels need for a moment.
+        assert 0.9 * ledger.peak <= tiled.peak_bytes <= 1.01 * ledger.peak, found
+        return found
+
+
+def run(examples: int, fixed: int) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = []
+
+    @seed(fixed)
+    @settings(max_examples=examples, phases=[Phase.generate], **FIXED)
+    @given(recipes())
+    def every(recipe: Recipe) -> None:
+        found.append(Triple(recipe).run())
+
+    every()
+    return found
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_steps_keep_their_budget(part: int) -> None:
+    assert len(run(10, part)) == 10
+
+
+@pytest.mark.full
+def test_two_hundred_steps_keep_their_budget(record_result: Callable[[str, dict[str, Any]], None]) -> None:
+    found = [f for part in range(10) for f in run(20, 100 + part)]
+    assert len(found) == 200
+    ratios = sorted(f["predicted"] / f["ledger"] for f in found)
+    record_result(
+        "planner_memory",
+        {
+            "triples": len(found),
+            "smallest predicted / ledger": ratios[0],
+            "largest predicted / ledger": ratios[-1],
+            "largest ledger / budget": max(f["ledger"] / f["budget"] for f in found),
+            "with several segments": sum(f["segments"] > 1 for f in found),
+            "with a tiled segment": sum(f["kept"] < f["segments"] for f in found),
+        },
+    )
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(True), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(True),
+        nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.AdaptiveAvgPool2d(1),
+    )  # fmt: skip
+
+
+def test_the_error_names_a_budget_that_works_and_none_below_it_does() -> None:
+    net, x = small(), torch.randn(1, 3, 200, 200)
+    with pytest.raises(BudgetError, match="smallest budget that works is") as refused:
+        make_plan(net, x, budget="60KiB")
+    smallest, operator = refused.value.smallest, refused.value.operator
+    assert operator and operator in str(refused.value)
+    plan = make_plan(net, x, budget=smallest)
+    assert plan.peak_bytes <= smallest
+    with pytest.raises(BudgetError) as again:
+        make_plan(net, x, budget=int(0.9 * smallest))
+    assert again.value.smallest == smallest
+    assert step_under_ledger(TiledModule(net, budget=smallest), net, x).peak <= smallest
+
+
+def test_a_second_step_that_adds_to_gradients_keeps_the_budget_too() -> None:
+    net, x = small(), torch.randn(1, 3, 96, 96)
+    tiled = TiledModule(net, budget="1MiB")
+    for _ in range(3):
+        assert step_under_ledger(tiled, net, x).peak <= 2**20
+
+
+def test_without_grad_only_forward_is_planned() -> None:
+    net, x = small().eval(), torch.randn(1, 3, 128, 128)
+    tiled = TiledModule(net, budget="1MiB")
+    with torch.no_grad():
+        ledger = Ledger()
+        ledger.begin()
+        ledger.ignore(x)
+        with ledger.watching():
+            out = tiled(x)
+    assert torch.allclose(out, net(x), atol=1e-5)
+    assert ledger.peak <= 2**20
+
+
+def test_planning_is_deterministic_and_leaves_no_trace() -> None:
+    net = small()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    state = torch.get_rng_state()
+    plans = [make_plan(net, (1, 3, 4096, 4096), budget="200MiB") for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_a_plan_survives_json() -> None:
+    plan = make_plan(small(), (1, 3, 512, 512), budget="4MiB")
+    assert Plan.from_json(plan.to_json()) == plan
