@@ -43,7 +43,7 @@ class Normalization(torch.autograd.Function):
         ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         ctx.save_for_backward(x, mean, var, weight)
-        ctx.eps = eps
+        ctx.eps, ctx.bias = eps, None if bias is None else bias.dtype
         # Kernels want all vectors in one type, the statistics'; a module in half precision has its weight in half.
         scale, shift = (None if v is None else v.to(mean.dtype) for v in (weight, bias))
         return torch.batch_norm(x, scale, shift, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
@@ -66,7 +66,7 @@ class Normalization(torch.autograd.Function):
             d_mean,
             d_var,
             None if weight is None else scaled.to(weight.dtype),
-            None if weight is None else total.to(weight.dtype),
+            None if ctx.bias is None else total.to(ctx.bias),
             None,
         )
 

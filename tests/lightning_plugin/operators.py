@@ -154,13 +154,21 @@ def flip_or_roll(draw: Draw, shape: Shape) -> nn.Module:
 
 
 def batch_norm(draw: Draw, shape: Shape) -> nn.Module:
-    return of_rank(shape, "BatchNorm")(
+    norm = of_rank(shape, "BatchNorm")(
         shape[1],
         eps=1e-3,
         momentum=draw(st.sampled_from([0.1, 0.7, None])),
         affine=draw(st.booleans()),
         track_running_stats=draw(st.booleans()),
     )
+    return one_sided(draw, norm)
+
+
+def one_sided(draw: Draw, norm: nn.Module) -> nn.Module:
+    """Now and then a norm with only a weight or only a bias."""
+    if norm.weight is not None and draw(st.integers(0, 4)) == 0:
+        norm.register_parameter(draw(st.sampled_from(["weight", "bias"])), None)
+    return norm
 
 
 def other_norm(draw: Draw, shape: Shape) -> nn.Module:
@@ -169,10 +177,11 @@ def other_norm(draw: Draw, shape: Shape) -> nn.Module:
     affine = draw(st.booleans())
     if kind == "group":
         groups = draw(st.sampled_from([g for g in range(1, channels + 1) if channels % g == 0]))
-        return nn.GroupNorm(groups, channels, eps=1e-3, affine=affine)
+        return one_sided(draw, nn.GroupNorm(groups, channels, eps=1e-3, affine=affine))
     if kind == "instance":
         track = draw(st.booleans())
-        return of_rank(shape, "InstanceNorm")(channels, eps=1e-3, affine=affine, track_running_stats=track)
+        norm = of_rank(shape, "InstanceNorm")(channels, eps=1e-3, affine=affine, track_running_stats=track)
+        return one_sided(draw, norm)
     if kind == "response":
         return nn.LocalResponseNorm(draw(st.integers(1, 3)))
     if kind == "space":
