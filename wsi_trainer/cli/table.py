@@ -48,7 +48,12 @@ COMMANDS: tuple[Command, ...] = (
         "read converted slides again and compare them with their manifest of hashes",
         "wsi_trainer.slides.verify:verify",
     ),
-    Command("plan", "plan a model at an image size under a memory budget, without a device or an image"),
+    Command(
+        "plan",
+        "plan a model at an image size under a memory budget, without a device or an image",
+        "wsi_trainer.fit.plan_command:plan",
+        own_parser=True,
+    ),
     Command(
         "fit",
         "train a slide classifier end to end",
