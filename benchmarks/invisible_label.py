@@ -55,9 +55,7 @@ def make_slides(work: Path, seed: int, training: int, held_out: int, side: int) 
     return joint
 
 
-def config(
-    manifest: Path, out: Path, seed: int, epochs: int, downsample: int, budget: str | None
-) -> dict[str, Any]:
+def config(manifest: Path, out: Path, seed: int, epochs: int, downsample: int, budget: str | None) -> dict[str, Any]:
     """The config of a run, as `wsi-train fit` reads it."""
     return {
         "out": str(out),
@@ -116,9 +114,7 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for slides and runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--training", type=int, default=120, help="training and validation slides of a seed")

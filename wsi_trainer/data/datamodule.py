@@ -98,9 +98,7 @@ class SlideDataset(Dataset[SlideBatch]):
 class SlideData(pl.LightningDataModule):
     """The loaders of the three splits. Batches hold one slide, since slides differ in size."""
 
-    def __init__(
-        self, config: DataConfig, classes: Sequence[str], seed: int = 0, to_image: ToImage = dense
-    ) -> None:
+    def __init__(self, config: DataConfig, classes: Sequence[str], seed: int = 0, to_image: ToImage = dense) -> None:
         """Read the manifest and fix the splits.
 
         Args:
@@ -156,12 +154,8 @@ def in_order(dataset: SlideDataset, workers: int) -> DataLoader[SlideBatch]:
 
 def make_loader(dataset: SlideDataset, sampler: Sampler[Visit], workers: int) -> DataLoader[SlideBatch]:
     """A loader of batches of one slide, which are not collated: a lazy image has no pixels to stack."""
-    options: dict[str, Any] = (
-        {"multiprocessing_context": "spawn", "persistent_workers": True} if workers else {}
-    )
-    return DataLoader(
-        dataset, batch_size=None, sampler=sampler, num_workers=workers, collate_fn=_as_it_is, **options
-    )
+    options: dict[str, Any] = {"multiprocessing_context": "spawn", "persistent_workers": True} if workers else {}
+    return DataLoader(dataset, batch_size=None, sampler=sampler, num_workers=workers, collate_fn=_as_it_is, **options)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -51,9 +51,7 @@ def read_manifest(path: Path, root: Path | None = None, labelled: bool = True) -
         columns = reader.fieldnames or []
         for column in needed:
             if column not in columns:
-                raise UserError(
-                    f"{path} has no column {column!r}; its columns are {', '.join(columns) or 'none'}"
-                )
+                raise UserError(f"{path} has no column {column!r}; its columns are {', '.join(columns) or 'none'}")
         base = path.parent if root is None else root
         records = [_record(path, reader.line_num, row, base, needed) for row in reader]
     if not records:
@@ -93,18 +91,14 @@ def check_labels(records: Sequence[SlideRecord], classes: Sequence[str]) -> None
             )
 
 
-def _record(
-    manifest: Path, line: int, row: dict[str, str | None], base: Path, needed: Sequence[str]
-) -> SlideRecord:
+def _record(manifest: Path, line: int, row: dict[str, str | None], base: Path, needed: Sequence[str]) -> SlideRecord:
     values = {column: (value or "").strip() for column, value in row.items() if column is not None}
     for column in needed:
         if not values[column]:
             raise UserError(f"{manifest}, line {line}: the column {column!r} is empty")
     split = values.get("split", "")
     if split and split not in SPLITS:
-        raise UserError(
-            f"{manifest}, line {line}: split is {split!r}; it must be one of {', '.join(SPLITS)} or empty"
-        )
+        raise UserError(f"{manifest}, line {line}: split is {split!r}; it must be one of {', '.join(SPLITS)} or empty")
     slide = values["slide"]
     return SlideRecord(
         slide=slide,

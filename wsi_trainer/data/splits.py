@@ -53,18 +53,14 @@ def check_leakage(records: Sequence[SlideRecord]) -> None:
             )
 
 
-def _move(
-    records: Sequence[SlideRecord], source: str, target: str, share: float, seed: int
-) -> list[SlideRecord]:
+def _move(records: Sequence[SlideRecord], source: str, target: str, share: float, seed: int) -> list[SlideRecord]:
     """Move about this share of one split to another, whole patients, classes in proportion."""
     rows = [index for index, record in enumerate(records) if record.split == source]
     if share <= 0 or not rows:
         return list(records)
     labels = [records[index].label for index in rows]
     patients = [records[index].patient for index in rows]
-    smallest = min(
-        len({p for p, label in zip(patients, labels, strict=True) if label == name}) for name in set(labels)
-    )
+    smallest = min(len({p for p, label in zip(patients, labels, strict=True) if label == name}) for name in set(labels))
     folds = min(max(2, round(1 / share)), smallest)
     if folds < 2:
         raise UserError(

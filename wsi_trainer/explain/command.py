@@ -18,9 +18,7 @@ def heatmap(words: Sequence[str]) -> int:
     parser = make_parser("heatmap", "Write whole-slide maps of how much each position speaks for a class.")
     parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
     parser.add_argument("--split", type=str, default="test", help="which slides: train, val or test")
-    parser.add_argument(
-        "--regions", type=Path, default=None, help="folder with SLIDE.geojson, the true regions"
-    )
+    parser.add_argument("--regions", type=Path, default=None, help="folder with SLIDE.geojson, the true regions")
     options = parse(parser, words)
     model, data, _ = instantiate(parser, options)
     folder = RunFolder(Path(options.out)).existing()

@@ -63,9 +63,7 @@ def write_heatmaps(
         "slides": entries,
     }
     if found:
-        facts |= {
-            key: float(np.mean([entry[key] for entry in found])) for key in ("mass_inside", "area_inside")
-        }
+        facts |= {key: float(np.mean([entry[key] for entry in found])) for key in ("mass_inside", "area_inside")}
     write_json(folder.heatmaps / "heatmaps.json", facts)
     return facts
 

@@ -32,9 +32,7 @@ def draw_overlay(
         (round(values.shape[1] * attribution.stride), round(values.shape[0] * attribution.stride)),
         Image.Resampling.NEAREST,
     )
-    strength = np.asarray(
-        covered.crop((0, 0, size[1], size[0])).resize(slide.size, Image.Resampling.BILINEAR)
-    )
+    strength = np.asarray(covered.crop((0, 0, size[1], size[0])).resize(slide.size, Image.Resampling.BILINEAR))
     colours = colormaps["inferno"](0.25 + 0.75 * strength)[..., :3]
     grey = np.asarray(slide.convert("L").convert("RGB"), dtype=np.float32) / 255
     weight = np.sqrt(np.clip(strength, 0, 1))[..., None]

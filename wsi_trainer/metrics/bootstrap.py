@@ -70,9 +70,7 @@ def paired_difference(
         raise ValueError(
             "the two sets of predictions have different labels for the same slides; compare like with like"
         )
-    drawn = [
-        score(first.take(rows)) - score(second.take(rows)) for rows in resamples(first.patients, count, seed)
-    ]
+    drawn = [score(first.take(rows)) - score(second.take(rows)) for rows in resamples(first.patients, count, seed)]
     return _interval(score(first) - score(second), drawn)
 
 

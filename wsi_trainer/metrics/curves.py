@@ -33,16 +33,12 @@ def roc_band(predictions: Predictions, positive: int = 1, count: int = 500, seed
         if truth.any() and not truth.all():
             drawn.append(_curve(truth, predictions.probabilities[rows, positive], grid))
     if not drawn:
-        raise ValueError(
-            f"no resample holds both {predictions.classes[positive]!r} and another class: no ROC curve"
-        )
+        raise ValueError(f"no resample holds both {predictions.classes[positive]!r} and another class: no ROC curve")
     curve = _curve(predictions.labels == positive, predictions.probabilities[:, positive], grid)
     low, high = np.quantile(np.stack(drawn), [0.025, 0.975], axis=0)
     return RocBand(grid, curve, low, high)
 
 
-def _curve(
-    truth: NDArray[np.bool_], score: NDArray[np.float64], grid: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _curve(truth: NDArray[np.bool_], score: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
     false_positive, true_positive, _ = roc_curve(truth, score)
     return np.interp(grid, false_positive, true_positive)

@@ -72,26 +72,17 @@ class Predictions:
         slides. With more, the probabilities are averaged and the slides of a patient have to agree on the
         label.
         """
-        rows = {
-            patient: np.flatnonzero(np.array(self.patients) == patient)
-            for patient in dict.fromkeys(self.patients)
-        }
-        labels, probabilities = zip(
-            *(self._patient(patient, index) for patient, index in rows.items()), strict=True
-        )
+        rows = {patient: np.flatnonzero(np.array(self.patients) == patient) for patient in dict.fromkeys(self.patients)}
+        labels, probabilities = zip(*(self._patient(patient, index) for patient, index in rows.items()), strict=True)
         names = tuple(rows)
-        return Predictions(
-            names, names, self.classes, np.array(labels, dtype=np.int64), np.stack(probabilities)
-        )
+        return Predictions(names, names, self.classes, np.array(labels, dtype=np.int64), np.stack(probabilities))
 
     def _patient(self, patient: str, rows: NDArray[np.int64]) -> tuple[int, NDArray[np.float64]]:
         labels, probabilities = self.labels[rows], self.probabilities[rows]
         if len(self.classes) == 2:
             return int(labels.max()), probabilities[probabilities[:, 1].argmax()]
         if len(set(labels.tolist())) > 1:
-            raise PredictionsError(
-                f"the slides of patient {patient} have different labels; use slide-level metrics"
-            )
+            raise PredictionsError(f"the slides of patient {patient} have different labels; use slide-level metrics")
         return int(labels[0]), probabilities.mean(axis=0)
 
     def write(self, path: Path) -> None:
@@ -102,17 +93,13 @@ class Predictions:
             writer.writerow(["slide", "patient", "label", *(_PREFIX + name for name in self.classes)])
             for row in range(len(self)):
                 values = [repr(float(value)) for value in self.probabilities[row]]
-                writer.writerow(
-                    [self.slides[row], self.patients[row], self.classes[self.labels[row]], *values]
-                )
+                writer.writerow([self.slides[row], self.patients[row], self.classes[self.labels[row]], *values])
 
     @staticmethod
     def read(path: Path) -> Predictions:
         """Read what `write` wrote."""
         if not path.is_file():
-            raise PredictionsError(
-                f"there are no predictions at {path}; run `wsi-train test` for this run first"
-            )
+            raise PredictionsError(f"there are no predictions at {path}; run `wsi-train test` for this run first")
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             columns = reader.fieldnames or []
@@ -123,15 +110,13 @@ class Predictions:
             rows = list(reader)
         unknown = next((row["label"] for row in rows if row["label"] not in classes), None)
         if unknown is not None:
-            raise PredictionsError(
-                f"{path} has the label {unknown!r}, which is none of its classes {list(classes)}"
-            )
+            raise PredictionsError(f"{path} has the label {unknown!r}, which is none of its classes {list(classes)}")
         return Predictions(
             tuple(row["slide"] for row in rows),
             tuple(row["patient"] for row in rows),
             classes,
             np.array([classes.index(row["label"]) for row in rows], dtype=np.int64),
-            np.array(
-                [[float(row[_PREFIX + name]) for name in classes] for row in rows], dtype=np.float64
-            ).reshape(len(rows), len(classes)),
+            np.array([[float(row[_PREFIX + name]) for name in classes] for row in rows], dtype=np.float64).reshape(
+                len(rows), len(classes)
+            ),
         )

@@ -35,9 +35,7 @@ def f1(predictions: Predictions) -> float:
     if len(predictions.classes) == 2:
         return float(sk.f1_score(predictions.labels, predicted, zero_division=0.0))
     labels = range(len(predictions.classes))
-    return float(
-        sk.f1_score(predictions.labels, predicted, labels=labels, average="macro", zero_division=0.0)
-    )
+    return float(sk.f1_score(predictions.labels, predicted, labels=labels, average="macro", zero_division=0.0))
 
 
 def brier(predictions: Predictions) -> float:

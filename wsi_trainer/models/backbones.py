@@ -153,9 +153,7 @@ class ConvNeXt(Backbone):
         super().__init__()
         widths = _checked(widths)
         if len(depths) != len(widths):
-            raise ValueError(
-                f"ConvNeXt has {len(widths)} widths but {len(depths)} depths; give one depth for each"
-            )
+            raise ValueError(f"ConvNeXt has {len(widths)} widths but {len(depths)} depths; give one depth for each")
         layers: list[nn.Module] = [nn.Conv2d(3, widths[0], stem_stride, stride=stem_stride)]
         layers.append(make_norm("channel", widths[0]))
         layers.extend(ConvNeXtBlock(widths[0]) for _ in range(depths[0]))

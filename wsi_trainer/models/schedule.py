@@ -7,9 +7,7 @@ import math
 import torch
 
 
-def warmup_cosine(
-    optimizer: torch.optim.Optimizer, steps: int, warmup: int
-) -> torch.optim.lr_scheduler.LambdaLR:
+def warmup_cosine(optimizer: torch.optim.Optimizer, steps: int, warmup: int) -> torch.optim.lr_scheduler.LambdaLR:
     """Rise linearly over `warmup` steps, then fall along half a cosine to 1 % of the peak at `steps`."""
 
     def factor(step: int) -> float:

@@ -45,9 +45,7 @@ class BinaryTask(Task):
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         weight = torch.as_tensor(self.positive_weight, dtype=logits.dtype, device=logits.device)
-        return functional.binary_cross_entropy_with_logits(
-            logits[:, 0], target.to(logits.dtype), pos_weight=weight
-        )
+        return functional.binary_cross_entropy_with_logits(logits[:, 0], target.to(logits.dtype), pos_weight=weight)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         positive = torch.sigmoid(logits)
