@@ -65,7 +65,9 @@ ARCHITECTURES = (
     Architecture("mambaout_femto", (2, 3, 67, 75)),
     Architecture("edgenext_xx_small", (2, 3, 64, 96)),
     Architecture("vit_tiny_patch16_224", (2, 3, 64, 80), {"img_size": (64, 80), "depth": 3}),
-    Architecture("swin_tiny_patch4_window7_224", (2, 3, 64, 96), {"img_size": (64, 96), "window_size": 2, "depths": (2, 2)}),
+    Architecture(
+        "swin_tiny_patch4_window7_224", (2, 3, 64, 96), {"img_size": (64, 96), "window_size": 2, "depths": (2, 2)}
+    ),
 )  # fmt: skip
 #: The small and quick ones, which the sampled run tests.
 SAMPLED = (

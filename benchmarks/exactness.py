@@ -1,0 +1,78 @@
+"""Measure exactness and write what was measured: `python -m benchmarks.exactness [zoo] [timm] [page]`.
+
+`zoo` runs every network of the tests in both modes at two sizes, `timm` the architectures of that library; each writes
+a JSON file. `page` writes docs/exactness.md from the files, measuring nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from benchmarks.exactness_page import write_page
+from tests.conftest import RESULTS, environment
+from tests.exactness import errors
+from tests.lightning_plugin.architectures import ARCHITECTURES, examine
+from tests.lightning_plugin.cases import GRIDS, Noting, still
+from tests.lightning_plugin.stubs import timm_alone
+from tests.zoo import STRUCTURED, ZOO, ZooEntry, fill
+
+
+def zoo_row(entry: ZooEntry) -> dict[str, Any]:
+    """The largest errors of a network over modes, sizes and grids, and what was run whole."""
+    found: dict[str, float] = {}
+    noted: set[str] = set()
+    for mode in (True, False):
+        for shape, grids in ((entry.shape, GRIDS[0]), (entry.other_shape, GRIDS[1])):
+            settings = Noting(*grids)
+            net = still(fill(entry.build().double())).train(mode)
+            for name, error in errors(net, shape, settings=settings).items():
+                kind = name.split()[0] if name.split()[0] in ("loss", "output", "input", "buffer") else "parameter"
+                found[kind] = max(found.get(kind, 0.0), error)
+            noted |= {b.split(" in ")[0].split(": ")[0] for b in settings.noted}
+    return {"name": entry.name, "shape": list(entry.shape), "errors": found, "barriers": sorted(noted)}
+
+
+def zoo() -> list[dict[str, Any]]:
+    entries = [*ZOO.values(), *STRUCTURED.values()]
+    return [zoo_row(e) for e in track(entries, "zoo")]
+
+
+def timm() -> list[dict[str, Any]]:
+    with timm_alone() as module:
+        return [examine(module, a) for a in track(ARCHITECTURES, "timm")]
+
+
+def keep(name: str, rows: list[dict[str, Any]]) -> Path:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"exactness_{name}.json"
+    path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=["zoo", "timm", "page"], help="default: all")
+    chosen = parser.parse_args().what or ["zoo", "timm", "page"]
+    for path in run(chosen):
+        print(path)
+
+
+def run(chosen: list[str]) -> Iterator[Path]:
+    torch.set_num_threads(1)  # networks are tiny: threads would only wait for each other
+    if "zoo" in chosen:
+        yield keep("zoo", zoo())
+    if "timm" in chosen:
+        yield keep("timm", timm())
+    if "page" in chosen:
+        yield write_page()
+
+
+if __name__ == "__main__":
+    main()

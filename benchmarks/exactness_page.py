@@ -1,0 +1,115 @@
+"""Writes docs/exactness.md from the measured files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+INTRODUCTION = """# How exact it is
+
+<!-- Written by `python -m benchmarks.exactness page`; edit benchmarks/exactness_page.py instead. -->
+
+The engine computes what plain PyTorch computes: same output, loss, gradients and running statistics, up to the order in
+which numbers are added. Everything on this page is measured in float64 against plain PyTorch. The error of a tensor is
+max|a − b| / max(max|b|, 0.001 × the largest gradient in the network); the bound is 1e-9.
+
+To measure your own model, use `lightning_plugin.check(module, small_input)`: it names the error of each parameter, and
+the operators that are run whole. Which operators have a rule, and which tests reach each, is in
+[Operators](operators.md).
+"""
+
+
+def write_page() -> Path:
+    """Write the page from whatever has been measured."""
+    parts = [INTRODUCTION, random_part(), zoo_part(), timm_part(), precision_part()]
+    path = ROOT / "docs" / "exactness.md"
+    path.write_text("\n".join(p for p in parts if p))
+    return path
+
+
+def measured(name: str) -> Any:
+    path = RESULTS / f"exactness_{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def listing(names: list[str]) -> str:
+    return ", ".join(f"`{n}`" for n in names) or "–"
+
+
+def random_part() -> str:
+    data = measured("random")
+    if data is None:
+        return ""
+    v = dict(data["values"])
+    operators = v.pop("operators")
+    counts = [[k, f"{v[k]:.1e}" if isinstance(v[k], float) else str(v[k])] for k in sorted(v)]
+    used = ", ".join(f"{name} {count}" for name, count in operators.items())
+    return (
+        "## Random networks\n\nDirected acyclic graphs of operators, at random sizes, with random tile grids, "
+        "different ones forward and backward, and random sets of stored and kept maps. *Badly conditioned* are "
+        "networks in which one rounding of the input changes plain PyTorch's own result by so much that the bound "
+        "means nothing; they are held to a hundred times that change.\n\n"
+        + table(["", "count"], counts)
+        + f"\nHow often each operator was drawn: {used}.\n"
+    )
+
+
+def zoo_part() -> str:
+    data = measured("zoo")
+    if data is None:
+        return ""
+    kinds = ["output", "loss", "parameter", "input", "buffer"]
+    rows = [
+        [
+            f"`{r['name']}`",
+            *(f"{r['errors'][k]:.0e}" if k in r["errors"] else "–" for k in kinds),
+            listing(r["barriers"]),
+        ]
+        for r in data["rows"]
+    ]
+    return (
+        "## Written-out networks\n\nThe largest error over train and eval mode, two sizes and two pairs of grids. The "
+        "last column names operators that no rule could tile and that were run whole, which is exact too.\n\n"
+        + table(["network", "output", "loss", "parameters", "image", "buffers", "run whole"], rows)
+    )
+
+
+def timm_part() -> str:
+    data = measured("timm")
+    if data is None:
+        return ""
+    rows = [timm_row(r) for r in data["rows"]]
+    return (
+        "## timm, unchanged\n\n*pass*: tiled from end to end; *barrier*: exact, with the named operators run whole; "
+        "*error*: refused, with the message.\n\n"
+        + table(["architecture", "image", "result", "largest error", "run whole"], rows)
+    )
+
+
+def timm_row(row: dict[str, Any]) -> list[str]:
+    size = "×".join(map(str, row["shape"][2:]))
+    error = f"{row['error']:.0e}" if "error" in row else "–"
+    return [f"`{row['name']}`", size, row["result"], error, row.get("message") or listing(row["barriers"])]
+
+
+def precision_part() -> str:
+    rows = []
+    for name, label in (("float32", "float32"), ("bfloat16_autocast", "bfloat16 autocast")):
+        if data := measured(name):
+            v = data["values"]
+            rows.append([label, str(v["cases"]), f"{v['median ratio']:.2f}", f"{max(v['ratios'].values()):.2f}"])
+    if not rows:
+        return ""
+    return (
+        "## Lower precision\n\nThe tiled result's L2 distance from float64, output and all gradients together, divided "
+        "by plain PyTorch's own.\n\n" + table(["", "networks", "median", "largest"], rows)
+    )

@@ -1,0 +1,87 @@
+"""In float32 and under bfloat16 autocast, tiles are no further from float64 than plain PyTorch is, times two."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, materialize
+from lightning_plugin.settings import Settings
+from tests.exactness import TOLERANCE, difference, flat
+from tests.lightning_plugin.cases import GRIDS, Noting, still
+from tests.zoo import ZOO, fill
+
+QUICK = (
+    "vgg16_mean", "resnet18", "cifar_resnet20", "blur_resnet", "densenet121", "mobilenet_v3_large", "convnext_v2_tiny",
+    "squeezenet", "attention_cbam", "unet_bilinear", "mil_gated_attention", "wave_classifier",
+)  # fmt: skip
+FULL = tuple(name for name, entry in ZOO.items() if not entry.stochastic)
+
+
+def gradients(net: nn.Module, x: Tensor, settings: Settings | None, autocast: bool) -> Tensor:
+    """Output and all gradients of one step, as one vector."""
+    x = x.clone().requires_grad_()
+    image = x if settings is None else LazyImage.from_tensor(x, settings=settings)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        outputs = net(image)
+    generator = torch.Generator().manual_seed(5)
+    loss = sum((o * torch.randn(o.shape, generator=generator, dtype=x.dtype)).sum() for o in flat(outputs))
+    loss.backward()  # type: ignore[union-attr]
+    found = [*(materialize(o) for o in flat(outputs)), x.grad, *(p.grad for p in net.parameters())]
+    return torch.cat([t.detach().double().flatten() for t in found if t is not None])
+
+
+def ratio(name: str, autocast: bool) -> float:
+    """The tiled error over plain PyTorch's own, both in the L2 norm, both against plain PyTorch in float64."""
+    entry = ZOO[name]
+    exact = still(fill(entry.build().double()))
+    x = torch.randn(entry.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    single = copy.deepcopy(exact).float()
+    reference = gradients(exact, x.float().double(), None, False)
+    plain = gradients(copy.deepcopy(single), x.float(), None, autocast)
+    tiled = gradients(copy.deepcopy(single), x.float(), Noting(*GRIDS[0]), autocast)
+    return ((tiled - reference).norm() / (plain - reference).norm()).item()
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16 autocast"])
+def test_tiles_round_no_more_than_plain(
+    autocast: bool, request: pytest.FixtureRequest, record_result: Callable[[str, dict[str, Any]], None]
+) -> None:
+    names = FULL if request.config.getoption("--full") else QUICK
+    ratios = {name: ratio(name, autocast) for name in names}
+    assert statistics.median(ratios.values()) <= 2, ratios
+    kind = "bfloat16_autocast" if autocast else "float32"
+    values = {"cases": len(ratios), "median ratio": statistics.median(ratios.values()), "ratios": ratios}
+    record_result(f"exactness_{kind}", values)
+
+
+def test_there_are_fifty_cases() -> None:
+    assert len(FULL) >= 50
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "unet_transposed", "unet3d_group"])
+def test_channels_last_is_honoured(name: str) -> None:
+    """The result has the memory format of plain PyTorch's, and so has the image's gradient."""
+    entry = ZOO[name]
+    last = torch.channels_last if len(entry.shape) == 4 else torch.channels_last_3d
+    plain = still(fill(entry.build().double())).to(memory_format=last)  # type: ignore[call-overload]
+    net = copy.deepcopy(plain)
+    x = torch.randn(entry.shape, dtype=torch.float64).to(memory_format=last)
+    twins = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = plain(twins[0])
+    result = net(LazyImage.from_tensor(twins[1], settings=Noting(*GRIDS[0])))
+    actual = materialize(result)
+    assert result.stride() == expected.stride()
+    assert difference(actual.detach(), expected.detach()) < TOLERANCE
+    expected.square().sum().backward()
+    actual.square().sum().backward()
+    for (n, a), (_, e) in zip(net.named_parameters(), plain.named_parameters(), strict=True):
+        assert a.grad.stride() == e.grad.stride(), n
+    assert difference(twins[1].grad, twins[0].grad) < TOLERANCE
+    assert twins[1].grad.stride() == twins[0].grad.stride()
