@@ -13,6 +13,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.operator_coverage import OperatorCoverage
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -22,6 +24,9 @@ hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the stated counts, not a sample of them")
+    parser.addoption(
+        "--operators", action="store_true", help="note which tests reach which rule, for the table of operators"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs only with --full, because it takes long")
     config.addinivalue_line("markers", "slow: takes more than some ten seconds")
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "ci")
+    if config.getoption("--operators"):
+        config.pluginmanager.register(OperatorCoverage(RESULTS / "operators.json"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

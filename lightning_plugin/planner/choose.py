@@ -25,6 +25,8 @@ from lightning_plugin.units import format_bytes
 SPARE = 0.01
 #: How often the search is asked again.
 ROUNDS = 8
+#: How often the interval in which the smallest budget lies is halved.
+HALVINGS = 4
 #: A plan that uses this much of what it may is not worth another round.
 ENOUGH = 0.93
 
@@ -45,7 +47,7 @@ class Chooser:
         """The fastest plan within the budget, or an error that says what would be enough."""
         limit = int(budget * (1 - SPARE))
         self.refuse_barriers(limit)
-        best = self.try_rounds(limit) or self.thriftiest
+        best = self.try_rounds(limit) or self.frugal
         if best.peak_bytes > limit:
             raise self.refusal(budget)
         return dataclasses.replace(best, budget=budget)
@@ -104,8 +106,18 @@ class Chooser:
         return self.rehearsed[plan]
 
     @cached_property
+    def frugal(self) -> Plan:
+        """The plan with the smallest true peak, to a few percent; it does not depend on what was asked before."""
+        best = self.thriftiest()
+        low = self.network.fixed_bytes
+        for _ in range(HALVINGS):
+            middle = (low + best.peak_bytes) // 2
+            found = self.try_rounds(middle)
+            low, best = (middle, best) if found is None else (low, found)
+        return best
+
     def thriftiest(self) -> Plan:
-        """The plan that needs least, found by halving the interval in which the search begins to find one."""
+        """The plan that needs least as far as the model knows, found by halving the interval in which the search begins to find one."""
         self.search.lessons.clear()  # the answer must not depend on what was asked before
         low, high = self.network.fixed_bytes, max(2 * self.network.fixed_bytes, 1 << 20)
         while self.search.run(high) is None:
@@ -121,7 +133,7 @@ class Chooser:
         return self.true(found)
 
     def refusal(self, budget: int) -> BudgetError:
-        plan = self.thriftiest
+        plan = self.frugal
         smallest = math.ceil(plan.peak_bytes / (1 - SPARE)) + 1
         operator = worst(plan)
         return BudgetError(
