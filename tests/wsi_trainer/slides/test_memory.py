@@ -1,0 +1,55 @@
+"""Conversion streams: memory does not grow with the slide."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from wsi_trainer.synthetic import SlideSpec, write_slide
+
+_CONVERT = """
+import sys, time
+from pathlib import Path
+from wsi_trainer.slides.convert import Job, convert
+from wsi_trainer.slides.settings import Settings
+start = time.perf_counter()
+convert(Job(Path(sys.argv[1]), "s"), Path(sys.argv[2]), Settings(background=sys.argv[4]), threads=int(sys.argv[3]))
+seconds = time.perf_counter() - start
+# Not getrusage: its peak survives exec and would be that of the test's own process.
+status = Path("/proc/self/status").read_text()
+print(int(status.split("VmHWM:")[1].split()[0]) // 1024, seconds)
+"""
+
+
+def _peak(slide: Path, out: Path, threads: int, background: str) -> tuple[int, float]:
+    command = [sys.executable, "-c", _CONVERT, str(slide), str(out), str(threads), background]
+    peak, seconds = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return int(peak), float(seconds)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak of memory from")
+@pytest.mark.slow
+def test_tall_slide_needs_what_a_short_one_needs(tmp_path: Path) -> None:
+    peaks = []
+    for height in (9_000, 30_000):
+        path = tmp_path / f"{height}.tif"
+        write_slide(path, SlideSpec(height, 4_500, tissue=0.04), threads=2)
+        peaks.append(_peak(path, tmp_path / str(height), 1, "keep")[0])
+    assert peaks[1] < 400  # MiB, for 405 MB of pixels
+    assert peaks[1] < peaks[0] + 100
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak of memory from")
+@pytest.mark.full
+@pytest.mark.parametrize("background", ["keep", "constant"])
+def test_gigapixels_in_little_memory(tmp_path: Path, background: str, record_result: Callable[..., None]) -> None:
+    """100,000 x 80,000 px, 80 % glass: 24 GB of pixels."""
+    path = tmp_path / "slide.tif"
+    write_slide(path, SlideSpec(80_000, 100_000, tissue=0.2), threads=2)
+    peak, seconds = _peak(path, tmp_path / "out", 2, background)
+    record_result(f"gigapixels_{background}", {"peak_mib": peak, "seconds": round(seconds)})
+    assert peak < 1536
