@@ -77,7 +77,7 @@ class DiskFile:
         for a in reversed(range(len(extent) - 1)):
             strides[a] = strides[a + 1] * extent[a + 1]
         piece = strides[run] * (hi[run] - lo[run])
-        buffer = memoryview(data.view(-1).view(torch.uint8).numpy())
+        buffer = memoryview(data.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         place = 0
         for index in itertools.product(*(range(lo[a], hi[a]) for a in range(run))):
             offset = sum(i * s for i, s in zip(index, strides, strict=False)) + lo[run] * strides[run]

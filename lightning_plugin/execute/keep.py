@@ -20,6 +20,7 @@ from lightning_plugin.execute.segment import GatherFunction, watched
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
+from lightning_plugin.rules.norm import Normalize
 from lightning_plugin.source import TensorSource
 
 
@@ -78,12 +79,16 @@ def run_whole(node: Node, tiles: list[Tensor], vectors: list[Tensor], uses: Uses
     assert isinstance(op, TileOp)
     box = Box.whole(node.outputs[0].space.extent)
     source = node.maps[0]
-    if node.inplace is not None and source.handle is None and uses.last(source) and not _given(source):
+    if (
+        node.inplace is not None
+        and source.handle is None
+        and uses.last(source)
+        and not _given(source)
+        and not (isinstance(source.node.op, Normalize) and source.node.op.fold)  # type: ignore[union-attr]
+    ):
         return op.in_place(node.inplace, tiles, vectors)
     boxes = op.need(box)
-    tiles = [
-        v.space.narrow(t, Box.whole(v.space.extent), b) for v, t, b in zip(node.maps, tiles, boxes, strict=True)
-    ]
+    tiles = [v.space.narrow(t, Box.whole(v.space.extent), b) for v, t, b in zip(node.maps, tiles, boxes, strict=True)]
     return op.apply(box, tiles, vectors)
 
 
@@ -137,7 +142,9 @@ class ReduceFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        inputs = [t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad[4:], strict=True)]
+        inputs = [
+            t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad[4:], strict=True)
+        ]
         with watched(ctx.ledger):
             return (None, None, None, None, *ReduceFunction.pull(ctx, inputs, grads))
 
@@ -145,7 +152,9 @@ class ReduceFunction(torch.autograd.Function):
     def pull(ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         with torch.enable_grad():
             pulls = ctx.op.pull(ctx.box, inputs[: ctx.maps], inputs[ctx.maps :], ctx.results)
-        live = [(p, g) for p, g in zip(pulls, grads, strict=True) if p is not None and g is not None and p.requires_grad]
+        live = [
+            (p, g) for p, g in zip(pulls, grads, strict=True) if p is not None and g is not None and p.requires_grad
+        ]
         wanted = [t for t in inputs if t.requires_grad]
         if not live or not wanted:
             return [None for _ in inputs]

@@ -14,6 +14,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.record import FAKE
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
+from lightning_plugin.rules.norm import Normalize
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,12 @@ class Program:
         def value(v: Value) -> Value:
             if id(v) not in values:
                 values[id(v)] = Value(unbound(v.shape, v.dtype, v.device), v.layout, v.requires_grad)
-                if v.node is not None and v.is_map and v.node.serial not in nodes and isinstance(v.node.op, (Source, Spread)):
+                if (
+                    v.node is not None
+                    and v.is_map
+                    and v.node.serial not in nodes
+                    and isinstance(v.node.op, (Source, Spread))
+                ):
                     values[id(v)].node = Node(v.node.op, (), (values[id(v)],), v.node.name, v.node.path)
             return values[id(v)]
 
@@ -184,6 +190,15 @@ def unbound(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
         return torch.empty(shape, dtype=dtype, device=device)
 
 
+def is_view(value: Value) -> bool:
+    """Whether a map may lie in memory that others read, or is made as a view of a fresh result.
+
+    Autograd pays for writing through a view with copies of it, so neither is overwritten.
+    """
+    op = value.node.op if value.node is not None else None
+    return op is None or op.kind == "layout" or (isinstance(op, Normalize) and op.fold)
+
+
 def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], reads: Mapping[int, Value]) -> bool:
     """Whether a node that the user wrote in place may be run in place: its input is this segment's own and nobody
     else's."""
@@ -192,6 +207,6 @@ def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], 
     source = node.inputs[0]
     if id(source) in reads or any(t.stored is source for t in targets) or node.maps.count(source) != 1:
         return False
-    if source.node is None or source.node.op.kind == "layout":  # a view of something that others may read
+    if is_view(source):
         return False
     return sum(source in other.inputs for other in steps) == 1

@@ -220,7 +220,12 @@ def check_versions(nodes: Sequence[Node]) -> None:
     captured = {id(n): n for node in nodes for v in node.inputs if (n := v.node) is not None}
     for node in captured.values():
         op = node.op
-        if isinstance(op, Captured) and op.version >= 0 and not op.tensor.is_inference() and op.tensor._version != op.version:
+        if (
+            isinstance(op, Captured)
+            and op.version >= 0
+            and not op.tensor.is_inference()
+            and op.tensor._version != op.version
+        ):
             users = [n.label for n in nodes if node.outputs[0] in n.inputs]
             raise RecordingError(
                 f"a tensor of shape {tuple(op.tensor.shape)} was changed in place after {users[0]} used it and before "

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -135,9 +135,7 @@ class SegmentFunction(torch.autograd.Function):
     def forward(ctx: Any, run: SegmentRun, marker: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         program = run.program
         vectors = {id(v): t.detach() for v, t in zip(program.vectors, inputs, strict=False)}
-        spreads = {
-            id(v): t.detach() for v, t in zip(run.spreads, inputs[len(program.vectors) :], strict=False)
-        }
+        spreads = {id(v): t.detach() for v, t in zip(run.spreads, inputs[len(program.vectors) :], strict=False)}
         totals: dict[int, Reduction] = {}
 
         def read(v: Value, box: Box) -> Tensor:
@@ -266,7 +264,9 @@ class Backward:
         def read(v: Value, box: Box) -> Tensor:
             tile = _read(v, box, self.spreads, self.handles.get(id(v))).detach()
             wanted = v.requires_grad and (
-                id(v) in self.handles or id(v) in self.images or (id(v) in self.spreads and self.spreads[id(v)].requires_grad)
+                id(v) in self.handles
+                or id(v) in self.images
+                or (id(v) in self.spreads and self.spreads[id(v)].requires_grad)
             )
             if wanted:
                 tile.requires_grad_()
@@ -312,7 +312,12 @@ class Backward:
         if id(v) not in self.wholes:
             like = self.spreads.get(id(v), self.images.get(id(v)))
             assert like is not None
-            self.wholes[id(v)] = (torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32), memory_format=torch.contiguous_format), layout)
+            self.wholes[id(v)] = (
+                torch.zeros_like(
+                    like, dtype=torch.promote_types(like.dtype, torch.float32), memory_format=torch.contiguous_format
+                ),
+                layout,
+            )
         layout.add_into(self.wholes[id(v)][0], Box.whole(layout.extent), gradient.to(self.wholes[id(v)][0].device), box)
 
 

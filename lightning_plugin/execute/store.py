@@ -16,7 +16,9 @@ from lightning_plugin.rules.reduce import wide
 class Memory:
     """A map in memory, on the device or (pinned, where the device is another) on the host."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, host: bool, zero: bool = False) -> None:
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, device: torch.device, host: bool, zero: bool = False
+    ) -> None:
         self.layout = layout
         self.whole = Box.whole(layout.extent)
         self.device = device

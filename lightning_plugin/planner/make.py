@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,8 @@ def make_plan(
         lazy = LazyImage.from_tensor(image)
     else:
         lazy = LazyImage(Blank(tuple(image), dtype))
-    out = module(lazy)
+    with unchanged(module):
+        out = module(lazy)
     leaves = [t for t in tree_leaves(out) if isinstance(t, LazyTensor)]
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
@@ -72,6 +74,19 @@ def make_plan(
     lower = Lower(None if kind.split(":")[0] == "cpu" else parse_bytes(host_budget or "64GiB"), disk)
     plan = choose_plan(Network(tuple(ancestors(values))), rates_of(kind), parse_bytes(budget), lower)
     return dataclasses.replace(plan, shape=tuple(lazy.shape))
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Put back buffers that a module writes while it is recorded (BatchNorm counts its batches)."""
+    kept = [(b, b._version, b.detach().clone()) for b in module.buffers() if not b.is_meta]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, version, value in kept:
+                if buffer._version != version:
+                    buffer.copy_(value)
 
 
 def scalar(t: LazyTensor) -> LazyTensor:

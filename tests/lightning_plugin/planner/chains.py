@@ -13,7 +13,10 @@ class Residual(nn.Module):
     def __init__(self, width: int, norm: str) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1), *norms(norm, width), nn.ReLU(inplace=True), nn.Conv2d(width, width, 3, padding=1)
+            nn.Conv2d(width, width, 3, padding=1),
+            *norms(norm, width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, padding=1),
         )
 
     def forward(self, x: Tensor) -> Tensor:
