@@ -10,6 +10,15 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+_COLOURS = {
+    "SlideSource": "tab:orange",
+    "tifffile": "tab:green",
+    "ours": "tab:green",
+    "OpenSlide": "tab:blue",
+    "zarr-python": "tab:blue",
+    "tensorstore": "tab:gray",
+}
+
 
 def draw(record: dict[str, Any], path: Path) -> None:
     """Draws MB of pixels for each second of processor time, one line a reader, one panel a format."""
@@ -20,10 +29,11 @@ def draw(record: dict[str, Any], path: Path) -> None:
         names = sorted({rate["what"] for rate in rates if rate["what"].startswith(f"{kind}, ")})
         for name in names:
             points = sorted((rate["tile"], rate["per_cpu"]) for rate in rates if rate["what"] == name)
-            axes.plot(*zip(*points), marker="o", label=name.split(", ")[1])
+            label = name.split(", ")[1]
+            axes.plot(*zip(*points), marker="o", label=label, color=_COLOURS[label])
         floor = next(rate["per_cpu"] for rate in rates if rate["what"] == decoder)
         axes.axhline(floor, color="black", linestyle="--", linewidth=1)
-        axes.annotate(decoder, (256, floor), va="bottom", fontsize=8)
+        axes.annotate(decoder, (2048, floor), va="bottom", ha="right", fontsize=8)
         axes.set_xscale("log", base=2)
         axes.set_xticks([256, 512, 1024, 2048], ["256", "512", "1024", "2048"])
         axes.set_ylim(0)
