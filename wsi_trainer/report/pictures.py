@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 from pathlib import Path
 
 from PIL import Image
 from torch import Tensor
 
-from wsi_trainer.data import dense, open_image
+from wsi_trainer.data import dense
 from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.source import SlideSource
 
 SIDE = 150
 
@@ -35,12 +35,15 @@ def map_picture(path: Path, side: int = 2 * SIDE) -> str:
 
 
 def overview(path: Path, side: int) -> Tensor:
-    """An image (1, 3, height, width) of the slide of at least `side` pixels, if it has so many."""
-    longest = max(open_image(path).shape[2:])
-    factor = 2 ** int(math.log2(max(1.0, longest / side)))
-    while factor > 1:
+    """The coarsest level (1, 3, height, width) of the slide that has at least `side` pixels, else the finest."""
+    source = SlideSource(path)
+    level = 0
+    while True:
+        level += 1
         try:
-            return dense(open_image(path, factor))
-        except SlideError:  # a store has no level as coarse as this
-            factor //= 2
-    return dense(open_image(path))
+            coarser = SlideSource(path, level=level)
+        except SlideError:  # there is no such level
+            return dense(source)
+        if max(coarser.shape[2:]) < side:
+            return dense(source)
+        source = coarser
