@@ -45,9 +45,15 @@ def table(plan: Plan) -> str:
     if plan.budget:
         head += f" within {format_bytes(plan.budget)}"
     sums = (
-        f"peak {format_bytes(plan.peak_bytes)} on the device (plain PyTorch would hold "
-        f"{format_bytes(plan.plain_bytes)} for backward); {format_seconds(plan.seconds)} a step; {100 * plan.recompute:.0f} % recomputed"
+        f"peak {format_bytes(plan.peak_bytes)} on the device; {format_seconds(plan.seconds)} a step; "
+        f"{100 * plan.recompute:.0f} % recomputed\n"
+        f"plain PyTorch would hold {format_bytes(plan.plain_bytes)} for backward "
+        f"({format_bytes(plan.plain_bytes - plan.index_bytes)} without pooling indices and masks)"
     )
+    lower = {tier: sum(s.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
+    spilled = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
+    if spilled:
+        sums += "\n" + " and ".join(spilled) + ", and as much again for their gradients"
     barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
     return "\n".join(
         [head, line(HEADINGS), "-" * (sum(widths) + 2 * len(widths) - 2), *map(line, body), sums, *barriers]

@@ -1,0 +1,30 @@
+"""Figures of the SFT paper: float32, batch 1, 10240², ReLU in place."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_plugin import make_plan
+from tests.zoo import ZOO
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(("name", "paper"), [("vgg16", 118), ("vgg19", 129)])
+def test_what_plain_pytorch_holds(name: str, paper: float) -> None:
+    plan = make_plan(ZOO[name].full(), (1, 3, 10240, 10240), budget="11GiB", device="cuda:a100")
+    assert (plan.plain_bytes - plan.index_bytes) / GIB == pytest.approx(paper, rel=0.02)
+    if name == "vgg16":
+        assert plan.plain_bytes / GIB == pytest.approx(142, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "side"), [("vgg16", 20480), ("vgg19", 20480), ("darknet19", 20480), ("resnet50", 65536)]
+)
+def test_what_11_gib_are_enough_for(name: str, side: int) -> None:
+    plan = make_plan(ZOO[name].full(), (1, 3, side, side), budget="11GiB", device="cuda:a100")
+    assert plan.peak_bytes <= 11 * GIB
+    if name == "resnet50":
+        assert {s.tier for s in plan.segments} & {"host", "disk"}
+        assert "of maps on the" in str(plan)

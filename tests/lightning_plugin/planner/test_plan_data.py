@@ -1,0 +1,99 @@
+"""A plan is data: it goes to JSON and back, can be edited and used, and a wrong edit is told clearly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_plugin import Plan, TiledModule, make_plan
+from lightning_plugin.boxes import Grid
+from lightning_plugin.errors import PlanError
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(True), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(True), nn.AdaptiveAvgPool2d(1),
+    ).double()  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(network(), (1, 3, 96, 96), budget="500KiB", dtype=torch.float64)
+
+
+def test_json_both_ways(plan: Plan) -> None:
+    assert len(plan.segments) > 1
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_plan_edited_by_hand_gives_the_same_result(plan: Plan) -> None:
+    segments = tuple(s if s.keep else replace(s, forward=Grid((3, 2)), backward=Grid((2, 5)), tier="disk") for s in plan.segments)
+    x = torch.randn(1, 3, 96, 96, dtype=torch.float64)
+    net, twin = network(), network()
+    tiled = TiledModule(twin, plan=Plan.from_json(replace(plan, segments=segments).to_json()))
+    net(x).sum().backward()
+    tiled(x).sum().backward()
+    for a, b in zip(net.parameters(), twin.parameters()):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-9)
+    for a, b in zip(net.buffers(), twin.buffers()):
+        assert torch.allclose(a, b, rtol=1e-12)
+
+
+def edit(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["segments"][0].update(changes)
+
+
+def reverse(data: dict[str, Any]) -> None:
+    data["segments"].reverse()
+
+
+def drop_last(data: dict[str, Any]) -> None:
+    data["segments"].pop()
+
+
+def double(data: dict[str, Any]) -> None:
+    data["segments"].insert(0, data["segments"][0])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (edit(targets=[999]), "names node 999, the network has nodes 0 to"),
+        (edit(targets=[]), "makes nothing"),
+        (edit(tier="cloud"), "not on 'cloud'"),
+        (edit(forward={"counts": [2, 2, 2]}), "has 2 spatial axes"),
+        (edit(forward={"counts": [0, 2]}), "at least one tile"),
+        (edit(forward=7), "not a plan"),
+        (edit(colour="red"), "colour"),
+        (reverse, "before any segment has made it|no earlier segment has made"),
+        (drop_last, "no segment of the plan makes"),
+        (double, "a second time"),
+        (lambda data: data.update(shape=[1, 3, 64, 64]), "shape"),
+        (lambda data: data.pop("segments"), "not a plan"),
+    ],
+)
+def test_a_bad_edit_is_told(plan: Plan, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    data = json.loads(plan.to_json())
+    change(data)
+    with pytest.raises(PlanError, match=says):
+        TiledModule(network(), plan=Plan.from_json(json.dumps(data)))(torch.randn(1, 3, 96, 96, dtype=torch.float64))
+
+
+def test_the_table_names_what_matters(plan: Plan) -> None:
+    text = str(plan)
+    assert "within 500.0 KiB" in text and "without pooling indices" in text
+    assert all(s.path in text for s in plan.segments)
+
+
+def test_the_picture_is_drawn(plan: Plan, tmp_path: Path) -> None:
+    plan.draw(str(tmp_path / "plan.png"))
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
