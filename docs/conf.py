@@ -48,8 +48,6 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", separate_plurals)
 
 
-def separate_plurals(
-    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
-) -> None:
+def separate_plurals(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Let a letter follow code, as in `Slot`s, which reStructuredText takes only after an escaped space."""
     lines[:] = [re.sub(r"(?<!`)(`[^`]+`)(?=\w)", r"\1\\ ", line) for line in lines]

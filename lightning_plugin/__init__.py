@@ -13,7 +13,7 @@ from lightning_plugin.source import TensorSource, TileSource
 from lightning_plugin.strategy.registration import register_all
 
 if TYPE_CHECKING:
-    from lightning_plugin.strategy.flavour_pytorch_lightning import SFTStrategy
+    from lightning_plugin.strategy.flavour_pytorch_lightning import SFTDDPStrategy, SFTStrategy
 
 __all__ = [
     "BarrierError",
@@ -25,6 +25,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "RecordingError",
+    "SFTDDPStrategy",
     "SFTStrategy",
     "TensorSource",
     "TileSource",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ class Ledger:
         storage_bytes = storage.nbytes()
         if not storage_bytes:
             return
-        self._refs[key] = (weakref.ref(storage, lambda _, key=key: self._gone(key)), storage_bytes)
+        self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), storage_bytes)
         self.live += storage_bytes
         if self.live > self.peak:
             self.peak = self.live
@@ -83,7 +84,7 @@ class Ledger:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._refs:
             key = storage._cdata
-            self._refs[key] = (weakref.ref(storage, lambda _, key=key: self._gone(key)), 0)
+            self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), 0)
 
     def enter(self, who: Any) -> None:
         """From now on, peaks are ``who``'s."""
@@ -103,7 +104,7 @@ class Ledger:
             return self._held + max(0, torch.cuda.max_memory_allocated(self.device) - self._allocated)
         return self.peak
 
-    def _gone(self, key: int) -> None:
+    def _gone(self, key: int, _: Any = None) -> None:
         found = self._refs.pop(key, None)
         if found is not None:
             self.live -= found[1]

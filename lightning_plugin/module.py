@@ -76,6 +76,11 @@ class TiledModule(nn.Module):
         """The plan of the last execution."""
         return self.settings.plan
 
+    @property
+    def peak_bytes(self) -> int:
+        """What the last step (from its forward on, until the next) really held on the device at its worst moment."""
+        return 0 if self.settings.ledger is None else self.settings.ledger.peak_bytes
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)
 

@@ -48,8 +48,8 @@ class Plan:
     """All that is decided before a step.
 
     ``peak_bytes`` is the predicted peak on the device, parameters' gradients included; ``plain_bytes`` what plain
-    PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward
-    work) the predicted cost.
+    PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks;
+    ``seconds`` and ``recompute`` (its share of the forward work) the predicted cost.
     """
 
     segments: tuple[SegmentPlan, ...]

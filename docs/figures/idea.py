@@ -73,9 +73,7 @@ def segments(axis: Axes) -> None:
     axis.set(xlim=(0, 10.1), ylim=(0, 6))
     axis.set_box_aspect(1 / 1.75)
     axis.axis("off")
-    axis.set_title(
-        "the network is cut into segments; only what lies between them is kept", fontsize=12, color=INK
-    )
+    axis.set_title("the network is cut into segments; only what lies between them is kept", fontsize=12, color=INK)
     box(axis, 0.2, "segment", "tile by tile", FORWARD)
     box(axis, 3.8, "segment", "tile by tile", FORWARD)
     box(axis, 7.8, "head, loss", "as usual", INK)
@@ -104,9 +102,7 @@ def box(axis: Axes, left: float, title: str, below: str, colour: str) -> None:
 
 def arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
     """An arrow from start to end."""
-    axis.add_patch(
-        FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=16, color=colour, linewidth=1.8)
-    )
+    axis.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=16, color=colour, linewidth=1.8))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,8 @@ class Program:
                     and v.node.serial not in nodes
                     and isinstance(v.node.op, (Source, Spread))
                 ):
-                    values[id(v)].node = Node(v.node.op, (), (values[id(v)],), v.node.name, v.node.path)
+                    # Without a way back: a cycle would hold on to the image until the garbage collector comes by.
+                    values[id(v)].node = Node(v.node.op, (), (), v.node.name, v.node.path)
             return values[id(v)]
 
         for node in self.steps:
@@ -122,13 +123,11 @@ class Program:
             if t.stored is not None and not box.empty:
                 need[id(t.stored)] = box
         for node in reversed(self.steps):
-            if isinstance(node.op, ReduceOp):
-                box = reducing[node.serial]
-            else:
-                box = need.get(id(node.outputs[0]))  # type: ignore[assignment]
-            if box is None or box.empty:
+            made = reducing if isinstance(node.op, ReduceOp) else need
+            out = made.get(node.serial if made is reducing else id(node.outputs[0]))
+            if out is None or out.empty:
                 continue
-            for v, wanted in zip(node.maps, node.op.need(box), strict=True):  # type: ignore[attr-defined]
+            for v, wanted in zip(node.maps, node.op.need(out), strict=True):  # type: ignore[attr-defined]
                 held = need.get(id(v))
                 need[id(v)] = wanted if held is None else held.hull(wanted)
         return need

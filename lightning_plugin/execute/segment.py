@@ -98,7 +98,11 @@ class SegmentRun:
         def pack(t: Tensor) -> Any:
             return lease if t is marker else t
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: marker if isinstance(kept, Lease) else kept):
+        trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
+        with (
+            torch.set_grad_enabled(trains),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: marker if isinstance(kept, Lease) else kept),
+        ):
             results = SegmentFunction.apply(self, marker, *self.inputs())
         for v, result in zip([*self.outputs, *self.stored], results, strict=True):
             if v.is_map:
@@ -165,8 +169,9 @@ class SegmentFunction(torch.autograd.Function):
         ctx.handles = [weakref.ref(v.handle) for v in run.boundaries]  # type: ignore[arg-type]
         ctx.cotangents = [v.handle.cotangent for v in run.stored]  # type: ignore[union-attr]
         ctx.results = [r.detach() for r in results]
-        ctx.versions = [t._version for t in inputs if not t.is_inference()]
-        ctx.save_for_backward(marker, *inputs)
+        if any(ctx.needs_input_grad):  # else there is no backward, and inputs may be inference tensors
+            ctx.versions = [t._version for t in inputs]
+            ctx.save_for_backward(marker, *inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]
         ctx.mark_non_differentiable(*dead)

@@ -16,7 +16,9 @@ def validate(plan: Plan, nodes: Sequence[Node]) -> None:
     """Raise a `PlanError` that names the segment and the node at fault."""
     images = [n.outputs[0].shape for n in nodes if isinstance(n.op, Source)]
     if plan.shape and images and tuple(plan.shape) != images[0]:
-        raise PlanError(f"the plan is for an image of shape {tuple(plan.shape)}, this one is {images[0]}; make a new plan")
+        raise PlanError(
+            f"the plan is for an image of shape {tuple(plan.shape)}, this one is {images[0]}; make a new plan"
+        )
     check = Check(nodes)
     for place, segment in enumerate(plan.segments):
         check.segment(place, segment)
@@ -45,7 +47,7 @@ class Check:
     def target(self, where: str, place: int) -> Target:
         if not 0 <= place < len(self.nodes):
             raise PlanError(
-                f"{where} names node {place}, the network has nodes 0 to {len(self.nodes) - 1}: it is another network's plan"
+                f"{where} names node {place}, the network has {len(self.nodes)} nodes: it is another network's plan"
             )
         node = self.nodes[place]
         if not isinstance(node.op, (TileOp, ReduceOp)):

@@ -117,7 +117,7 @@ class Chooser:
         return best
 
     def thriftiest(self) -> Plan:
-        """The plan that needs least as far as the model knows, found by halving the interval in which the search begins to find one."""
+        """The plan that needs least as far as the model knows, found by halving."""
         self.search.lessons.clear()  # the answer must not depend on what was asked before
         low, high = self.network.fixed_bytes, max(2 * self.network.fixed_bytes, 1 << 20)
         while self.search.run(high) is None:

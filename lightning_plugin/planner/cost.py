@@ -285,15 +285,15 @@ class Coster:
     def kept_peak(self, begin: int, end: int) -> int:
         """The most that a kept interval holds while it runs, forward or backward, gradients of its ends included."""
         network = self.network
-        nodes = [
-            n for n in network.order[begin:end] if not (isinstance(n.op, ReduceOp) and n.serial in network.fused)
-        ]
+        nodes = [n for n in network.order[begin:end] if not (isinstance(n.op, ReduceOp) and n.serial in network.fused)]
         made = {id(v) for n in nodes for v in n.outputs}
         reads = {id(v): v for n in nodes for v in n.maps if id(v) not in made}
         alive = {id(v): v for v in network.alive[end]}
         last = {id(v): place for place, n in enumerate(nodes) for v in n.maps}
         last.update({key: len(nodes) for key in alive})
-        overwrite = frozenset(n.serial for n in nodes if n.inplace is not None and network.root(n.outputs[0]) is not n.outputs[0])
+        overwrite = frozenset(
+            n.serial for n in nodes if n.inplace is not None and network.root(n.outputs[0]) is not n.outputs[0]
+        )
         program = Program((), tuple(nodes), tuple(reads.values()), (), last, overwrite)
         need = {id(v): Box.whole(v.space.extent) for n in nodes for v in (*n.maps, *n.outputs) if v.is_map}
         if not network.trains:

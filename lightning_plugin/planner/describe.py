@@ -33,7 +33,14 @@ def describe(thing: Any) -> Any:
     if isinstance(thing, Tensor) or hasattr(thing, "read"):
         return "tensor"
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return (type(thing).__name__, *(describe(getattr(thing, f.name)) for f in dataclasses.fields(thing) if f.name not in ("tensor", "version", "image")))
+        return (
+            type(thing).__name__,
+            *(
+                describe(getattr(thing, f.name))
+                for f in dataclasses.fields(thing)
+                if f.name not in ("tensor", "version", "image")
+            ),
+        )
     if isinstance(thing, dict):
         return tuple((k, describe(v)) for k, v in thing.items())
     if isinstance(thing, (list, tuple)):

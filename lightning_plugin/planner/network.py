@@ -51,7 +51,11 @@ class Network:
         known: dict[Any, Profile] = {}
         found = {}
         for n in self.order:
-            key = (type(n.op), describe(n.op), tuple((v.shape, v.dtype, v.requires_grad, v.is_map) for v in (*n.inputs, *n.outputs)))
+            key = (
+                type(n.op),
+                describe(n.op),
+                tuple((v.shape, v.dtype, v.requires_grad, v.is_map) for v in (*n.inputs, *n.outputs)),
+            )
             if key not in known:
                 known[key] = profile(n)
             found[n.serial] = known[key]
@@ -143,11 +147,12 @@ class Network:
     def root(self, v: Value) -> Value:
         """The map whose memory a map lies in: views and in-place results share their input's."""
         while v.node is not None and v.node.serial in self.profiles:
-            views = self.profiles[v.node.serial].views
+            node = v.node
+            views = self.profiles[node.serial].views
             if views is not None:
-                v = v.node.maps[views]
-            elif v.node.inplace is not None and self.last_read.get(id(v.node.maps[0])) == self.made[id(v)]:
-                v = v.node.maps[0]
+                v = node.maps[views]
+            elif node.inplace is not None and self.last_read.get(id(node.maps[0])) == self.made[id(v)]:
+                v = node.maps[0]
             else:
                 break
         return v

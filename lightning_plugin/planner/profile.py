@@ -75,9 +75,9 @@ class Trial:
             scratch = ledger.peak - ledger.live
         flops = counter.get_total_flops()
         backward = self.backward(out)
-        out = [o for o in out if o is not None]
+        results: list[Tensor] = [o for o in out if o is not None]
         places = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(self.maps)))}
-        made = out[0].untyped_storage()._cdata if out else -1
+        made = results[0].untyped_storage()._cdata if results else -1
         known = {*places, made, *(t.untyped_storage()._cdata for t in self.vectors)}
         return Profile(
             saves=tuple(sorted(places[k] for k in self.saved if k in places)),

@@ -134,16 +134,12 @@ def backward(nodes: Sequence[Node]) -> None:
         torch.autograd.backward(results, cotangents)
 
 
-def representative(
-    program: Program, grid: Grid, coster: Coster, backward: bool, worst: int
-) -> Iterator[Sequence[Box]]:
+def representative(program: Program, grid: Grid, coster: Coster, backward: bool, worst: int) -> Iterator[Sequence[Box]]:
     """The first tile, and the ``worst`` largest of those that stand for all."""
     extents = [t.map.space.extent for t in program.targets]
     candidates = [boxes for boxes, _ in samples(grid, extents)]
     peak = coster.backward_peak if backward else coster.forward_peak
-    order = sorted(
-        range(1, len(candidates)), key=lambda i: peak(program, program.boxes(candidates[i])), reverse=True
-    )
+    order = sorted(range(1, len(candidates)), key=lambda i: peak(program, program.boxes(candidates[i])), reverse=True)
     yield candidates[0]
     for i in order[:worst]:
         yield candidates[i]

@@ -104,7 +104,11 @@ class Search:
         must = {0, end} | {i for i in range(1, end) if stage[order[i].serial] != stage[order[i - 1].serial]}
         size = [sum(v.bytes for v in maps if not is_given(v)) for maps in alive]
         valley = [
-            i for i in range(1, end) if i not in must and size[i] <= size[i - 1] and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and self.heavy(i)))
+            i
+            for i in range(1, end)
+            if i not in must
+            and size[i] <= size[i - 1]
+            and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and self.heavy(i)))
         ]
         if len(valley) > self.most_cuts:
             valley = sorted(valley, key=lambda i: size[i])[: self.most_cuts]
@@ -158,17 +162,13 @@ class Search:
                     found.append(g)
         return found
 
-    def cost(
-        self, begin: int, end: int, grid: Grid, backward: bool, spilled: frozenset[int], leaving: bool
-    ) -> Cost:
+    def cost(self, begin: int, end: int, grid: Grid, backward: bool, spilled: frozenset[int], leaving: bool) -> Cost:
         program = self.program(begin, end)
         assert program is not None
         self.coster.spilled, self.coster.leaving = spilled, leaving
         return self.coster.backward(program, grid) if backward else self.coster.forward(program, grid)
 
-    def middle(
-        self, begin: int, end: int, grid: Grid, backward: bool, spilled: frozenset[int], leaving: bool
-    ) -> int:
+    def middle(self, begin: int, end: int, grid: Grid, backward: bool, spilled: frozenset[int], leaving: bool) -> int:
         """The bytes of a tile in the middle: no more than `cost` says, and quickly known."""
         program = self.program(begin, end)
         assert program is not None
@@ -200,7 +200,7 @@ class Search:
         return best
 
     def transfer(self, tier: str, size: int) -> float:
-        """Seconds that a map's way to a lower tier and back takes: written, read twice, its cotangent added and read."""
+        """Seconds of a map's way to a lower tier and back: written, read twice, its cotangent added and read."""
         rate = self.rates.host if tier == "host" else self.rates.disk
         return size * (6 if self.network.trains else 2) / rate
 
@@ -255,7 +255,16 @@ class Search:
             parts.append(Part(begin, end, "backward", base + ends, backward[1].untaught))
         self._parts[segment] = parts
         lower = before.lower + (2 * size if spill else 0)
-        return Partial(held, before.seconds + seconds, max(before.peak, held + peak), spilled, lower, before.extra + extra, segment, before)
+        return Partial(
+            held,
+            before.seconds + seconds,
+            max(before.peak, held + peak),
+            spilled,
+            lower,
+            before.extra + extra,
+            segment,
+            before,
+        )
 
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """One more segment, run whole."""
@@ -282,7 +291,9 @@ class Search:
         )
         self._parts[segment] = [Part(begin, end, "kept", base + ends + network.fixed_bytes, work)]
         peak = max(before.peak, most)
-        return Partial(held, before.seconds + seconds, peak, before.spilled, before.lower, before.extra, segment, before)
+        return Partial(
+            held, before.seconds + seconds, peak, before.spilled, before.lower, before.extra, segment, before
+        )
 
     def kept_peak(self, begin: int, end: int) -> int:
         self.coster.spilled, self.coster.leaving = frozenset(), False
@@ -300,9 +311,7 @@ class Search:
         """Images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network
         earlier = {id(v) for n in network.order[:begin] for v in n.maps}
-        seen = {
-            id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and id(v) not in earlier
-        }
+        seen = {id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and id(v) not in earlier}
         self.coster.spilled, self.coster.leaving = frozenset(), False
         return sum(self.coster.read_bytes(v, Box.whole(v.space.extent)) for v in seen.values())
 
@@ -324,7 +333,10 @@ class Search:
             for before in front.get(begin, ()):
                 for j in range(i + 1, len(cuts)):
                     end = cuts[j]
-                    if j > i + 1 and network.stage[network.order[end - 1].serial] != network.stage[network.order[begin].serial]:
+                    if (
+                        j > i + 1
+                        and network.stage[network.order[end - 1].serial] != network.stage[network.order[begin].serial]
+                    ):
                         break
                     options = [self.tiled(before, begin, end, False), self.tiled(before, begin, end, True)]
                     if j == i + 1:
@@ -371,9 +383,7 @@ class Search:
             barriers=tuple(n.label for n in network.barriers),
         )
         rest = iter(pieces)
-        self._pieces[plan] = [
-            [next(rest) for _ in range(count)] for count in merged_counts(pieces)
-        ]
+        self._pieces[plan] = [[next(rest) for _ in range(count)] for count in merged_counts(pieces)]
         return plan
 
 

@@ -182,7 +182,7 @@ BLANK: dict[type, tuple[float, ...]] = {
     VarMean: (0.0, 0.0, 0.0),
     LogSumExp: (-math.inf,),
     Norm: (0.0,),
-    Extreme: (-math.inf, 0.0),
+    Extreme: (-math.inf, 0.0, 0.0),
 }
 
 
@@ -255,6 +255,6 @@ def projection(
     inner, fakes = found
     blank = BLANK[type(inner)]
     if isinstance(inner, Extreme) and inner.sign < 0:
-        blank = (math.inf, 0.0)
+        blank = (math.inf, 0.0, 0.0)
     op = Projection(inner, projected(x, dims, keep), projected(x, dims, True), blank)
     return rec.emit(op, [x], fakes, None, name_of(func))[:1]

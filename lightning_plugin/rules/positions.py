@@ -21,26 +21,10 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules.base import Reduction
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.reduce import SpaceOp, covers, wide, widen
+from lightning_plugin.rules.reduce import SpaceOp, covers, flat_index, wide, widen
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
-
-
-def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.device) -> Tensor:
-    """For every element of a tile along ``dims``, in the tile's order, its flat index in the whole map's.
-
-    It ascends, because a tile keeps the order of the map.
-    """
-    factors = [f for d in dims for f in layout.dims[d]]
-    index = torch.zeros((), dtype=torch.int64, device=device)
-    step = 1
-    for place, f in reversed(list(enumerate(factors))):
-        lo, hi, size = (box.lo[f.index], box.hi[f.index], layout.extent[f.index]) if isinstance(f, Axis) else (0, f, f)
-        line = torch.arange(lo, hi, device=device) * step
-        index = index + line.view([-1, *[1] * (len(factors) - 1 - place)])
-        step *= size
-    return index.reshape(-1)
 
 
 # Softmax ----------------------------------------------------------------------------------------------------

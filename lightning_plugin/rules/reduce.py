@@ -166,34 +166,63 @@ def kept(result: Tensor, op: SpaceOp) -> Tensor:
     return result
 
 
+def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.device) -> Tensor:
+    """For every element of a tile along ``dims``, in the tile's order, its flat index in the whole map's.
+
+    It ascends, because a tile keeps the order of the map.
+    """
+    factors = [f for d in dims for f in layout.dims[d]]
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    step = 1
+    for place, f in reversed(list(enumerate(factors))):
+        lo, hi, size = (box.lo[f.index], box.hi[f.index], layout.extent[f.index]) if isinstance(f, Axis) else (0, f, f)
+        line = torch.arange(lo, hi, device=device) * step
+        index = index + line.view([-1, *[1] * (len(factors) - 1 - place)])
+        step *= size
+    return index.reshape(-1)
+
+
 @dataclass(frozen=True)
 class Extreme(SpaceOp):
-    """Largest (``sign`` 1) or smallest (-1) value; positions that tie for it share the gradient, as `amax` has it."""
+    """Largest (``sign`` 1) or smallest (-1) value; positions that tie for it share the gradient, as `amax` has it.
 
+    Where one position alone has the value, backward finds it by its index: a tile that is computed again on another
+    grid may differ from the first time in its last bits, and a comparison of values would find nothing. Ties are found
+    by value; they are constants such as the zeros of a ReLU, which are computed alike on every grid.
+    """
+
+    layout: Layout
     sign: int = 1
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = tiles[0]
         best = (x.amax if self.sign > 0 else x.amin)(self.dims, keepdim=True)
-        ties = ((x == best) | (x.isnan() & best.isnan())).sum(self.dims, keepdim=True)
-        return Reduction((best, ties))
+        match = (x == best) | (x.isnan() & best.isnan())
+        dims = sorted(self.dims)
+        first = match.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims)).to(torch.uint8).argmax(-1)
+        where = flat_index(self.layout, dims, box, x.device)[first].reshape(best.shape)
+        return Reduction((best, match.sum(dims, keepdim=True), where))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
-        (a, n), (b, m) = left.parts, right.parts
+        (a, n, i), (b, m, j) = left.parts, right.parts
         best = torch.maximum(a, b) if self.sign > 0 else torch.minimum(a, b)
-        return Reduction((best, torch.where(a == best, n, 0) + torch.where(b == best, m, 0)))
+        ties = torch.where(a == best, n, 0) + torch.where(b == best, m, 0)
+        return Reduction((best, ties, torch.where(a == best, i, j)))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        best, ties = total.parts
+        best, ties, where = total.parts
         if not self.keep:
             best = squeeze(best, self.dims)
-        return best, ties
+        return best, ties, where
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        best, ties = outputs
+        best, ties, where = outputs
         x = tiles[0]
-        share = (x == kept(best, self)).to(x.dtype) / ties
-        return (x * share).sum(self.dims, keepdim=self.keep), None
+        dims = sorted(self.dims)
+        index = flat_index(self.layout, dims, box, x.device)
+        index = index.view([size if d in dims else 1 for d, size in enumerate(x.shape)])
+        mine = torch.where(ties == 1, index == where, x == kept(best, self))
+        return (x * (mine.to(x.dtype) / ties)).sum(self.dims, keepdim=self.keep), None, None
 
 
 @dataclass(frozen=True)
@@ -293,7 +322,7 @@ def space_op(
         return Sum(*base, divisor=float(base[3]) if name == "mean" else 1.0), [out]
     if name in ("amax", "amin"):
         ties = rec.fake([1 if d in dims else s for d, s in enumerate(x.shape)], torch.int64, x.device)
-        return Extreme(*base, sign=1 if name == "amax" else -1), [out, ties]
+        return Extreme(*base, x.space, sign=1 if name == "amax" else -1), [out, ties, ties]
     if name == "logsumexp":
         return LogSumExp(*base), [out]
     if name in ("var", "std"):

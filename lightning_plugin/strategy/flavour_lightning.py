@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
+from lightning_plugin.strategy.ddp import ParallelTiling
 from lightning_plugin.strategy.single import SingleTiling
 
 
@@ -13,5 +14,15 @@ class SFTStrategy(SingleTiling, SingleDeviceStrategy):
     __doc__ = SingleTiling.__doc__
 
 
+class SFTDDPStrategy(ParallelTiling, DDPStrategy):
+    __doc__ = ParallelTiling.__doc__
+
+
 #: The strategies by name, with the options that each name stands for.
-STRATEGIES: dict[str, tuple[type, dict[str, Any]]] = {"sft": (SFTStrategy, {})}
+STRATEGIES: dict[str, tuple[type, dict[str, Any]]] = {
+    "sft": (SFTStrategy, {}),
+    "sft_ddp": (SFTDDPStrategy, {}),
+    "sft_ddp_spawn": (SFTDDPStrategy, {"start_method": "spawn"}),
+    "sft_ddp_fork": (SFTDDPStrategy, {"start_method": "fork"}),
+    "sft_ddp_notebook": (SFTDDPStrategy, {"start_method": "fork"}),
+}

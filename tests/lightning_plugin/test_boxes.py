@@ -1,5 +1,7 @@
 """The box algebra: partitions have one owner for every position, windows need what convolution reads."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +15,7 @@ sizes = st.integers(1, 60)
 @given(sizes, st.integers(1, 12))
 def test_cuts_partition_and_interior_pieces_are_alike(size: int, pieces: int) -> None:
     ends = cuts(size, pieces)
-    lengths = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    lengths = [b - a for a, b in pairwise(ends)]
     assert ends[0] == 0 and ends[-1] == size and len(lengths) == pieces
     full = [n for n in lengths if n == lengths[0]]
     assert all(0 <= n <= lengths[0] for n in lengths) and len(full) >= sum(n > 0 for n in lengths) - 1

@@ -140,3 +140,16 @@ def test_check_sees_a_difference() -> None:
 
     report = check(Random(), (1, 2, 9, 9))
     assert not report.exact and "differs" in str(report)
+
+
+@pytest.mark.parametrize("how", [{"tiles": 2}, {"budget": "4MiB"}])
+def test_inference_mode_needs_no_plain_tensors(how: dict[str, object]) -> None:
+    with torch.inference_mode():
+        module = net().eval()
+        x, weight = torch.randn(1, 2, 20, 20), torch.randn(20, 20)
+
+        class Weighted(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return module(x * weight)
+
+        torch.testing.assert_close(TiledModule(Weighted(), **how)(x), module(x * weight))  # type: ignore[arg-type]

@@ -31,7 +31,9 @@ def test_a_map_comes_back_as_it_was_written(
     dtype: torch.dtype, tier: str, extent: tuple[int, ...], counts: tuple[int, ...], data: st.DataObject
 ) -> None:
     layout = data.draw(
-        st.sampled_from([Layout.channels_first((2, 3, *extent)), Layout(((2, Axis(2)), (Axis(0), Axis(1)), (3,)), extent)])
+        st.sampled_from(
+            [Layout.channels_first((2, 3, *extent)), Layout(((2, Axis(2)), (Axis(0), Axis(1)), (3,)), extent)]
+        )
     )
     whole = torch.randint(0, 100, layout.shape).to(dtype)
     handle = Handle(layout, dtype, CPU, tier)

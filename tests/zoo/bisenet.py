@@ -85,6 +85,4 @@ class BiSeNet(nn.Module):
         return F.interpolate(logits, x.shape[2:], mode="bilinear", align_corners=True)
 
 
-ENTRIES = (
-    ZooEntry("bisenet", partial(BiSeNet, num_classes=3, width_mult=1 / 16), (3, 3, 85, 91), True, BiSeNet),
-)
+ENTRIES = (ZooEntry("bisenet", partial(BiSeNet, num_classes=3, width_mult=1 / 16), (3, 3, 85, 91), True, BiSeNet),)

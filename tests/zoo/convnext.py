@@ -127,12 +127,8 @@ _tiny = partial(ConvNeXt, (1, 1, 2, 1), num_classes=4, width_mult=1 / 12)
 
 ENTRIES = (
     # The published layer scale of 1e-6 would make every block's gradient vanish beside the head's.
-    ZooEntry(
-        "convnext_tiny", partial(_tiny, layer_scale=0.5), (2, 3, 101, 131), False, ConvNeXt, min_size=32
-    ),
-    ZooEntry(
-        "convnext_v2_tiny", partial(_tiny, layer_scale=None), (2, 3, 127, 97), False, convnext_v2, min_size=32
-    ),
+    ZooEntry("convnext_tiny", partial(_tiny, layer_scale=0.5), (2, 3, 101, 131), False, ConvNeXt, min_size=32),
+    ZooEntry("convnext_v2_tiny", partial(_tiny, layer_scale=None), (2, 3, 127, 97), False, convnext_v2, min_size=32),
     ZooEntry(
         "convnext_tiny_drop_path",
         partial(_tiny, layer_scale=0.5, drop_rate=0.4),

@@ -112,15 +112,11 @@ class PSPNet(nn.Module):
         channels = self.backbone.stage_channels[-1]
         branch = max(1, channels // len(bins))
         self.pool = PyramidPool(channels, branch, bins)
-        self.head = nn.Sequential(
-            _unit(channels + branch * len(bins), branch, 3), nn.Conv2d(branch, num_classes, 1)
-        )
+        self.head = nn.Sequential(_unit(channels + branch * len(bins), branch, 3), nn.Conv2d(branch, num_classes, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.backbone.forward_stages(x)[-1]
-        return F.interpolate(
-            self.head(self.pool(features)), x.shape[-2:], mode="bicubic", align_corners=False
-        )
+        return F.interpolate(self.head(self.pool(features)), x.shape[-2:], mode="bicubic", align_corners=False)
 
 
 _tiny = partial(DeepLab, num_classes=3, width_mult=1 / 16, rates=(2, 3, 5))

@@ -83,9 +83,7 @@ class DenseNet(nn.Module):
         )
         channels = stem_channels
         for i, depth in enumerate(depths, start=1):
-            self.features.add_module(
-                f"denseblock{i}", DenseBlock(depth, channels, growth, bottleneck, dropout)
-            )
+            self.features.add_module(f"denseblock{i}", DenseBlock(depth, channels, growth, bottleneck, dropout))
             channels += depth * growth
             if i < len(depths):
                 self.features.add_module(f"transition{i}", _transition(channels))

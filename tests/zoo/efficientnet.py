@@ -41,9 +41,7 @@ class Conv2dSame(nn.Conv2d):
         return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
 
-def _conv(
-    in_channels: int, out_channels: int, kernel: int, stride: int, groups: int, same: bool
-) -> nn.Conv2d:
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int, groups: int, same: bool) -> nn.Conv2d:
     if same:
         return Conv2dSame(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
     return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)

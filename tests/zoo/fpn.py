@@ -25,9 +25,7 @@ class FPN(nn.Module):
         del backbone.avgpool, backbone.fc
         self.backbone = backbone
         self.lateral = nn.ModuleList(nn.Conv2d(c, channels, 1) for c in backbone.stage_channels)
-        self.smooth = nn.ModuleList(
-            nn.Conv2d(channels, channels, 3, padding=1) for _ in backbone.stage_channels
-        )
+        self.smooth = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in backbone.stage_channels)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         laterals = [conv(c) for conv, c in zip(self.lateral, self.backbone.forward_stages(x), strict=True)]
@@ -36,9 +34,7 @@ class FPN(nn.Module):
         for lateral in laterals[-2::-1]:
             top = lateral + F.interpolate(top, size=lateral.shape[-2:], mode="nearest")
             levels.insert(0, top)
-        out = OrderedDict(
-            (f"p{i + 2}", conv(y)) for i, (conv, y) in enumerate(zip(self.smooth, levels, strict=True))
-        )
+        out = OrderedDict((f"p{i + 2}", conv(y)) for i, (conv, y) in enumerate(zip(self.smooth, levels, strict=True)))
         out["p6"] = F.max_pool2d(out["p5"], kernel_size=1, stride=2, padding=0)
         return out
 
@@ -100,9 +96,7 @@ _tiny = partial(segmentation_fpn, width_mult=1 / 16, depth=18)
 
 ENTRIES = (
     ZooEntry("fpn", partial(_tiny, dropout=0.0), (2, 3, 79, 67), True, segmentation_fpn),
-    ZooEntry(
-        "fpn_dropout", partial(_tiny, dropout=0.2), (2, 3, 61, 73), True, segmentation_fpn, stochastic=True
-    ),
+    ZooEntry("fpn_dropout", partial(_tiny, dropout=0.2), (2, 3, 61, 73), True, segmentation_fpn, stochastic=True),
 )
 
 STRUCTURED = (ZooEntry("fpn_pyramid", partial(fpn, width_mult=1 / 16), (2, 3, 83, 71), True, fpn),)

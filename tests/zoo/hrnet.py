@@ -30,9 +30,7 @@ def _unit(in_channels: int, out_channels: int, kernel: int, stride: int, relu: b
 class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            _unit(channels, channels, 3, 1), _unit(channels, channels, 3, 1, relu=False)
-        )
+        self.body = nn.Sequential(_unit(channels, channels, 3, 1), _unit(channels, channels, 3, 1, relu=False))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + x)
@@ -104,9 +102,7 @@ class HRNet(nn.Module):
         self.stages = nn.ModuleList()
         self.exchanges = nn.ModuleList()
         for count in range(1, branches + 1):
-            stage = nn.ModuleList(
-                nn.Sequential(*(Residual(w) for _ in range(blocks))) for w in widths[:count]
-            )
+            stage = nn.ModuleList(nn.Sequential(*(Residual(w) for _ in range(blocks))) for w in widths[:count])
             self.stages.append(stage)
             self.exchanges.append(Exchange(widths[:count], mode) if count > 1 else nn.Identity())
         self.head = nn.Conv2d(sum(widths), num_classes, 1)

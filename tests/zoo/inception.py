@@ -50,9 +50,7 @@ class Mixed35(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = F.avg_pool2d(x, kernel_size=3, stride=1, padding=1)
-        return torch.cat(
-            [self.branch1x1(x), self.branch5x5(x), self.branch3x3(x), self.branch_pool(pooled)], 1
-        )
+        return torch.cat([self.branch1x1(x), self.branch5x5(x), self.branch3x3(x), self.branch_pool(pooled)], 1)
 
 
 class Reduce17(nn.Module):

@@ -26,9 +26,7 @@ _STAGES = (
 
 
 class ConvBNReLU6(nn.Sequential):
-    def __init__(
-        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         padding = (kernel - 1) // 2
         super().__init__(
             nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False),

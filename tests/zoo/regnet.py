@@ -36,9 +36,7 @@ class Block(nn.Module):
         super().__init__()
         self.proj: nn.Module | None = None
         if stride != 1 or in_channels != channels:
-            self.proj = nn.Sequential(
-                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
+            self.proj = nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
         groups = channels // group_width
         self.f = nn.Sequential(
             nn.Conv2d(in_channels, channels, 1, bias=False),

@@ -41,9 +41,7 @@ class PaddedShortcutBlock(nn.Module):
 class CifarResNet(nn.Module):
     """Three stages of sixteen, thirty-two and sixty-four channels; ``depth=3`` is ResNet-20."""
 
-    def __init__(
-        self, *, depth: int = 3, in_channels: int = 3, num_classes: int = 10, width_mult: float = 1.0
-    ) -> None:
+    def __init__(self, *, depth: int = 3, in_channels: int = 3, num_classes: int = 10, width_mult: float = 1.0) -> None:
         super().__init__()
         channels = scaled(16, width_mult)
         self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)

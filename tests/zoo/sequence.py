@@ -27,9 +27,7 @@ class WaveClassifier(nn.Module):
         for width in (128, 256, 512):
             width = scaled(width, width_mult)
             self.blocks.append(
-                nn.Sequential(
-                    nn.Conv1d(channels, width, kernel_size=3, padding=1), nn.BatchNorm1d(width), nn.ReLU()
-                )
+                nn.Sequential(nn.Conv1d(channels, width, kernel_size=3, padding=1), nn.BatchNorm1d(width), nn.ReLU())
             )
             channels = width
         self.pool = nn.MaxPool1d(4)
@@ -60,9 +58,7 @@ class CausalNet(nn.Module):
         super().__init__()
         channels = scaled(64, width_mult)
         self.start = CausalConv1d(in_channels, channels, 2)
-        self.gated = nn.ModuleList(
-            CausalConv1d(channels, 2 * channels, 2, dilation=2**i) for i in range(layers)
-        )
+        self.gated = nn.ModuleList(CausalConv1d(channels, 2 * channels, 2, dilation=2**i) for i in range(layers))
         self.skip = nn.ModuleList(nn.Conv1d(channels, channels, 1) for _ in range(layers))
         # The last layer's residual would feed nothing.
         self.residual = nn.ModuleList(nn.Conv1d(channels, channels, 1) for _ in range(layers - 1))

@@ -40,9 +40,7 @@ class Unit(nn.Module):
         self.branch1 = nn.Sequential()
         if stride > 1:
             self.branch1 = nn.Sequential(*_depthwise(in_channels, stride), *_pointwise(in_channels, half))
-        self.branch2 = nn.Sequential(
-            *_pointwise(source, half), *_depthwise(half, stride), *_pointwise(half, half)
-        )
+        self.branch2 = nn.Sequential(*_pointwise(source, half), *_depthwise(half, stride), *_pointwise(half, half))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stride == 1:

@@ -153,9 +153,7 @@ def test_full_size_has_the_published_parameter_count(name: str) -> None:
 def test_fill_is_deterministic_and_leaves_no_zero_scale() -> None:
     first, second = (fill(ZOO["convnext_v2_tiny"].build(), seed=3) for _ in range(2))
     other = fill(ZOO["convnext_v2_tiny"].build(), seed=4)
-    for (name, a), b, c in zip(
-        first.named_parameters(), second.parameters(), other.parameters(), strict=True
-    ):
+    for (name, a), b, c in zip(first.named_parameters(), second.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
         assert not torch.equal(a, c), name
         assert a.detach().count_nonzero() == a.numel(), name

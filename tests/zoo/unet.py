@@ -45,9 +45,7 @@ def _scaled_widths(depth: int, width_mult: float) -> list[int]:
 class ValidUNet(nn.Module):
     """As published: no padding and no norm anywhere."""
 
-    def __init__(
-        self, *, depth: int = 4, in_channels: int = 1, num_classes: int = 2, width_mult: float = 1.0
-    ) -> None:
+    def __init__(self, *, depth: int = 4, in_channels: int = 1, num_classes: int = 2, width_mult: float = 1.0) -> None:
         super().__init__()
         widths = _scaled_widths(depth, width_mult)
         self.down = nn.ModuleList()
@@ -139,9 +137,7 @@ class PaddedUNet(nn.Module):
 class ResizedUNet(nn.Module):
     """Strided convolutions down, a bilinear resize to the skip connection's size up, and a sum, not a cat."""
 
-    def __init__(
-        self, *, depth: int = 4, in_channels: int = 3, num_classes: int = 2, width_mult: float = 1.0
-    ) -> None:
+    def __init__(self, *, depth: int = 4, in_channels: int = 3, num_classes: int = 2, width_mult: float = 1.0) -> None:
         super().__init__()
         widths = _scaled_widths(depth, width_mult)
         self.inc = double_conv(in_channels, widths[0])
@@ -169,9 +165,7 @@ class ResizedUNet(nn.Module):
 class MultipleUNet(nn.Module):
     """Pads the image once so that every level halves evenly, and crops the output back."""
 
-    def __init__(
-        self, *, depth: int = 4, in_channels: int = 3, num_classes: int = 2, width_mult: float = 1.0
-    ) -> None:
+    def __init__(self, *, depth: int = 4, in_channels: int = 3, num_classes: int = 2, width_mult: float = 1.0) -> None:
         super().__init__()
         widths = _scaled_widths(depth, width_mult)
         self.multiple = 2**depth

@@ -74,9 +74,7 @@ class AttentionGate(nn.Module):
 
 
 class AttentionUNet(nn.Module):
-    def __init__(
-        self, *, depth: int = 4, in_channels: int = 3, num_classes: int = 2, width_mult: float = 1.0
-    ) -> None:
+    def __init__(self, *, depth: int = 4, in_channels: int = 3, num_classes: int = 2, width_mult: float = 1.0) -> None:
         super().__init__()
         widths = [scaled(64 * 2**i, width_mult) for i in range(depth + 1)]
         self.encoders = nn.ModuleList(double_conv(a, b) for a, b in pairwise([in_channels, *widths]))
@@ -108,9 +106,7 @@ _tiny: dict[str, Any] = {"depth": 3, "num_classes": 3, "width_mult": 1 / 16}
 
 ENTRIES = (
     ZooEntry("unet_nested", partial(NestedUNet, **_tiny), (2, 3, 41, 53), True, NestedUNet, min_size=8),
-    ZooEntry(
-        "unet_attention", partial(AttentionUNet, **_tiny), (2, 3, 49, 37), True, AttentionUNet, min_size=5
-    ),
+    ZooEntry("unet_attention", partial(AttentionUNet, **_tiny), (2, 3, 49, 37), True, AttentionUNet, min_size=5),
 )
 
 STRUCTURED = (

@@ -38,9 +38,7 @@ def parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
 
 def spell_out_flags(parser: ArgumentParser, words: list[str]) -> list[str]:
     """`--json` as `--json=true`: a boolean option needs no value, but may have one, as in a config."""
-    flags = {
-        name for action in parser._actions if typehint_of(action) is bool for name in action.option_strings
-    }
+    flags = {name for action in parser._actions if typehint_of(action) is bool for name in action.option_strings}
     following = [*words[1:], ""]
     return [
         f"{word}=true" if word in flags and after.lower() not in BOOLEANS else word

@@ -17,9 +17,7 @@ def keys_of(parser: argparse.ArgumentParser, positional: bool = True) -> list[st
     keys = [
         action.dest
         for action in parser._actions
-        if action.dest not in OWN_KEYS
-        and not action.dest.endswith(".help")
-        and (positional or action.option_strings)
+        if action.dest not in OWN_KEYS and not action.dest.endswith(".help") and (positional or action.option_strings)
     ]
     return [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
 

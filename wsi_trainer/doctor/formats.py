@@ -126,9 +126,7 @@ def dicom(folder: Path) -> Check:
     name = "DICOM"
     if version_of("wsidicom") is None:
         return Check(READERS, name, Status.ABSENT, "not installed", f"pip install '{DISTRIBUTION}[dicom]'")
-    return attempt(
-        READERS, name, lambda: dicom_image(folder), "pip install --force-reinstall wsidicom pydicom"
-    )
+    return attempt(READERS, name, lambda: dicom_image(folder), "pip install --force-reinstall wsidicom pydicom")
 
 
 def dicom_image(folder: Path) -> str:

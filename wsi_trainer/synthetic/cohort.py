@@ -77,7 +77,5 @@ def write_manifest(path: Path, members: Sequence[Member], folder: str, mpp: floa
         writer.writerow(["slide", "label", "patient", "site", "split", "mpp"])
         for member in members:
             slide = f"{folder}/{member.name}.tif"
-            writer.writerow(
-                [slide, member.label, f"patient_{member.patient:04d}", member.site, member.split, mpp]
-            )
+            writer.writerow([slide, member.label, f"patient_{member.patient:04d}", member.site, member.split, mpp])
     os.replace(partial, path)

@@ -24,9 +24,7 @@ def write_slide(path: Path, spec: SlideSpec, *, quality: int = 88, threads: int 
     """Writes one slide as a pyramidal JPEG TIFF; memory does not grow with its height."""
     slide = SyntheticSlide(spec)
     shape = (spec.height, spec.width)
-    write_pyramid(
-        path, slide.render, shape, mpp=spec.mpp, quality=quality, threads=threads, progress=progress
-    )
+    write_pyramid(path, slide.render, shape, mpp=spec.mpp, quality=quality, threads=threads, progress=progress)
     return slide
 
 

@@ -55,9 +55,7 @@ class NucleiField:
             rows.append(np.concatenate(draw, 1))
         numbers = np.concatenate(rows, 0)
         top, left = groups_y.start * GROUP, groups_x.start * GROUP
-        numbers = numbers[
-            cells_y.start - top : cells_y.stop - top, cells_x.start - left : cells_x.stop - left
-        ]
+        numbers = numbers[cells_y.start - top : cells_y.stop - top, cells_x.start - left : cells_x.stop - left]
         cells = np.stack(np.meshgrid(np.array(cells_y), np.array(cells_x), indexing="ij"), -1)
         return cells.reshape(-1, 2).astype(np.float64), numbers.reshape(-1, _COLUMNS)
 

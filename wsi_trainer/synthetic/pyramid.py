@@ -102,9 +102,7 @@ def _full_tile(pixels: Pixels) -> Pixels:
     return np.pad(pixels, ((0, missing[0]), (0, missing[1]), (0, 0)), mode="edge") if any(missing) else pixels
 
 
-def _block(
-    render: Render, y: int, x: int, shape: tuple[int, int], quality: int
-) -> tuple[list[list[bytes]], Pixels]:
+def _block(render: Render, y: int, x: int, shape: tuple[int, int], quality: int) -> tuple[list[list[bytes]], Pixels]:
     """The encoded tiles of one block, row by row, and the block reduced."""
     pixels = render(y, x, min(BLOCK, shape[0] - y), min(BLOCK, shape[1] - x))
     height, width = pixels.shape[:2]

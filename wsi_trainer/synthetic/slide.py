@@ -59,22 +59,14 @@ class SyntheticSlide:
             image = self._tissue(y, x, height, width)
         if self.spec.noise:
             at = self._noise_at
-            image += SCANNER_NOISE * window(
-                self._textures.scanner, y + int(at[0]), x + int(at[1]), height, width
-            )
+            image += SCANNER_NOISE * window(self._textures.scanner, y + int(at[0]), x + int(at[1]), height, width)
         return np.clip(np.rint(image, out=image), 0, 255, out=image).astype(np.uint8)
 
     def _tissue(self, y: int, x: int, height: int, width: int) -> NDArray[np.float32]:
         amount = self._outline.amount(y, x, height, width)
-        fibre = window(
-            self._textures.fibre, y + int(self._fibre_at[0]), x + int(self._fibre_at[1]), height, width
-        )
-        slow = window(
-            self._textures.slow, y + int(self._slow_at[0]), x + int(self._slow_at[1]), height, width
-        )
-        density, chromatin = paint(
-            self._nuclei.near(y, x, height, width), self._textures, y, x, height, width
-        )
+        fibre = window(self._textures.fibre, y + int(self._fibre_at[0]), x + int(self._fibre_at[1]), height, width)
+        slow = window(self._textures.slow, y + int(self._slow_at[0]), x + int(self._slow_at[1]), height, width)
+        density, chromatin = paint(self._nuclei.near(y, x, height, width), self._textures, y, x, height, width)
         eosin = amount * np.clip(1 + 0.25 * fibre + 0.25 * slow, 0.2, 2.2)
         eosin *= 1 - 0.6 * np.minimum(density, 1)
         density += 0.07 * amount

@@ -36,9 +36,7 @@ class SlideSpec:
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 64:
-            raise ValueError(
-                f"a slide of {self.height} x {self.width} px is too small: both sides need 64 px or more"
-            )
+            raise ValueError(f"a slide of {self.height} x {self.width} px is too small: both sides need 64 px or more")
         if not 0.02 <= self.tissue <= 0.9:
             raise ValueError(f"tissue={self.tissue} must lie between 0.02 and 0.9")
         if self.seed < 0 or self.slide < 0 or self.patient < 0:

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 Field = NDArray[np.float32]
 
 
-def _band_passed(
-    rng: np.random.Generator, shape: tuple[int, int], low: float, high: float, stretch: float
-) -> Field:
+def _band_passed(rng: np.random.Generator, shape: tuple[int, int], low: float, high: float, stretch: float) -> Field:
     """White noise kept between two frequencies (cycles per pixel), with mean 0 and standard deviation 1."""
     fy = np.fft.fftfreq(shape[0])[:, None]
     fx = np.fft.rfftfreq(shape[1])[None, :]

@@ -100,8 +100,8 @@ def test_two_hundred_steps_keep_their_budget(record_result: Callable[[str, dict[
 
 def small() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(True), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(True),
-        nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(True), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16),
+        nn.ReLU(True), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.AdaptiveAvgPool2d(1),
     )  # fmt: skip
 
 

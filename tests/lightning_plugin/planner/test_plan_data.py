@@ -36,7 +36,9 @@ def test_json_both_ways(plan: Plan) -> None:
 
 
 def test_a_plan_edited_by_hand_gives_the_same_result(plan: Plan) -> None:
-    segments = tuple(s if s.keep else replace(s, forward=Grid((3, 2)), backward=Grid((2, 5)), tier="disk") for s in plan.segments)
+    segments = tuple(
+        s if s.keep else replace(s, forward=Grid((3, 2)), backward=Grid((2, 5)), tier="disk") for s in plan.segments
+    )
     x = torch.randn(1, 3, 96, 96, dtype=torch.float64)
     net, twin = network(), network()
     tiled = TiledModule(twin, plan=Plan.from_json(replace(plan, segments=segments).to_json()))

@@ -68,9 +68,7 @@ def assert_same(net, loss, shape, target, tiled=True, **how):
     expected, actual, net, twin, nodes = run(net, loss, x, target, **how)
     assert difference(materialize(actual).detach(), expected.detach()) < TOLERANCE
     for (name, a), b in zip(twin.named_parameters(), net.parameters(), strict=True):
-        assert (
-            difference(a.grad, b.grad, 1e-3 * max(p.grad.abs().max() for p in net.parameters())) < TOLERANCE
-        ), name
+        assert difference(a.grad, b.grad, 1e-3 * max(p.grad.abs().max() for p in net.parameters())) < TOLERANCE, name
     if tiled:
         whole = [n.label for n in nodes if isinstance(n.op, (Barrier, Gather))]
         assert not whole, f"run whole: {whole}"
@@ -78,9 +76,7 @@ def assert_same(net, loss, shape, target, tiled=True, **how):
 
 def small() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 5, 3, padding=1), nn.Tanh(), nn.Conv2d(5, CLASSES, 3, padding=1)
-    ).double()
+    return nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Tanh(), nn.Conv2d(5, CLASSES, 3, padding=1)).double()
 
 
 WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.25], dtype=torch.float64)
@@ -141,9 +137,7 @@ CLASS_LOSSES = {
     "dice by scatter": dice_by_scatter,
     "tversky": tversky,
     "masked mean": lambda x, t: (F.cross_entropy(x, t, reduction="none") * (t == 1)).sum() / (t == 1).sum(),
-    "class embedding": lambda x, t: (
-        x * F.embedding(t.clamp(min=0), WEIGHT.diag()).permute(0, 3, 1, 2)
-    ).sum(),
+    "class embedding": lambda x, t: (x * F.embedding(t.clamp(min=0), WEIGHT.diag()).permute(0, 3, 1, 2)).sum(),
     "pixel accuracy and loss": lambda x, t: F.cross_entropy(x, t) * (x.argmax(1) == t).double().mean(),
 }
 

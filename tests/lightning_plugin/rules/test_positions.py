@@ -179,9 +179,7 @@ REDUCTIONS = {
     "flat sum": lambda x: x.flatten(1).sum(1),
     "amax": lambda x: x.amax((2, 3)),
     "avg_pool of all": lambda x: F.avg_pool2d(x, x.shape[2:]).flatten(1),
-    "generalised mean by avg_pool": lambda x: F.avg_pool2d(x.clamp(min=0.1).pow(3), list(x.shape[2:])).pow(
-        1 / 3
-    ),
+    "generalised mean by avg_pool": lambda x: F.avg_pool2d(x.clamp(min=0.1).pow(3), list(x.shape[2:])).pow(1 / 3),
     "largest norm": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=(2, 3)),
     "count norm": lambda x: x.mean((2, 3)) + torch.linalg.vector_norm(x.relu(), 0, dim=(2, 3)),
     "nansum": lambda x: torch.nansum(x, (2, 3)),
@@ -198,9 +196,7 @@ REDUCTIONS = {
     "normalize space": lambda x: F.normalize(x.flatten(2), dim=2),
     "normalize pooled": lambda x: F.normalize(x.mean((2, 3))),
     "mean of all": lambda x: x.mean(),
-    "batch and space": lambda x: (
-        (x - x.mean((0, 2, 3), True)) / (x.var((0, 2, 3), keepdim=True) + 1e-5).sqrt()
-    ),
+    "batch and space": lambda x: (x - x.mean((0, 2, 3), True)) / (x.var((0, 2, 3), keepdim=True) + 1e-5).sqrt(),
     "frn": lambda x: F.leaky_relu(x * (x.pow(2).mean((2, 3), keepdim=True) + 1e-6).rsqrt()),
     "grn": lambda x: x * response(x) / (response(x).mean(1, keepdim=True) + 1e-6),
     "squeeze-excite": lambda x: x * x.mean((2, 3)).tanh().view(*x.shape[:2], 1, 1),

@@ -79,9 +79,7 @@ class Dropped(nn.Module):
 def test_dropout_in_a_network_is_a_product_with_its_mask(p):
     """The mask is what dropout makes of ones; with it, plain PyTorch has the same gradients."""
     x = torch.randn(2, 3, 15, 11, dtype=torch.float64, requires_grad=True)
-    mask = on_grid(
-        lambda x: F.dropout(torch.ones_like(x[:, :1].expand(-1, 4, -1, -1)), p), x.detach(), (3, 2), seed=7
-    )
+    mask = on_grid(lambda x: F.dropout(torch.ones_like(x[:, :1].expand(-1, 4, -1, -1)), p), x.detach(), (3, 2), seed=7)
     net = Dropped(lambda h: h * mask).double()
     twin = copy.deepcopy(net)
     twin.drop = lambda h: F.dropout(h, p)
@@ -272,6 +270,4 @@ def test_a_tile_is_a_part_of_the_whole(data):
     hi = (data.draw(st.integers(lo[0] + 1, height)), data.draw(st.integers(lo[1] + 1, width)))
     stream = Stream(4, 2**40 + 17)
     whole = stream.uniform(lay, full, torch.float64, CPU)
-    assert torch.equal(
-        stream.uniform(lay, Box(lo, hi), torch.float64, CPU), lay.narrow(whole, full, Box(lo, hi))
-    )
+    assert torch.equal(stream.uniform(lay, Box(lo, hi), torch.float64, CPU), lay.narrow(whole, full, Box(lo, hi)))

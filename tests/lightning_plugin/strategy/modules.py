@@ -121,3 +121,37 @@ class Each:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.batches)
+
+
+class Frozen(Slides):
+    """BatchNorms in eval mode, as in fine-tuning: nothing of one image reaches another."""
+
+    def on_train_start(self) -> None:
+        self.freeze_statistics()
+
+    def on_train_epoch_start(self) -> None:
+        self.freeze_statistics()
+
+    def freeze_statistics(self) -> None:
+        for layer in self.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eval()
+
+
+class FrozenByHand(Frozen):
+    """Manual optimization, two optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            loss = nn.functional.cross_entropy(self.net(batch["image"]), batch["label"])
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.losses.append(loss.detach())
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=rate) for rate in (0.05, 0.02)]

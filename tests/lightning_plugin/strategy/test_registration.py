@@ -52,7 +52,7 @@ def test_without_lightning_the_engine_works_and_the_strategy_says_what_is_missin
 import sys
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if "lightning" == name or name == "pytorch_lightning" else found(name, *a)
+importlib.util.find_spec = lambda name, *a: None if name in ("lightning", "pytorch_lightning") else found(name, *a)
 import lightning_plugin, torch
 tiled = lightning_plugin.TiledModule(torch.nn.Conv2d(3, 2, 3), tiles=2)
 print(tuple(tiled(torch.ones(1, 3, 9, 9)).shape))

@@ -31,9 +31,7 @@ print(json.dumps({{"code": code, "shown": shown.getvalue(), "modules": sorted(sy
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--version"]])
 def test_help_imports_nothing_heavy(argv):
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(argv=argv)], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", PROGRAM.format(argv=argv)], capture_output=True, text=True, check=True)
     result = json.loads(run.stdout)
     assert result["code"] == 0
     assert "wsi-train" in result["shown"]
