@@ -71,6 +71,7 @@ class SegmentRun:
         ]
         self.boundaries = [v for v in program.reads if v.handle is not None and resident(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
+        self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
 
     def bare(self) -> SegmentRun:
         """What backward needs of a run; see `Program.bare`."""
@@ -98,9 +99,8 @@ class SegmentRun:
         def pack(t: Tensor) -> Any:
             return lease if t is marker else t
 
-        trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         with (
-            torch.set_grad_enabled(trains),
+            torch.set_grad_enabled(self.trains),
             torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: marker if isinstance(kept, Lease) else kept),
         ):
             results = SegmentFunction.apply(self, marker, *self.inputs())
@@ -169,7 +169,7 @@ class SegmentFunction(torch.autograd.Function):
         ctx.handles = [weakref.ref(v.handle) for v in run.boundaries]  # type: ignore[arg-type]
         ctx.cotangents = [v.handle.cotangent for v in run.stored]  # type: ignore[union-attr]
         ctx.results = [r.detach() for r in results]
-        if any(ctx.needs_input_grad):  # else there is no backward, and inputs may be inference tensors
+        if run.trains:  # else there is no backward, and inputs may be inference tensors
             ctx.versions = [t._version for t in inputs]
             ctx.save_for_backward(marker, *inputs)
         ctx.set_materialize_grads(False)
