@@ -1,0 +1,157 @@
+"""BatchNorm whose statistics are those of all ranks' images together, on any device, tiled or not.
+
+    n = Σ nᵣ      μ = Σ nᵣ μᵣ / n      v = Σ nᵣ (vᵣ + (μᵣ - μ)²) / n
+
+over ranks r. Each rank's own statistics are the ordinary reductions of a BatchNorm; only their merging communicates,
+and its gradient: with the cotangents of μ and v summed over ranks,
+
+    ∂μᵣ = (∂μ + 2 ∂v (μᵣ - μ)) nᵣ / n      ∂vᵣ = ∂v nᵣ / n
+
+[Note: order] Ranks have to merge the same layers in the same order, forward and backward, also where their images
+differ and so their plans. In a recording each merge therefore takes a number from the one recorded before it. The
+number means nothing; it makes forward follow the recorded order, and backward its reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
+
+from lightning_plugin.graph import Effect, Value
+from lightning_plugin.record import Session
+from lightning_plugin.rules.base import Captured
+from lightning_plugin.rules.norm import Normalization, normalize, statistics
+from lightning_plugin.rules.reduce import widen
+from lightning_plugin.rules.table import API
+
+#: The last merge of each recording; see [Note: order].
+_latest: WeakKeyDictionary[Session, Value] = WeakKeyDictionary()
+
+
+class Merge(torch.autograd.Function):
+    """(mean, variance, elements) of all ranks, and a number for the next merge, from this rank's mean and variance."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, var: Tensor, before: Tensor, count: int, group: Any
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.group = group
+        ctx.pretended = mean.is_meta or isinstance(mean, FakeTensor)
+        if ctx.pretended:  # a plan is being rehearsed: the same shapes, and nothing is sent
+            total = torch.empty((), dtype=torch.float64, device=mean.device)
+            ctx.mark_non_differentiable(total)
+            return torch.empty_like(mean), torch.empty_like(var), total, torch.zeros_like(before)
+        mine = torch.stack([torch.full_like(mean, count, dtype=torch.float64), mean.double(), var.double()])
+        ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(ranks, mine, group=group)
+        counts, means, variances = torch.stack(ranks).unbind(1)
+        total = counts.sum(0)
+        merged = (counts * means).sum(0) / total
+        spread = (counts * (variances + (means - merged).square())).sum(0) / total
+        ctx.save_for_backward(count / total, mean - merged)
+        ctx.mark_non_differentiable(total)
+        return merged.to(mean.dtype), spread.to(var.dtype), total[0].clone(), torch.zeros_like(before)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_mean: Tensor, d_var: Tensor, d_total: Tensor, d_next: Tensor) -> Any:
+        if ctx.pretended:
+            return torch.empty_like(d_mean), torch.empty_like(d_var), torch.zeros_like(d_next), None, None
+        share, offset = ctx.saved_tensors
+        cotangents = torch.stack([d_mean, d_var]).double()
+        dist.all_reduce(cotangents, group=ctx.group)
+        d_merged, d_spread = cotangents
+        here = (d_merged + 2 * d_spread * offset) * share
+        return here.to(d_mean.dtype), (d_spread * share).to(d_var.dtype), torch.zeros_like(d_next), None, None
+
+
+def synced_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    group: Any = None,
+) -> Tensor:
+    """A training-mode BatchNorm over this rank's batch and those of all others in the group."""
+    if has_torch_function((x,)):
+        options = (x, weight, bias, running_mean, running_var, momentum, eps, group)
+        return handle_torch_function(synced_batch_norm, (x,), *options)  # type: ignore[no-any-return]
+    dims = [d for d in range(x.dim()) if d != 1]
+    count = x.numel() // x.shape[1]
+    var, mean = torch.var_mean(widen(x), dims, correction=0)
+    mean, var, total, _ = Merge.apply(mean, var, torch.zeros((), requires_grad=mean.requires_grad), count, group)
+    with torch.no_grad():
+        move(running_mean, mean, momentum)
+        move(running_var, unbiased(var, total), momentum)
+    return Normalization.apply(x, mean, var, weight, bias, eps)  # type: ignore[no-any-return]
+
+
+def unbiased(var: Tensor, total: Tensor) -> Tensor:
+    """The variance that running statistics take: by one element less."""
+    return var * (total / (total - 1).clamp(min=1)).to(var.dtype)
+
+
+def move(running: Tensor | None, value: Tensor, momentum: float) -> None:
+    if running is not None:
+        running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
+
+
+@API.stand_in(synced_batch_norm)
+def without_communication(x: Tensor, *rest: Any) -> Tensor:
+    """What a recording sees: a result of the same shape, and nothing sent."""
+    return torch.empty_like(x)
+
+
+@API.rule(synced_batch_norm, kind="reduce + broadcast")
+def record_synced_batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, weight, bias, running_mean, running_var, momentum, eps, group = args
+    dims = [d for d in range(len(x.shape)) if d != 1]
+    mean, var, size = statistics(rec, x, dims, [x.shape[1]])
+    before = _latest.get(rec.session) or first(rec, x)
+    fakes = [rec.fake([x.shape[1]], mean.dtype, x.device), rec.fake([x.shape[1]], var.dtype, x.device)]
+    fakes += [rec.fake([], torch.float64, x.device), rec.fake([], before.dtype, x.device)]
+    mean, var, total, after = rec.vector(Merge.apply, (mean, var, before, size, group), {}, fakes, name="merge ranks")
+    _latest[rec.session] = after
+    remember(rec, running_mean, (mean,), lambda t: t[0], momentum)
+    remember(rec, running_var, (var, total), lambda t: unbiased(*t), momentum)
+    return normalize(rec, x, mean, var, weight, bias, eps, outs[0], False)
+
+
+def first(rec: Any, x: Value) -> Value:
+    """The number that the first merge of a recording takes."""
+    return rec.session.capture(torch.zeros((), device=x.device, requires_grad=True))  # type: ignore[no-any-return]
+
+
+def remember(
+    rec: Any,
+    running: Value | None,
+    values: tuple[Value, ...],
+    new: Callable[[Sequence[Tensor]], Tensor],
+    momentum: float,
+) -> None:
+    """Move a running statistic once, when the batch's is known."""
+    if running is None:
+        return
+    buffer = running.node.op.tensor  # type: ignore[union-attr]
+    running.node.op = Captured(buffer, -1)  # type: ignore[union-attr]
+    rec.session.effects.append(Effect(values, lambda tensors: move(buffer, new(tensors), momentum), buffer))
+
+
+@API.effect(synced_batch_norm)
+def of_vectors(rec: Any, args: Any, kwargs: Any, values: Sequence[Value]) -> None:
+    """On vectors the whole call is run, and updates its buffers itself: make sure that it does, once."""
+    for v in args[3:5]:
+        if v is not None:
+            v.node.op = Captured(v.node.op.tensor, -1)
+    rec.session.effects.append(Effect(tuple(values), lambda tensors: None))

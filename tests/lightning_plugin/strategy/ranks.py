@@ -1,0 +1,204 @@
+"""What a rank of several does: started by `launch`, one process for each rank, as torchrun starts a script.
+
+Every scenario is a function of a folder; rank 0 leaves what it found there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def launch(scenario: str, folder: Path, world: int = 2, timeout: float = 240) -> list[subprocess.CompletedProcess]:
+    """Run a scenario on several ranks; returns each rank's end. A hang is a failure."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    common = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+        "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.lightning_plugin.strategy.ranks", scenario, str(folder)]
+    started = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    end = time.monotonic() + timeout
+    try:
+        outputs = [p.communicate(timeout=max(1, end - time.monotonic()))[0] for p in started]
+    finally:
+        for p in started:
+            p.kill()
+    return [subprocess.CompletedProcess(command, p.returncode, out) for p, out in zip(started, outputs, strict=True)]
+
+
+def succeed(scenario: str, folder: Path, world: int = 2) -> Any:
+    """What rank 0 found in a scenario in which all ranks end well."""
+    for rank, done in enumerate(launch(scenario, folder, world)):
+        assert done.returncode == 0, f"rank {rank}: {done.stdout}"
+    return torch.load(folder / "found.pt", weights_only=False)
+
+
+def leave(folder: Path, found: Any) -> None:
+    if dist.get_rank() == 0:
+        torch.save(found, folder / "found.pt")
+    dist.barrier()
+
+
+# Scenarios
+
+
+def fitted(folder: Path, make: Any, strategy: Any = None, data: Any = None, **options: Any) -> Any:
+    from lightning_plugin import SFTDDPStrategy
+    from tests.lightning_plugin.strategy.modules import loader
+    from tests.lightning_plugin.strategy.training import TILES, trainer
+
+    torch.manual_seed(0)
+    module = make()
+    defaults = {"devices": 2, "max_steps": 3}
+    torch.manual_seed(dist_rank())  # ranks that agree only by accident would be found out
+    run = trainer(strategy or SFTDDPStrategy(**TILES), **(defaults | options))
+    run.fit(module, data or loader(6, 1, sampler=range(dist_rank(), 6, 2)))
+    assert run.strategy.plan is not None, "nothing was tiled"
+    return module, run
+
+
+def dist_rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def gathered(losses: list[Tensor]) -> Tensor:
+    """The mean over ranks of each step's loss."""
+    mine = torch.stack([loss.detach() for loss in losses])
+    dist.all_reduce(mine)
+    return mine / dist.get_world_size()
+
+
+def synchronized(folder: Path) -> None:
+    from tests.lightning_plugin.strategy.modules import Slides
+
+    module, _ = fitted(folder, Slides, sync_batchnorm=True)
+    leave(folder, {"state": module.state_dict(), "losses": gathered(module.losses), "kinds": kinds(module)})
+
+
+def kinds(module: nn.Module) -> set[str]:
+    return {type(m).__name__ for m in module.modules()}
+
+
+def pytorchs_own(folder: Path) -> None:
+    """The user has converted the layers, and leaves parameters unused."""
+    from lightning_plugin import SFTDDPStrategy
+    from tests.lightning_plugin.strategy.modules import Slides
+    from tests.lightning_plugin.strategy.training import TILES
+
+    class Converted(Slides):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.SyncBatchNorm.convert_sync_batchnorm(self.net)
+            self.unused = nn.Linear(3, 3)
+
+    module, _ = fitted(folder, Converted, SFTDDPStrategy(**TILES, find_unused_parameters=True))
+    leave(folder, {"state": module.state_dict(), "losses": gathered(module.losses)})
+
+
+def frozen(folder: Path) -> None:
+    from tests.lightning_plugin.strategy.modules import Frozen
+
+    module, _ = fitted(folder, Frozen, accumulate_grad_batches=2)
+    leave(folder, {"state": module.state_dict(), "losses": gathered(module.losses)})
+
+
+def by_hand(folder: Path) -> None:
+    from tests.lightning_plugin.strategy.modules import FrozenByHand
+
+    module, _ = fitted(folder, FrozenByHand, max_steps=-1, max_epochs=1)
+    leave(folder, {"state": module.state_dict(), "losses": gathered(module.losses)})
+
+
+def uneven(folder: Path) -> None:
+    """Images of different sizes, cut into different numbers of tiles, meet in the statistics."""
+    from lightning_plugin import TiledModule
+    from lightning_plugin.strategy.layer_sync import synchronize
+    from tests.lightning_plugin.strategy.joint import images, network
+
+    dist.init_process_group("gloo")
+    net = synchronize(network(), everything=True)
+    tiled = TiledModule(net, tiles=(2, 3) if dist.get_rank() else (5, 4))
+    result = tiled(images()[dist.get_rank()])
+    result.square().sum().backward()
+    for p in net.parameters():
+        dist.all_reduce(p.grad)
+    outputs: list[Any] = [None, None]
+    dist.all_gather_object(outputs, result.detach())
+    leave(folder, {"outputs": outputs, "grads": [p.grad for p in net.parameters()], "buffers": list(net.buffers())})
+
+
+def resumed(folder: Path) -> None:
+    """A run of three epochs, and one that goes on after its first."""
+    from pytorch_lightning.callbacks import ModelCheckpoint
+
+    from lightning_plugin import SFTDDPStrategy
+    from tests.lightning_plugin.strategy.modules import Slides, loader
+    from tests.lightning_plugin.strategy.training import TILES, trainer
+
+    weights = []
+    for resume in (None, folder / "step=2.ckpt"):
+        torch.manual_seed(10 * dist_rank() + (resume is not None))
+        module = Slides(dropout=0.4)
+        keep = ModelCheckpoint(folder if resume is None else folder / "again", "{step}", save_top_k=-1)
+        run = trainer(
+            SFTDDPStrategy(**TILES), devices=2, max_epochs=2, callbacks=[keep], enable_checkpointing=True,
+            precision="32-true",
+        )  # fmt: skip
+        data = loader(4, 1, dtype=torch.float32, sampler=OwnOrder(4))
+        run.fit(module, data, ckpt_path=resume)
+        weights.append({k: v.clone() for k, v in module.state_dict().items()})
+    leave(folder, weights)
+
+
+class OwnOrder(torch.utils.data.Sampler):
+    """Each rank draws the order of its own images."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count // 2
+
+    def __iter__(self) -> Any:
+        return iter((2 * torch.randperm(len(self)) + dist_rank()).tolist())
+
+
+def dying(folder: Path) -> None:
+    from tests.lightning_plugin.strategy.modules import Slides
+
+    class Dying(Slides):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1 and dist.get_rank() == 1:
+                os._exit(7)
+
+    fitted(folder, Dying, sync_batchnorm=True)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))
+    if dist.is_initialized():
+        dist.destroy_process_group()
