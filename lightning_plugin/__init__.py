@@ -13,7 +13,7 @@ from lightning_plugin.source import TensorSource, TileSource
 from lightning_plugin.strategy.registration import register_all
 
 if TYPE_CHECKING:
-    from lightning_plugin.strategy.flavour_pytorch_lightning import SFTDDPStrategy, SFTStrategy
+    from lightning_plugin.strategy.flavour_pytorch_lightning import SFTDDPStrategy, SFTStrategy, StepMonitor
 
 __all__ = [
     "BarrierError",
@@ -27,6 +27,7 @@ __all__ = [
     "RecordingError",
     "SFTDDPStrategy",
     "SFTStrategy",
+    "StepMonitor",
     "TensorSource",
     "TileSource",
     "TiledModule",
@@ -38,7 +39,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The strategies, on demand: they import Lightning, which the engine does not need."""
-    if name in ("SFTStrategy", "SFTDDPStrategy"):
+    if name in ("SFTStrategy", "SFTDDPStrategy", "StepMonitor"):
         from lightning_plugin.strategy import flavour
 
         return getattr(flavour(), name)

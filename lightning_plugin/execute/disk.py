@@ -19,6 +19,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.progress import spending
 
 
 class DiskFile:
@@ -58,13 +59,15 @@ class DiskFile:
             os.close(file)
 
     def write(self, box: Box, tile: Tensor) -> None:
-        data = self.layout.spread(tile, box).permute(self.order).to("cpu").contiguous()
-        self._each_row(box, data, write=True)
+        with spending("spill"):
+            data = self.layout.spread(tile, box).permute(self.order).to("cpu").contiguous()
+            self._each_row(box, data, write=True)
 
     def read(self, box: Box) -> Tensor:
         shape = [size for dim in self.layout.dims for size in self.layout.sizes(dim, box)]
         data = torch.empty([shape[i] for i in self.order], dtype=self.dtype)
-        self._each_row(box, data, write=False)
+        with spending("spill"):
+            self._each_row(box, data, write=False)
         return data.to(self.device).permute(self.back).reshape(self.layout.tile_shape(box))
 
     def _each_row(self, box: Box, data: Tensor, write: bool) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
+from lightning_plugin.progress import spending
 
 if TYPE_CHECKING:
     from lightning_plugin.source import TileSource
@@ -124,7 +125,8 @@ class Source(Op):
     device: torch.device
 
     def read(self, box: Box) -> Tensor:
-        return self.image.read(box).to(self.device, non_blocking=True)
+        with spending("input"):
+            return self.image.read(box).to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_plugin.graph import Node
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.make import signature
 from lightning_plugin.settings import Settings
+from lightning_plugin.strategy.feedback import Feedback
 
 
 @dataclass(eq=False)
@@ -18,23 +20,26 @@ class RunSettings(Settings):
     """`Settings` whose plans can be saved, so that a resumed run goes on with the plans it had.
 
     ``ran`` are the plans of the step under way. ``roomy`` names the batches whose step the planner left whole: they
-    need no recording. ``announce`` hears of every new plan before it runs.
+    need no recording. ``feedback`` hears of every new plan, and of every run of one.
     """
 
     chosen: bool = True
     ran: list[Plan] = field(default_factory=list, init=False)
     plans: dict[str, Plan] = field(default_factory=dict, init=False)
     roomy: set[str] = field(default_factory=set, init=False)
-    announce: Callable[[Plan], None] | None = field(default=None, init=False)
+    feedback: Feedback = field(default_factory=Feedback, init=False)
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
         key = digest(nodes)
         if key not in self.plans:
             self.plans[key] = super().choose(nodes)
-            if self.announce is not None:
-                self.announce(self.plans[key])
+            self.feedback.announce(self.plans[key])
         self.ran.append(self.plans[key])
         return self.plans[key]
+
+    def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:
+        self.feedback.runs(plan)
+        return super().begin(plan, nodes)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, in plain types."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lightning_plugin.strategy.ddp import ParallelTiling
+from lightning_plugin.strategy.monitor import Monitoring
 from lightning_plugin.strategy.single import SingleTiling
 
 
@@ -16,6 +18,10 @@ class SFTStrategy(SingleTiling, SingleDeviceStrategy):
 
 class SFTDDPStrategy(ParallelTiling, DDPStrategy):
     __doc__ = ParallelTiling.__doc__
+
+
+class StepMonitor(Monitoring, Callback):
+    __doc__ = Monitoring.__doc__
 
 
 #: The strategies by name, with the options that each name stands for.

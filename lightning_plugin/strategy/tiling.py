@@ -20,6 +20,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
 from lightning_plugin.strategy.memory import default_budget
+from lightning_plugin.strategy.report import StepReport
 from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.settle import settle
 from lightning_plugin.units import parse_bytes
@@ -72,6 +73,11 @@ class Tiling:
         """The plan of the last step that was run tile by tile."""
         return self.settings.plan
 
+    @property
+    def report(self) -> StepReport | None:
+        """How the last step that was run tile by tile went: seconds, peak, what it waited for."""
+        return self.settings.feedback.report
+
     def setup_environment(self) -> None:
         super().setup_environment()  # type: ignore[misc]
         device: torch.device = self.root_device  # type: ignore[attr-defined]
@@ -80,6 +86,10 @@ class Tiling:
         self.settings.device = self.settings.device or device.type
         self._least = self._least_bytes()
 
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)  # type: ignore[misc]
+        self.settings.feedback.connect(trainer)
+
     def _least_bytes(self) -> int:
         """The size from which on a dense tensor is tiled."""
         if self._tile_over is not None:
@@ -87,10 +97,10 @@ class Tiling:
         return 0 if self.settings.budget is None else self.settings.budget // MOST_BYTES_PER_INPUT_BYTE
 
     # Batches
-    # -----------------------------------------------------------------------------------------------------
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """The batch on the device, with its large images lazy and where they were."""
+        self.settings.feedback.end()
         target = device or self.root_device  # type: ignore[attr-defined]
         batch = renew(batch, target, self.settings)
         self._batch = f"{self._stage} {described}" if (described := describe(batch, self._least)) else ""
@@ -108,7 +118,6 @@ class Tiling:
         return "" if module is None or module._trainer is None else str(module._trainer.state.stage)
 
     # Steps
-    # -------------------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         return self._step(super().training_step, args, kwargs)  # type: ignore[misc]
@@ -127,15 +136,26 @@ class Tiling:
         if not self._images:
             return step(*args, **kwargs)
         self.settings.ran.clear()
+        self.settings.feedback.begin()
         with recording_eagerly():
             result = settle(step(*args, **kwargs), self._images)
         if self._batch and all(left_whole(plan) for plan in self.settings.ran):
             self.settings.roomy.add(self._batch)
+        self._pause(more=torch.is_grad_enabled())
         return result
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Automatic optimization has an ordinary loss by now, ``manual_backward`` may have a lazy one."""
-        return super().backward(materialize(closure_loss), optimizer, *args, **kwargs)  # type: ignore[misc]
+        loss: Tensor = super().backward(materialize(closure_loss), optimizer, *args, **kwargs)  # type: ignore[misc]
+        if self._images:
+            self._pause(more=not self.lightning_module.automatic_optimization)  # type: ignore[attr-defined]
+        return loss
+
+    def _pause(self, more: bool) -> None:
+        """The step, or one of its backward passes, is over; ``more`` of it may follow."""
+        self.settings.feedback.pause(self.settings.ledger)
+        if not more:
+            self.settings.feedback.end()
 
     # Checkpoints
 
@@ -187,6 +207,8 @@ class Tiling:
 
     def teardown(self) -> None:
         self._images = []
+        self.settings.feedback.end()
+        self.settings.feedback.trainer = None
         super().teardown()  # type: ignore[misc]
 
 

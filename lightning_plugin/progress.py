@@ -1,0 +1,49 @@
+"""What a step is doing, told while it does it: tiles that are done, seconds spent on pixels and on lower tiers.
+
+Whoever wants to hear of it adds a listener. Backward may run in a thread of autograd, so listeners are the process's
+and not a context's; they are told from whichever thread the work is done in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol, TypeVar
+
+Kind = Literal["input", "spill"]
+T = TypeVar("T")
+
+
+class Listener(Protocol):
+    """Hears of every tile that is done, and of time that a step waited for something else than computing."""
+
+    def tile(self) -> None: ...
+
+    def spent(self, kind: Kind, seconds: float) -> None: ...
+
+
+LISTENERS: list[Listener] = []
+
+
+def told(tiles: Iterable[T]) -> Iterator[T]:
+    """The tiles, each announced when it is done."""
+    for tile in tiles:
+        yield tile
+        for listener in LISTENERS:
+            listener.tile()
+
+
+@contextmanager
+def spending(kind: Kind) -> Iterator[None]:
+    """A block whose time goes to the source ("input") or to a lower tier ("spill")."""
+    if not LISTENERS:
+        yield
+        return
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds = time.perf_counter() - begin
+        for listener in LISTENERS:
+            listener.spent(kind, seconds)

@@ -1,0 +1,113 @@
+"""What a step was: how long it took and for what, how much memory was promised and used."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_plugin.plan import Plan
+from lightning_plugin.progress import LISTENERS, Kind
+from lightning_plugin.units import format_bytes, format_seconds
+
+#: From this share of a step's time on, waiting is named as the reason of its slowness.
+MOST = 0.3
+
+ADVICE = {
+    "input": "more loader threads, a store with larger chunks or a faster disk would help",
+    "spill": "a larger budget or a faster disk for temporary files would help",
+    "compute": "a larger budget recomputes less; lower precision or a faster device would help",
+}
+
+
+@dataclass
+class StepReport:
+    """One step. ``input_seconds`` waited for pixels, ``spill_seconds`` for maps on the disk."""
+
+    began: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0
+    input_seconds: float = 0.0
+    spill_seconds: float = 0.0
+    tiles: int = 0
+    planned_tiles: int = 0
+    predicted_peak_bytes: int = 0
+    measured_peak_bytes: int = 0
+    recompute_share: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """What most of the step went to: "input", "spill" or "compute"."""
+        waits = {"input": self.input_seconds, "spill": self.spill_seconds}
+        worst = max(waits, key=lambda kind: waits[kind])
+        return worst if waits[worst] > MOST * self.seconds else "compute"
+
+    def metrics(self) -> dict[str, float]:
+        """What is logged."""
+        seconds = max(self.seconds, 1e-9)
+        return {
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "measured_peak_bytes": self.measured_peak_bytes,
+            "recompute_share": self.recompute_share,
+            "step_seconds": self.seconds,
+            "input_share": self.input_seconds / seconds,
+            "spill_share": self.spill_seconds / seconds,
+            "tiles": self.tiles,
+        }
+
+    def __str__(self) -> str:
+        waits = {"input": self.input_seconds, "spill": self.spill_seconds}
+        waits["compute"] = self.seconds - sum(waits.values())
+        share = 100 * waits[self.reason] / max(self.seconds, 1e-9)
+        return (
+            f"a step of {self.tiles} tiles took {format_seconds(self.seconds)} and at most "
+            f"{format_bytes(self.measured_peak_bytes)} ({format_bytes(self.predicted_peak_bytes)} predicted); it is "
+            f"{self.reason}-bound ({share:.0f} %): {ADVICE[self.reason]}"
+        )
+
+
+class Meter:
+    """Listens to a step and makes its report."""
+
+    def __init__(self) -> None:
+        self.report: StepReport | None = None
+
+    def begin(self) -> None:
+        self.report = StepReport()
+        if self not in LISTENERS:
+            LISTENERS.append(self)
+
+    def planned(self, plan: Plan, grad: bool) -> None:
+        """A plan is about to run in this step."""
+        if self.report is not None:
+            self.report.planned_tiles += tiles_of(plan, grad)
+            self.report.predicted_peak_bytes = max(self.report.predicted_peak_bytes, plan.peak_bytes)
+            self.report.recompute_share = max(self.report.recompute_share, plan.recompute)
+
+    def pause(self, ledger: Any) -> None:
+        """The step is over, or one of its backward passes: more may follow."""
+        if self.report is None:
+            return
+        self.report.seconds = time.perf_counter() - self.report.began
+        if ledger is not None:
+            self.report.measured_peak_bytes = max(self.report.measured_peak_bytes, ledger.peak_bytes)
+
+    def stop(self) -> None:
+        if self in LISTENERS:
+            LISTENERS.remove(self)
+
+    def tile(self) -> None:
+        if self.report is not None:
+            self.report.tiles += 1
+
+    def spent(self, kind: Kind, seconds: float) -> None:
+        if self.report is None:
+            return
+        if kind == "input":
+            self.report.input_seconds += seconds
+        else:
+            self.report.spill_seconds += seconds
+
+
+def tiles_of(plan: Plan, grad: bool) -> int:
+    """How many tiles a run of a plan evaluates, backward too if it will be asked for."""
+    return sum(s.forward.tiles + grad * s.backward.tiles for s in plan.segments if not s.keep)

@@ -1,0 +1,163 @@
+"""What a user sees: the plan, tiles inside a long step, what steps cost and why they are slow."""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor
+
+from lightning_plugin import Box, LazyImage, Plan, SFTStrategy, StepMonitor
+from lightning_plugin.progress import LISTENERS
+from lightning_plugin.strategy import bar
+from lightning_plugin.strategy.report import StepReport, tiles_of
+from tests.lightning_plugin.strategy.modules import Each, Pictures, Slides, loader
+from tests.lightning_plugin.strategy.training import TILES, fit
+
+
+class Slow:
+    """A source on a slow disk."""
+
+    def __init__(self, image: Tensor, seconds: float) -> None:
+        self.image, self.seconds = image[None], seconds
+        self.shape, self.dtype = tuple(self.image.shape), self.image.dtype
+
+    def read(self, box: Box) -> Tensor:
+        time.sleep(self.seconds)
+        return self.image[(..., *(slice(lo, hi) for lo, hi in box.intervals()))]
+
+    def constant(self, box: Box) -> None:
+        return None
+
+
+def slow(seconds: float) -> Each:
+    data = Pictures(1)
+    return Each({"image": LazyImage(Slow(data.images[0], seconds)), "label": data.labels})
+
+
+def test_the_plan_is_printed_once_and_left_in_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = CSVLogger(tmp_path)
+    strategy = SFTStrategy(**TILES)
+    with caplog.at_level(logging.INFO, "lightning_plugin"):
+        fit(Slides(), loader(6), strategy, max_steps=3, logger=logger, log_every_n_steps=1)
+    assert caplog.text.count(str(strategy.plan)) == 1
+    found = Path(logger.log_dir)
+    assert Plan.from_json((found / "plan-train.json").read_text()) == strategy.plan
+    assert "peak" in (found / "plan-train.txt").read_text()
+
+
+def test_the_plan_is_in_tensorboard(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    fit(Slides(), loader(2), SFTStrategy(**TILES), max_steps=1, logger=logger, log_every_n_steps=1)
+    events = next(Path(logger.log_dir).glob("events*")).read_bytes()
+    assert b"plan/text_summary" in events
+
+
+def test_every_step_is_reported(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    strategy = SFTStrategy(budget="1GiB", tile_over=1)
+    data = Each(*[next(iter(slow(0.0)))] * 3)
+    fit(Slides(), data, strategy, max_steps=3, callbacks=[StepMonitor()], logger=logger, log_every_n_steps=1)
+    header, *rows = [line.split(",") for line in (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()]
+    measured = [float(r[header.index("sft/measured_peak_bytes")]) for r in rows if r[header.index("sft/tiles")]]
+    assert len(measured) == 3 and all(0 < m <= strategy.plan.peak_bytes <= 2**30 for m in measured)
+    assert {"sft/predicted_peak_bytes", "sft/recompute_share", "sft/input_share", "sft/step_seconds"} <= set(header)
+
+
+def test_tiles_are_counted() -> None:
+    strategy = SFTStrategy(tiles=(3, 2), backward_tiles=(2, 2))
+    fit(Slides(), slow(0.0), strategy, max_steps=1)
+    segments = strategy.plan.segments
+    assert strategy.report.tiles == strategy.report.planned_tiles == len(segments) * (6 + 4)
+
+
+def test_a_step_that_waits_for_pixels_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightning_plugin.strategy.feedback.SLOW", 0.0)
+    with caplog.at_level(logging.INFO, "lightning_plugin"):
+        strategy = SFTStrategy(**TILES)
+        fit(Slides(), slow(0.2), strategy, max_steps=1)
+    assert strategy.report.input_seconds > 0.2 * 6
+    assert "input-bound" in caplog.text
+
+
+def test_reasons() -> None:
+    times = {"seconds": 10.0, "input_seconds": 1.0, "spill_seconds": 1.0}
+    assert StepReport(**times).reason == "compute"
+    assert StepReport(**(times | {"input_seconds": 6.0})).reason == "input"
+    assert StepReport(**(times | {"spill_seconds": 6.0})).reason == "spill"
+    assert "60 %" in str(StepReport(**(times | {"spill_seconds": 6.0})))
+
+
+def test_nothing_listens_after_a_run() -> None:
+    fit(Slides(), loader(2), SFTStrategy(**TILES), max_steps=1)
+    assert LISTENERS == []
+
+
+class Screen(RichProgressBar):
+    """A rich bar on a terminal that can be read."""
+
+    def __init__(self) -> None:
+        super().__init__(console_kwargs={"file": io.StringIO(), "force_terminal": True, "width": 100})
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        self.text = self._console.file.getvalue()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bar, "PATIENCE", 0.0)
+    monkeypatch.setattr(bar, "EVERY", 0.0)
+
+
+def test_tiles_in_a_rich_bar(impatient: None) -> None:
+    screen = Screen()
+    strategy = SFTStrategy(**TILES)
+    fit(
+        Slides(), loader(4), strategy, val=loader(4), max_epochs=2, max_steps=-1, callbacks=[screen],
+        enable_progress_bar=True,
+    )  # fmt: skip
+    assert "tiles" in screen.text
+    total = tiles_of(next(iter(strategy.settings.plans.values())), grad=True)
+    assert f"{total}/{total}" in screen.text
+
+
+def test_tiles_in_a_tqdm_bar(impatient: None, capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = SFTStrategy(**TILES)
+    fit(Slides(), loader(2), strategy, max_steps=1, callbacks=[TQDMProgressBar()], enable_progress_bar=True)
+    total = strategy.report.planned_tiles
+    assert "tiles: 100%" in capsys.readouterr().out.replace("\r", "\n") and total > 0
+
+
+def test_short_steps_have_no_bar() -> None:
+    screen = Screen()
+    fit(Slides(), loader(2), SFTStrategy(**TILES), max_steps=1, callbacks=[screen], enable_progress_bar=True)
+    assert "tiles" not in screen.text
+
+
+def test_a_step_leaves_no_memory_behind() -> None:
+    """A kept loss must not keep the recording of its step, nor the image."""
+    import gc
+    import weakref
+
+    images: list[Any] = []
+
+    class Keeping(Slides):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            images.append(weakref.ref(batch["image"]))
+
+    module = Keeping()
+    fit(module, loader(8), SFTStrategy(**TILES), max_steps=4)
+    gc.collect()
+    assert len(module.losses) == 4
+    assert sum(ref() is not None for ref in images) <= 1
+    assert all(isinstance(loss, Tensor) and torch.isfinite(loss) for loss in module.losses)
