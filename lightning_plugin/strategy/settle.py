@@ -41,7 +41,7 @@ def run(session: Session, wanted: list[LazyTensor]) -> dict[int, Value]:
     for t in wanted:
         value = known_value(t)
         if value is not None:
-            results[id(t)] = gathered(value) if value.is_map else value
+            results[id(t)] = gathered(value, session) if value.is_map else value
     alive = [t for ref in session.pending if (t := ref()) is not None]
     session.pending = []
     waiting = [v for t in alive if (v := known_value(t)) is not None]
