@@ -21,12 +21,13 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from lightning_plugin.errors import RecordingError
@@ -82,7 +83,7 @@ class Session:
         values = [v for v in map(bound, fakes.values()) if isinstance(v, Value)]
         for v in values:
             if v.real is not None and not v.is_map:  # an ordinary tensor by now, whatever it came from
-                v.node = None
+                v.node, v.fake = None, unbound(v.shape, v.dtype, v.device)
         needed = ancestors([*values, *(v for e in self.effects for v in e.values)])
         given = (v.node for node in needed for v in node.inputs if v.node is not None)
         reached = {node.serial for node in needed} | {n.serial for n in given if isinstance(n.op, Captured)}
@@ -147,6 +148,13 @@ class Session:
             self.key = int(torch.randint(2**62, (1,)).item())
         self.random_calls += 1
         return self.key, self.random_calls
+
+
+@lru_cache(maxsize=4096)
+def unbound(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A fake tensor that stands for no particular value; a ledger does not see it."""
+    with _disable_current_modes(), FAKE:
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def sever(node: Node, alive: Container[int] = ()) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.record import FAKE
+from lightning_plugin.record import unbound
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.rules.norm import Normalize
 
@@ -180,13 +178,6 @@ class Program:
     ) -> list[Tensor]:
         with torch.set_grad_enabled(grad):
             return [v.space.narrow(held[id(v)], need[id(v)], box) for v, box in zip(node.maps, boxes, strict=True)]
-
-
-@lru_cache(maxsize=4096)
-def unbound(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A fake tensor that stands for no particular value; a ledger does not see it."""
-    with _disable_current_modes(), FAKE:
-        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def is_view(value: Value) -> bool:

@@ -26,7 +26,7 @@ def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) ->
     effects, session.effects = session.effects, []
     values = [*pending, *(v for e in effects for v in e.values)]
     if wanted is not None:
-        values.append(wanted if not wanted.is_map else gathered(wanted))
+        values.append(wanted if not wanted.is_map else gathered(wanted, session))
     with forget_modules(), torch.inference_mode(False):
         run(ancestors(values), session)
         with torch.no_grad():
@@ -35,10 +35,11 @@ def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) ->
     return _known(values[-1]) if wanted is not None else torch.empty(0)
 
 
-def gathered(value: Value) -> Value:
+def gathered(value: Value, session: Session) -> Value:
     node = Node(Gather(), (value,), (), "gather", value.node.path if value.node else "")
     out = Value(value.fake, None, value.requires_grad, node)
     node.outputs = (out,)
+    session.nodes.append(node)
     return out
 
 

@@ -28,7 +28,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.program import Program, Target
 from lightning_plugin.execute.rehearsal import tiles_of
 from lightning_plugin.execute.store import Adder, Cotangent, Handle
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.base import ReduceOp, Reduction, Source, Spread
@@ -80,6 +80,9 @@ class SegmentRun:
         run.program = program
         for name in ("stored", "spreads", "images", "boundaries", "outputs"):
             setattr(run, name, [values[id(v)] for v in getattr(self, name)])
+        # Nodes and values point at each other: taken apart when autograd lets go, they do not wait for the garbage
+        # collector, and neither does the image that they read.
+        weakref.finalize(run, take_apart, program.steps).atexit = False
         return run
 
     def inputs(self) -> list[Tensor]:
@@ -114,6 +117,12 @@ class SegmentRun:
 def watched(ledger: Ledger | None) -> AbstractContextManager[None]:
     """A block whose operators a ledger counts, if there is one."""
     return nullcontext() if ledger is None else ledger.watching()
+
+
+def take_apart(nodes: Sequence[Node]) -> None:
+    for node in nodes:
+        for v in node.outputs:
+            v.node = None
 
 
 def resident(v: Value) -> Tensor | None:

@@ -47,7 +47,8 @@ class Check:
     def target(self, where: str, place: int) -> Target:
         if not 0 <= place < len(self.nodes):
             raise PlanError(
-                f"{where} names node {place}, the network has {len(self.nodes)} nodes: it is another network's plan"
+                f"{where} names node {place}, the network has nodes 0 to {len(self.nodes) - 1}: "
+                "it is another network's plan"
             )
         node = self.nodes[place]
         if not isinstance(node.op, (TileOp, ReduceOp)):

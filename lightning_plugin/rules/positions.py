@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules.base import Reduction
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.reduce import SpaceOp, covers, flat_index, wide, widen
+from lightning_plugin.rules.reduce import SpaceOp, covers, wide, widen
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten

@@ -20,8 +20,7 @@ from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.base import ReduceOp, Reduction
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.positions import flat_index
-from lightning_plugin.rules.reduce import SpaceOp, Sum, covers, kept, reduced_size, widen
+from lightning_plugin.rules.reduce import SpaceOp, Sum, covers, flat_index, kept, reduced_size, widen
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten

@@ -75,6 +75,7 @@ def run(examples: int, fixed: int) -> list[dict[str, float]]:
     return found
 
 
+@pytest.mark.full  # minutes, until planning is faster
 @pytest.mark.parametrize("part", range(2))
 def test_steps_keep_their_budget(part: int) -> None:
     assert len(run(10, part)) == 10

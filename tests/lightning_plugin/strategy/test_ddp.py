@@ -56,6 +56,7 @@ def test_manual_optimization(tmp_path: Path) -> None:
     assert_together(found, alone(FrozenByHand, max_steps=-1, max_epochs=1), ("accuracy",))
 
 
+@pytest.mark.xfail(reason="ranks that plan differently may disagree on a reduction's size; not solved yet")
 def test_images_of_different_sizes(tmp_path: Path) -> None:
     found = succeed("uneven", tmp_path)
     net = network()
