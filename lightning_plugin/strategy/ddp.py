@@ -73,6 +73,17 @@ class ParallelTiling(Tiling):
         super().setup(trainer)  # type: ignore[misc]
         self._layer_sync = asked
 
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        counts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(counts, self.lightning_module.trainer.num_training_batches)
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"the ranks have different numbers of batches in an epoch: {', '.join(map(str, counts))}. The last "
+                "ones would wait for the others for ever. Give all ranks equally many: leave "
+                "use_distributed_sampler=True, or set limit_train_batches."
+            )
+
     def teardown(self) -> None:
         asked, self._layer_sync = self._layer_sync, None  # Lightning's way back is not ours
         if self.lightning_module is not None:

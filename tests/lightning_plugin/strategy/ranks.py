@@ -187,6 +187,12 @@ class OwnOrder(torch.utils.data.Sampler):
         return iter((2 * torch.randperm(len(self)) + dist_rank()).tolist())
 
 
+def unequal(folder: Path) -> None:
+    from tests.lightning_plugin.strategy.modules import Slides, loader
+
+    fitted(folder, Slides, data=loader(6, 1, sampler=range(4 if dist_rank() else 2)))
+
+
 def dying(folder: Path) -> None:
     from tests.lightning_plugin.strategy.modules import Slides
 

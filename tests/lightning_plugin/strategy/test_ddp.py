@@ -56,7 +56,6 @@ def test_manual_optimization(tmp_path: Path) -> None:
     assert_together(found, alone(FrozenByHand, max_steps=-1, max_epochs=1), ("accuracy",))
 
 
-@pytest.mark.xfail(reason="ranks that plan differently may disagree on a reduction's size; not solved yet")
 def test_images_of_different_sizes(tmp_path: Path) -> None:
     found = succeed("uneven", tmp_path)
     net = network()
@@ -79,6 +78,12 @@ def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
     first, second = launch("dying", tmp_path)
     assert second.returncode == 7
     assert first.returncode not in (0, None) and "rank" in first.stdout.lower()
+
+
+def test_unequal_numbers_of_images_are_an_error_and_not_a_hang(tmp_path: Path) -> None:
+    for done in launch("unequal", tmp_path):
+        assert done.returncode not in (0, None)
+        assert "different numbers of batches in an epoch: 2, 4" in done.stdout
 
 
 def test_names() -> None:
