@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
+# Its networks are tested here. It asks for torchvision, of which they need nothing: hence without what it asks for.
+TIMM := timm==1.0.22
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two test workers of one thread each use two cores fully; more threads in each would only fight for them.
@@ -24,6 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[dev]'
+	$(PIP_INSTALL) --no-deps $(TIMM)
 	@touch $@
 
 $(READY_DOCS): $(READY)
