@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from wsi_trainer.metrics.predictions import Predictions
 from wsi_trainer.metrics.scores import Score
+from wsi_trainer.metrics.table import Rows
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ def resamples(patients: Sequence[str], count: int, seed: int) -> Iterator[NDArra
 
 
 def score_intervals(
-    predictions: Predictions, scores: Mapping[str, Score], count: int = 1000, seed: int = 0
+    predictions: Rows, scores: Mapping[str, Score], count: int = 1000, seed: int = 0
 ) -> dict[str, Interval]:
-    """Each score with its 95 % interval, all from the same resamples."""
+    """Each score of predictions of any kind with its 95 % interval, all from the same resamples."""
     drawn: dict[str, list[float]] = {name: [] for name in scores}
     for rows in resamples(predictions.patients, count, seed):
         resample = predictions.take(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
 
 _PREFIX = "probability_"
-
-
-class PredictionsError(UserError):
-    """A file of predictions that cannot be used, with the column or line to change."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +25,14 @@ class Predictions:
     """Index into `classes` of each row."""
     probabilities: NDArray[np.float64]
     """(rows, classes), each row summing to one."""
+    sites: tuple[str, ...] = ()
+    """Where each slide comes from; empty where the manifest does not say."""
 
     def __post_init__(self) -> None:
         rows = len(self.slides)
-        if len(self.patients) != rows or self.labels.shape != (rows,):
-            raise PredictionsError(
-                f"{rows} slides, {len(self.patients)} patients and {self.labels.shape} labels differ"
-            )
+        check_rows(rows, self.patients, self.sites)
+        if self.labels.shape != (rows,):
+            raise PredictionsError(f"{rows} slides have labels of shape {self.labels.shape}")
         if self.probabilities.shape != (rows, len(self.classes)):
             shape = self.probabilities.shape
             raise PredictionsError(f"probabilities have shape {shape}, not ({rows}, {len(self.classes)})")
@@ -55,6 +51,7 @@ class Predictions:
             self.classes,
             self.labels[rows],
             self.probabilities[rows],
+            tuple(self.sites[i] for i in rows) if self.sites else (),
         )
 
     def aligned_to(self, slides: Sequence[str]) -> Predictions:
@@ -75,7 +72,8 @@ class Predictions:
         rows = {patient: np.flatnonzero(np.array(self.patients) == patient) for patient in dict.fromkeys(self.patients)}
         labels, probabilities = zip(*(self._patient(patient, index) for patient, index in rows.items()), strict=True)
         names = tuple(rows)
-        return Predictions(names, names, self.classes, np.array(labels, dtype=np.int64), np.stack(probabilities))
+        sites = tuple(self.sites[index[0]] for index in rows.values()) if self.sites else ()
+        return Predictions(names, names, self.classes, np.array(labels, dtype=np.int64), np.stack(probabilities), sites)
 
     def _patient(self, patient: str, rows: NDArray[np.int64]) -> tuple[int, NDArray[np.float64]]:
         labels, probabilities = self.labels[rows], self.probabilities[rows]
@@ -86,37 +84,27 @@ class Predictions:
         return int(labels[0]), probabilities.mean(axis=0)
 
     def write(self, path: Path) -> None:
-        """Write the CSV file: slide, patient, label, probability_<class> ..."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["slide", "patient", "label", *(_PREFIX + name for name in self.classes)])
-            for row in range(len(self)):
-                values = [repr(float(value)) for value in self.probabilities[row]]
-                writer.writerow([self.slides[row], self.patients[row], self.classes[self.labels[row]], *values])
+        """Write the CSV file: slide, patient, site (where known), label, probability_<class> ..."""
+        names = [_PREFIX + name for name in self.classes]
+        labels = [self.classes[label] for label in self.labels]
+        write_rows(path, self, ["label", *names], [[label, *row] for label, row in zip(labels, self.probabilities)])
 
     @staticmethod
     def read(path: Path) -> Predictions:
         """Read what `write` wrote."""
-        if not path.is_file():
-            raise PredictionsError(f"there are no predictions at {path}; run `wsi-train test` for this run first")
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or []
-            classes = tuple(name.removeprefix(_PREFIX) for name in columns if name.startswith(_PREFIX))
-            absent = {"slide", "patient", "label"} - set(columns)
-            if absent or not classes:
-                raise PredictionsError(f"{path} lacks the columns {sorted(absent) or [_PREFIX + '<class>']}")
-            rows = list(reader)
-        unknown = next((row["label"] for row in rows if row["label"] not in classes), None)
+        table = read_rows(path)
+        classes = tuple(name.removeprefix(_PREFIX) for name in table.columns if name.startswith(_PREFIX))
+        absent = {"slide", "patient", "label"} - set(table.columns)
+        if absent or not classes:
+            raise PredictionsError(f"{path} lacks the columns {sorted(absent) or [_PREFIX + '<class>']}")
+        unknown = next((row["label"] for row in table.rows if row["label"] not in classes), None)
         if unknown is not None:
             raise PredictionsError(f"{path} has the label {unknown!r}, which is none of its classes {list(classes)}")
         return Predictions(
-            tuple(row["slide"] for row in rows),
-            tuple(row["patient"] for row in rows),
+            table.texts("slide"),
+            table.texts("patient"),
             classes,
-            np.array([classes.index(row["label"]) for row in rows], dtype=np.int64),
-            np.array([[float(row[_PREFIX + name]) for name in classes] for row in rows], dtype=np.float64).reshape(
-                len(rows), len(classes)
-            ),
+            np.array([classes.index(row["label"]) for row in table.rows], dtype=np.int64),
+            table.numbers([_PREFIX + name for name in classes]),
+            table.sites,
         )

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from sklearn import metrics as sk
 
-from wsi_trainer.metrics import SCORES, Predictions, auc, roc_band
+from wsi_trainer.metrics import ORDINAL_SCORES, SCORES, Predictions, auc, roc_band
 
 
 def binary(scores: list[float], labels: list[int]) -> Predictions:
@@ -53,3 +54,44 @@ def test_the_roc_curve_has_the_area_and_its_band_holds_it() -> None:
     assert inside.mean() > 0.95
     with pytest.raises(ValueError, match="no ROC curve"):
         roc_band(binary([0.1, 0.2], [1, 1]))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_every_score_is_that_of_scikit_learn(classes: int) -> None:
+    generator = np.random.default_rng(classes)
+    labels = generator.integers(0, classes, 90)
+    p = np.round(generator.dirichlet(np.ones(classes), 90) + 0.3 * np.eye(classes)[labels], 2)  # with ties
+    p /= p.sum(axis=1, keepdims=True)
+    names = tuple(map(str, range(90)))
+    predictions = Predictions(names, names, tuple("abcd"[:classes]), labels, p)
+    truth, guess = np.eye(classes)[labels], p.argmax(axis=1)
+    columns = slice(1, 2) if classes == 2 else slice(None)
+    expected = {
+        "auc": sk.roc_auc_score(truth[:, columns], p[:, columns], average="macro"),
+        "average_precision": sk.average_precision_score(truth[:, columns], p[:, columns], average="macro"),
+        "balanced_accuracy": sk.balanced_accuracy_score(labels, guess),
+        "f1": sk.f1_score(labels, guess, average="binary" if classes == 2 else "macro"),
+        "quadratic_kappa": sk.cohen_kappa_score(labels, guess, weights="quadratic"),
+    }
+    for name, value in expected.items():
+        assert ORDINAL_SCORES[name](predictions) == pytest.approx(value, abs=1e-12), name
+
+
+def test_kappa_without_variation_is_not_a_number_and_a_far_mistake_costs_more() -> None:
+    names = ("a", "b", "c", "d")
+    labels = np.array([0, 1, 2, 3])
+
+    def kappa(guess: list[int]) -> float:
+        return ORDINAL_SCORES["quadratic_kappa"](Predictions(names, names, names, labels, np.eye(4)[guess]))
+
+    assert kappa([0, 1, 2, 3]) == 1 and kappa([0, 1, 2, 0]) < kappa([0, 1, 2, 2]) < 1
+    one = Predictions(names, names, names, np.zeros(4, dtype=np.int64), np.eye(4)[[0, 0, 0, 0]])
+    assert np.isnan(ORDINAL_SCORES["quadratic_kappa"](one))
+
+
+def test_calibration_error_by_hand() -> None:
+    sure = binary([0.05, 0.05, 0.95, 0.95], [0, 0, 1, 1])
+    assert SCORES["calibration_error"](sure) == pytest.approx(0.05)
+    wrong = binary([0.95, 0.95, 0.05, 0.05], [0, 0, 1, 1])
+    assert SCORES["calibration_error"](wrong) == pytest.approx(0.95)
+    assert SCORES["calibration_error"](binary([1.0, 0.0], [1, 0])) == 0

@@ -1,0 +1,101 @@
+"""The CSV file of predictions, whatever was predicted: one line for each slide, its name and patient first."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wsi_trainer.errors import UserError
+
+
+class PredictionsError(UserError):
+    """A file of predictions that cannot be used, with the column or line to change."""
+
+
+class Rows(Protocol):
+    """What all kinds of predictions have: rows of slides, each of a patient and perhaps of a site."""
+
+    @property
+    def slides(self) -> tuple[str, ...]: ...
+
+    @property
+    def patients(self) -> tuple[str, ...]: ...
+
+    @property
+    def sites(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: NDArray[np.int64]) -> Self: ...
+
+    def by_patient(self) -> Self: ...
+
+
+def check_rows(rows: int, patients: Sequence[str], sites: Sequence[str]) -> None:
+    """Raise an error where patients or sites do not go with the slides."""
+    if len(patients) != rows:
+        raise PredictionsError(f"{rows} slides have {len(patients)} patients; each slide has one")
+    if sites and len(sites) != rows:
+        raise PredictionsError(f"{rows} slides have {len(sites)} sites; each slide has one, or none has")
+
+
+def write_rows(path: Path, rows: Rows, columns: Sequence[str], values: Sequence[Sequence[Any]]) -> None:
+    """Write slide, patient and site (where known), then these columns; numbers are written bit for bit."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    site = ["site"] if rows.sites else []
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["slide", "patient", *site, *columns])
+        for index, line in enumerate(values):
+            where = [rows.sites[index]] if site else []
+            texts = [value if isinstance(value, str) else repr(float(value)) for value in line]
+            writer.writerow([rows.slides[index], rows.patients[index], *where, *texts])
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file of predictions as text."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: list[dict[str, str]]
+
+    def texts(self, column: str) -> tuple[str, ...]:
+        """One column."""
+        return tuple(row[column] for row in self.rows)
+
+    def numbers(self, columns: Sequence[str]) -> NDArray[np.float64]:
+        """(rows, columns) numbers; an error names the cell that is none."""
+        values = np.empty((len(self.rows), len(columns)))
+        for index, row in enumerate(self.rows):
+            for place, column in enumerate(columns):
+                try:
+                    values[index, place] = float(row[column])
+                except (ValueError, TypeError) as error:
+                    raise PredictionsError(
+                        f"{self.path}, line {index + 2}: {column} is {row[column]!r}, not a number"
+                    ) from error
+        return values
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return self.texts("site") if "site" in self.columns else ()
+
+
+def read_rows(path: Path) -> Table:
+    """The lines of a file of predictions."""
+    if not path.is_file():
+        raise PredictionsError(f"there are no predictions at {path}; run `wsi-train test` for this run first")
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        columns = tuple(reader.fieldnames or ())
+        absent = {"slide", "patient"} - set(columns)
+        if absent:
+            raise PredictionsError(f"{path} lacks the columns {sorted(absent)}")
+        return Table(path, columns, list(reader))
