@@ -20,6 +20,13 @@ max|a − b| / max(max|b|, 0.001 × the largest gradient in the network); the bo
 To measure your own model, use `lightning_plugin.check(module, small_input)`: it names the error of each parameter, and
 the operators that are run whole. Which operators have a rule, and which tests reach each, is in
 [Operators](operators.md).
+
+`SyncBatchNorm` counts over ranks, so it belongs to the strategy that knows of ranks: under `sft_ddp` every
+BatchNorm can be synchronised, on CPUs too, and its statistics are exact over tiles and ranks together.
+
+Plain PyTorch itself was found wrong once. The backward of an `InstanceNorm` of a single image on a CPU (PyTorch 2.13)
+takes a cotangent in channels-last order for one in contiguous order; finite differences show it. The engine's result is
+the derivative there, and the comparison below gives PyTorch a contiguous cotangent.
 """
 
 

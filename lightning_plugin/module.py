@@ -41,6 +41,7 @@ class TiledModule(nn.Module):
         plan: Plan | None = None,
         host_budget: int | str | None = None,
         disk: bool = True,
+        halo: str = "auto",
     ):
         super().__init__()
         if budget is not None and (tiles is not None or plan is not None):
@@ -53,6 +54,7 @@ class TiledModule(nn.Module):
             host_budget=None if host_budget is None else parse_bytes(host_budget),
             disk=disk,
             given=plan,
+            halo=halo,
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

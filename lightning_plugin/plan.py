@@ -15,6 +15,8 @@ from lightning_plugin.errors import PlanError
 
 #: Where a map can be stored, from the fastest and smallest tier to the slowest and largest.
 TIERS = ("device", "host", "disk")
+#: What neighbouring tiles do about the rows between them: both compute them, or one hands them on.
+HALOS = ("recompute", "share")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class SegmentPlan:
 
     ``targets`` are the nodes whose results it makes: reduce nodes and stored maps. A *kept* segment runs all the nodes
     it names whole, with ordinary autograd, as plain PyTorch would; its grids are of one tile. ``tier`` is where its
-    stored maps live. The figures are predictions: bytes on the device and seconds.
+    stored maps live, ``half`` whether as bfloat16, which loses digits. With ``halo="share"`` tiles run in order and
+    hand rows on; the grid cuts one axis. The figures are predictions: bytes on the device and seconds.
     """
 
     targets: tuple[int, ...]
@@ -37,10 +40,18 @@ class SegmentPlan:
     backward_bytes: int = 0
     seconds: float = 0.0
     recompute: float = 0.0
+    halo: str = "recompute"
+    half: bool = False
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise PlanError(f"a map is stored on one of {', '.join(TIERS)}, not on {self.tier!r}")
+        if self.halo not in HALOS:
+            raise PlanError(f"halos are {' or '.join(HALOS)}, not {self.halo!r}")
+        if self.halo == "share" and self.forward != self.backward:
+            raise PlanError(
+                f"a segment that shares halos has one grid for both directions, not {self.forward} and {self.backward}"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.execute.program import Program, resolve
+from lightning_plugin.execute.scan import shareable
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.rules.base import Gather, ReduceOp, Source, Spread
@@ -63,8 +66,17 @@ def shrinking(nodes: Sequence[Node]) -> set[int]:
     return found
 
 
-def fixed(nodes: Sequence[Node], grid: Grid | None, backward: Grid | None = None, cut: bool = True) -> Plan:
-    """Segments by stage, all on the same grid (one tile where ``grid`` is None)."""
+def fixed(
+    nodes: Sequence[Node],
+    grid: Grid | None,
+    backward: Grid | None = None,
+    cut: bool = True,
+    halo: str = "recompute",
+) -> Plan:
+    """Segments by stage, all on the same grid (one tile where ``grid`` is None).
+
+    With ``halo="share"`` every segment whose operators keep the order of rows hands them on.
+    """
     stored = shrinking(nodes) if cut else set()
     while True:
         stage = stages(nodes, stored)
@@ -72,7 +84,21 @@ def fixed(nodes: Sequence[Node], grid: Grid | None, backward: Grid | None = None
         if more == stored:
             break
         stored = more
-    return by_stage(nodes, stored, stage, grid, backward)
+    plan = by_stage(nodes, stored, stage, grid, backward)
+    return sharing(plan, nodes) if halo == "share" else plan
+
+
+def sharing(plan: Plan, nodes: Sequence[Node]) -> Plan:
+    """A plan whose tiled segments share halos where they can."""
+    made: set[int] = set()
+    segments = []
+    for segment, here in zip(plan.segments, resolve(plan, nodes), strict=True):
+        program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
+        if program is not None and shareable(program, segment.forward):
+            segment = replace(segment, backward=segment.forward, halo="share")
+        segments.append(segment)
+        made.update(id(v) for t in here for v in t.node.outputs if v.is_map)
+    return replace(plan, segments=tuple(segments))
 
 
 def by_stage(

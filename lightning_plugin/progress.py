@@ -7,18 +7,21 @@ and not a context's; they are told from whichever thread the work is done in.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Literal, Protocol, TypeVar
 
 Kind = Literal["input", "spill"]
-T = TypeVar("T")
+S = TypeVar("S", bound=Sized)
 
 
 class Listener(Protocol):
-    """Hears of every tile that is done, and of time that a step waited for something else than computing."""
+    """Hears of every tile that is done, of how many were identical to another and cost nothing, and of time that a
+    step waited for something else than computing."""
 
-    def tile(self) -> None: ...
+    def tile(self, count: int) -> None: ...
+
+    def alike(self, count: int) -> None: ...
 
     def spent(self, kind: Kind, seconds: float) -> None: ...
 
@@ -26,12 +29,14 @@ class Listener(Protocol):
 LISTENERS: list[Listener] = []
 
 
-def told(tiles: Iterable[T]) -> Iterator[T]:
-    """The tiles, each announced when it is done."""
-    for tile in tiles:
-        yield tile
+def told(work: Iterable[S]) -> Iterator[S]:
+    """Groups of identical tiles, each announced when it is done."""
+    for tiles in work:
+        yield tiles
         for listener in LISTENERS:
-            listener.tile()
+            listener.tile(len(tiles))
+            if len(tiles) > 1:
+                listener.alike(len(tiles) - 1)
 
 
 @contextmanager

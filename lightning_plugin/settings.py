@@ -23,6 +23,7 @@ class Settings:
     """How the next recordings are to be run.
 
     ``tiles`` (and ``backward_tiles``) fix one grid for all segments; ``budget``, in bytes, leaves it to the planner.
+    ``halo`` is "recompute" or "share" for all segments, or "auto": what is faster for each.
     ``plan`` is the last plan that ran, ``ledger`` what its step used where a budget is kept.
     """
 
@@ -33,6 +34,7 @@ class Settings:
     disk: bool = True
     device: str | None = None
     given: Plan | None = None
+    halo: str = "auto"
     plan: Plan | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
     barriers: tuple[str, ...] = field(default=(), init=False)
@@ -45,7 +47,7 @@ class Settings:
         if self.budget is None:
             forward = Grid(self.tiles) if self.tiles else None
             backward = Grid(self.backward_tiles) if self.backward_tiles else None
-            return fixed(nodes, forward, backward)
+            return fixed(nodes, forward, backward, halo=self.halo)
         from lightning_plugin.planner.describe import signature
 
         key = signature(nodes)

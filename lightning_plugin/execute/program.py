@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.plan import Plan
 from lightning_plugin.record import unbound
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.rules.norm import Normalize
@@ -200,3 +202,17 @@ def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], 
     if is_view(source):
         return False
     return sum(source in other.inputs for other in steps) == 1
+
+
+def resolve(plan: Plan, nodes: Sequence[Node]) -> list[list[Target]]:
+    """The nodes a plan speaks of."""
+    targets = []
+    for segment in plan.segments:
+        here = []
+        for place in segment.targets:
+            if not 0 <= place < len(nodes):
+                raise PlanError(f"the plan names node {place}, the network has {len(nodes)}: it is another network's")
+            node = nodes[place]
+            here.append(Target(node) if isinstance(node.op, ReduceOp) else Target(node, node.outputs[0]))
+        targets.append(here)
+    return targets

@@ -15,7 +15,6 @@ import torch
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.layout import Layout
-from lightning_plugin.progress import told
 
 if TYPE_CHECKING:
     from lightning_plugin.execute.program import Program
@@ -36,4 +35,4 @@ REHEARSAL: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)
 def tiles_of(program: Program, grid: Grid, backward: bool) -> Iterable[Sequence[Box]]:
     """For each tile that is to be run, the box it owns of every target."""
     rehearsal = REHEARSAL.get()
-    return told(program.owned(grid)) if rehearsal is None else rehearsal.tiles(program, grid, backward)
+    return program.owned(grid) if rehearsal is None else rehearsal.tiles(program, grid, backward)

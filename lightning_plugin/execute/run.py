@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_plugin.errors import PlanError, RecordingError
+from lightning_plugin.errors import RecordingError
+from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.execute.keep import Uses, keep, whole
-from lightning_plugin.execute.program import Program, Target
+from lightning_plugin.execute.program import Program, Target, resolve
 from lightning_plugin.execute.segment import SegmentRun, watched
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.policy import choose
 from lightning_plugin.record import Session, forget_modules
-from lightning_plugin.rules.base import Barrier, Captured, Gather, ReduceOp, Spread, VectorOp
+from lightning_plugin.rules.base import Barrier, Captured, Gather, Spread, VectorOp
 
 
 def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
@@ -114,7 +115,10 @@ class Stage:
             if isinstance(v.node.op, Spread):
                 compute(v.node.inputs[0], self.ledger)
         plan = self.plan
-        SegmentRun(program, plan.forward, plan.backward, plan.tier, self.ledger, self.place).apply()
+        share = plan.halo == "share"
+        run_segment(
+            SegmentRun(program, plan.forward, plan.backward, plan.tier, self.ledger, self.place, share, plan.half)
+        )
 
     def run_kept(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -153,20 +157,6 @@ def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None) -> 
         stage.last = [v for v in dict.fromkeys(touched) if id(v) not in seen]
         seen.update(id(v) for v in stage.last)
     return stages
-
-
-def resolve(plan: Plan, nodes: Sequence[Node]) -> list[list[Target]]:
-    """The nodes a plan speaks of."""
-    targets = []
-    for segment in plan.segments:
-        here = []
-        for place in segment.targets:
-            if not 0 <= place < len(nodes):
-                raise PlanError(f"the plan names node {place}, the network has {len(nodes)}: it is another network's")
-            node = nodes[place]
-            here.append(Target(node) if isinstance(node.op, ReduceOp) else Target(node, node.outputs[0]))
-        targets.append(here)
-    return targets
 
 
 def compute(value: Value, ledger: Ledger | None = None) -> None:

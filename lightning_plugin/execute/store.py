@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.execute.alike import Constants
 from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.layout import Layout
@@ -80,7 +81,11 @@ class Cotangent:
 
 
 class Handle:
-    """A stored map. Its cotangent outlives its data: see [Note: leases] in `segment`."""
+    """A stored map. Its cotangent outlives its data: see [Note: leases] in `function`.
+
+    ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
+    ``constants`` is where it is known to be constant: see [Note: identical tiles] in `alike`.
+    """
 
     def __init__(
         self,
@@ -89,18 +94,24 @@ class Handle:
         device: torch.device,
         tier: str = "device",
         ledger: Ledger | None = None,
+        half: bool = False,
+        constants: Constants | None = None,
     ):
         self.layout = layout
         self.ledger = ledger
+        self.dtype = dtype
+        self.half = half and dtype.is_floating_point and dtype.itemsize > 2
         self.whole = Box.whole(layout.extent)
-        self.data = store(layout, dtype, device, tier)
+        self.data = store(layout, torch.bfloat16 if self.half else dtype, device, tier)
         self.cotangent = Cotangent(layout, dtype, device, tier)
+        self.constants = constants
 
     def write(self, box: Box, tile: Tensor) -> None:
-        self.data.write(box, tile)
+        self.data.write(box, tile.to(torch.bfloat16) if self.half else tile)
 
     def read(self, box: Box) -> Tensor:
-        return self.data.read(box)
+        tile = self.data.read(box)
+        return tile.to(self.dtype) if self.half else tile
 
 
 class Adder:
@@ -110,13 +121,15 @@ class Adder:
         self.dtype = like.dtype
         self.total: Tensor | None = None
 
-    def add(self, gradient: Tensor | None) -> None:
+    def add(self, gradient: Tensor | None, times: int = 1) -> None:
         if gradient is None:
             return
         if self.total is None:
             self.total = gradient.to(wide(self.dtype), copy=gradient.dtype == wide(self.dtype))
+            if times > 1:
+                self.total.mul_(times)
         else:
-            self.total.add_(gradient)
+            self.total.add_(gradient, alpha=times)
 
     def result(self) -> Tensor | None:
         return None if self.total is None else self.total.to(self.dtype)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.program import Program, Target
+from lightning_plugin.execute.scan import scan
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.rules.base import Gather, ReduceOp, Source, Spread, TileOp
@@ -42,7 +43,9 @@ class Check:
             for t in targets:
                 self.kept(where, t.node)
         else:
-            self.tiled(where, targets, segment.forward, segment.backward)
+            program = self.tiled(where, targets, segment.forward, segment.backward)
+            if segment.halo == "share":
+                scan(program, segment.forward)  # says which operator cannot, and what to do
 
     def target(self, where: str, place: int) -> Target:
         if not 0 <= place < len(self.nodes):
@@ -64,7 +67,7 @@ class Check:
         self.known(where, node.label, node.vectors)
         self.note(node)
 
-    def tiled(self, where: str, targets: list[Target], *grids: Grid) -> None:
+    def tiled(self, where: str, targets: list[Target], *grids: Grid) -> Program:
         if len({t.node.serial for t in targets}) < len(targets):
             raise PlanError(f"{where} names a node twice")
         for t in targets:
@@ -80,6 +83,7 @@ class Check:
             self.known(where, node.label, node.vectors)
         for t in targets:
             self.note(t.node)
+        return program
 
     def note(self, node: Node) -> None:
         if isinstance(node.op, ReduceOp):

@@ -37,8 +37,8 @@ class TileBar:
         """So many tiles are to come."""
         self.total += tiles
 
-    def tile(self) -> None:
-        self.done += 1
+    def tile(self, count: int) -> None:
+        self.done += count
         now = time.monotonic()
         if self.host is None or now - self.began < PATIENCE or now - self.drawn < EVERY:
             return
@@ -46,6 +46,9 @@ class TileBar:
         if self.shown is None:
             self.shown = beside(self.host)
         self.shown.show(self.done, self.total)
+
+    def alike(self, count: int) -> None:
+        return
 
     def spent(self, kind: Kind, seconds: float) -> None:
         return

@@ -29,6 +29,7 @@ class StepReport:
     input_seconds: float = 0.0
     spill_seconds: float = 0.0
     tiles: int = 0
+    identical_tiles: int = 0
     planned_tiles: int = 0
     predicted_peak_bytes: int = 0
     measured_peak_bytes: int = 0
@@ -52,6 +53,7 @@ class StepReport:
             "input_share": self.input_seconds / seconds,
             "spill_share": self.spill_seconds / seconds,
             "tiles": self.tiles,
+            "identical_tiles_saved": self.identical_tiles,
         }
 
     def __str__(self) -> str:
@@ -95,9 +97,13 @@ class Meter:
         if self in LISTENERS:
             LISTENERS.remove(self)
 
-    def tile(self) -> None:
+    def tile(self, count: int) -> None:
         if self.report is not None:
-            self.report.tiles += 1
+            self.report.tiles += count
+
+    def alike(self, count: int) -> None:
+        if self.report is not None:
+            self.report.identical_tiles += count
 
     def spent(self, kind: Kind, seconds: float) -> None:
         if self.report is None:

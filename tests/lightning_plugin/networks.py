@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.policy import by_stage, crossing, fit, stages, stored_kind
+from lightning_plugin.policy import by_stage, crossing, fit, sharing, stages, stored_kind
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.settings import Settings
 from tests.lightning_plugin import operators
@@ -57,13 +57,15 @@ class AnyPlan(Settings):
     """A plan that stores whatever maps it was told to, keeps whatever stages it was told to whole, on any grids.
 
     ``stored`` are places of nodes, ``kept`` places of stages; both wrap around, so that they mean something for every
-    network.
+    network. With ``rows``, segments are cut into so many rows of tiles, which share halos where they can.
     """
 
     stored: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     grids: tuple[tuple[int, ...], ...] = ((2, 2, 2),)
+    rows: int = 0
     cycle: int = 24
+    scans: int = 0
     noted: list[str] = field(default_factory=list)
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
@@ -77,7 +79,11 @@ class AnyPlan(Settings):
                 break
             found = more
         plan = by_stage(nodes, found, stage, None, None)
-        return Plan(tuple(self.segment(i, s, nodes, stage) for i, s in enumerate(plan.segments)))
+        plan = Plan(tuple(self.segment(i, s, nodes, stage) for i, s in enumerate(plan.segments)))
+        if self.rows:
+            plan = sharing(plan, nodes)
+            self.scans += sum(s.halo == "share" for s in plan.segments)
+        return plan
 
     def segment(self, i: int, s: SegmentPlan, nodes: Sequence[Node], stage: dict[int, int]) -> SegmentPlan:
         if i % self.cycle in self.kept:
@@ -85,6 +91,9 @@ class AnyPlan(Settings):
             when = stage[id(first.outputs[0])] - isinstance(first.op, ReduceOp)
             return SegmentPlan(whole_stage(nodes, stage, when), s.forward, s.backward, keep=True)
         axes = len(s.forward.counts)
+        if self.rows:
+            rows = Grid((self.rows, *(1,) * (axes - 1)))
+            return SegmentPlan(s.targets, rows, rows)
         forward = fit(Grid(self.grids[i % len(self.grids)]), axes)
         backward = fit(Grid(self.grids[(i + 1) % len(self.grids)][::-1]), axes)
         return SegmentPlan(s.targets, forward, backward)
@@ -135,10 +144,11 @@ def plans() -> st.SearchStrategy[AnyPlan]:
     grids = st.lists(st.tuples(*(st.integers(1, 5),) * 3), min_size=1, max_size=3)
     places = st.sets(st.integers(0, 23), max_size=8).map(frozenset)
     return st.builds(
-        lambda stored, kept, grids: AnyPlan(stored=stored, kept=kept, grids=tuple(grids)),
+        lambda stored, kept, grids, rows: AnyPlan(stored=stored, kept=kept, grids=tuple(grids), rows=max(0, rows)),
         places,
         st.sets(st.integers(0, 7), max_size=2).map(frozenset),
         grids,
+        st.integers(-8, 6),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -323,3 +324,16 @@ def test_a_recording_that_is_dropped_still_updates_running_statistics() -> None:
     TiledModule(net, tiles=GRIDS[0])(images()[0])
     for (n, a), (_, e) in zip(net.named_buffers(), plain.named_buffers(), strict=True):
         assert difference(a, e) < TOLERANCE, n
+
+
+@pytest.mark.parametrize("how", [{"tiles": 2}, {"budget": "1GiB"}], ids=["tiled", "kept"])
+def test_an_instance_norm_takes_a_cotangent_in_any_order(how: dict[str, Any]) -> None:
+    """PyTorch's own (2.13) reads one in channels-last order wrongly, where the batch is one image."""
+    norm = nn.InstanceNorm2d(2).double()
+    x, w = (torch.randn(1, 2, 7, 5, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(2))
+    gradients = []
+    for module, cotangent in ((norm, w), (TiledModule(norm, **how), w.contiguous(memory_format=torch.channels_last))):
+        leaf = x.clone().requires_grad_()
+        (module(leaf) * cotangent).sum().backward()
+        gradients.append(leaf.grad)
+    assert difference(gradients[1], gradients[0]) < TOLERANCE

@@ -1,0 +1,157 @@
+"""Tiles that are alike are computed once.
+
+[Note: identical tiles] Most of a slide is background of one value. Two tiles are *identical* when all they read is
+constant, with the same values, and all their boxes have the same extents and lie at the same borders: then they are
+the same computation. Forward computes one of them, writes it to all of their places and merges its share of each
+reduction as often as there are tiles. A stored map that comes out constant is known to be so where it was written,
+so that the next segment finds identical tiles in it too.
+
+Backward is linear in the cotangents: where nothing that is read needs a gradient, one backward with the sum of the
+tiles' cotangents gives the sum of their parameter gradients. Where something does, tiles whose cotangents are equal
+too, byte for byte, share one backward, whose input gradient is added at each of their places.
+
+It holds for operators that do nothing but what their tiles' values say (`UNIFORM`): a dropout mask or an index of a
+maximum depends on where a tile lies, so that a segment with such an operator computes each tile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.execute.program import Program
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.rules.base import Op, Source
+from lightning_plugin.rules.contract import Product
+from lightning_plugin.rules.interpolate import Resample
+from lightning_plugin.rules.norm import Normalize
+from lightning_plugin.rules.pointwise import Local
+from lightning_plugin.rules.positions import ExpSum
+from lightning_plugin.rules.reduce import Extreme, LogSumExp, Norm, Sum, VarMean
+from lightning_plugin.rules.views import Expand, Reshape
+from lightning_plugin.rules.window import AvgPool, Convolution, MaxPool
+from lightning_plugin.source import TensorSource
+
+#: Operators whose result on a tile depends on the tile's values and on how it lies to the borders, and on nothing else.
+UNIFORM: tuple[type[Op], ...] = (
+    Local, Reshape, Expand, Normalize, Convolution, MaxPool, AvgPool, Resample,
+    Sum, VarMean, LogSumExp, Norm, ExpSum, Product,
+    Extreme,  # where a maximum is met more than once, its gradient is shared and no index is used
+)  # fmt: skip
+
+#: What says of a map's box that it is constant: a key that is equal for equal values, or None.
+Constant = Callable[[Value, Box], bytes | None]
+#: What a tile owns of every target.
+Owned = Sequence[Box]
+
+
+class Constants:
+    """Where a stored map is known to be constant: the tiles that were written with one value."""
+
+    def __init__(self) -> None:
+        self.keys: dict[tuple[int, ...], bytes | None] = {}
+        self._edges: list[list[int]] | None = None
+        self._cells: np.ndarray | None = None
+
+    def note(self, box: Box, key: bytes | None) -> None:
+        """A tile was written; ``key`` stands for its value if it has but one."""
+        self.keys[box.lo] = key
+        self._cells = None
+
+    def at(self, box: Box) -> bytes | None:
+        """The key of the value on a box, where all of it is known to be the same."""
+        if not any(key is not None for key in self.keys.values()):
+            return None
+        cells, edges, names = self.table()
+        picks = []
+        for a, (lo, hi) in enumerate(box.intervals()):
+            picks.append(slice(max(0, bisect_right(edges[a], lo) - 1), bisect_right(edges[a], hi - 1)))
+        found = np.unique(cells[tuple(picks)])
+        return names[int(found[0])] if len(found) == 1 else None
+
+    def table(self) -> tuple[np.ndarray, list[list[int]], list[bytes | None]]:
+        """The tiles as an array of numbers, where each begins, and the keys that the numbers stand for."""
+        if self._cells is None or self._edges is None:
+            axes = len(next(iter(self.keys)))
+            self._edges = [sorted({lo[a] for lo in self.keys}) for a in range(axes)]
+            self._names: list[bytes | None] = [None, *dict.fromkeys(k for k in self.keys.values() if k is not None)]
+            number = {key: i for i, key in enumerate(self._names)}
+            places = [{lo: i for i, lo in enumerate(edges)} for edges in self._edges]
+            self._cells = np.zeros([len(e) for e in self._edges], dtype=np.int64)
+            for lo, key in self.keys.items():
+                self._cells[tuple(p[x] for p, x in zip(places, lo, strict=True))] = number[key]
+        return self._cells, self._edges, self._names
+
+
+def may_be_alike(program: Program, constants: Callable[[Value], Constants | None]) -> bool:
+    """Whether it is worth asking: some image knows of constant boxes, and no operator minds where a tile lies."""
+    if not all(isinstance(node.op, UNIFORM) for node in program.steps):
+        return False
+    return bool(program.reads) and all(
+        constants(v) is not None or (is_source(v) and not isinstance(v.node.op.image, TensorSource))  # type: ignore[union-attr]
+        for v in program.reads
+    )
+
+
+def is_source(v: Value) -> bool:
+    return v.node is not None and isinstance(v.node.op, Source)
+
+
+def groups(program: Program, tiles: Iterable[Owned], constant: Constant) -> Iterator[list[Owned]]:
+    """Tiles that are the same computation, together; the others by themselves, all in the order of the grid."""
+    found: dict[object, list[Owned]] = {}
+    for place, owned in enumerate(tiles):
+        key = likeness(program, owned, constant)
+        found.setdefault(place if key is None else key, []).append(owned)
+    yield from found.values()
+
+
+def likeness(program: Program, owned: Owned, constant: Constant) -> object | None:
+    """What two tiles have to have in common to be the same computation, or None for a tile of its own."""
+    need = program.boxes(owned)
+    values = []
+    for v in program.reads:
+        if id(v) in need:
+            key = constant(v, need[id(v)])
+            if key is None:
+                return None
+            values.append(key)
+    lie = [lying(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
+    lie += [
+        lying(need[id(v)], v.space.extent)
+        for v in (*program.reads, *(v for n in program.steps for v in n.outputs))
+        if v.is_map and id(v) in need
+    ]
+    return tuple(values), tuple(lie)
+
+
+def lying(box: Box, extent: Sequence[int]) -> tuple[tuple[int, bool, bool], ...]:
+    """A box's extents, and at which borders of its map it lies."""
+    return tuple((hi - lo, lo == 0, hi == size) for (lo, hi), size in zip(box.intervals(), extent, strict=True))
+
+
+def only_value(layout: Layout, tile: Tensor, box: Box) -> bytes | None:
+    """The key of a tile that is the same at every position."""
+    first = Box.of((lo, lo + 1) for lo in box.lo)
+    factors = [f for dim in layout.dims for f in dim]
+    one = layout.spread(tile, box)
+    for d, f in enumerate(factors):
+        if isinstance(f, Axis):
+            one = one.narrow(d, 0, 1)
+    same = (layout.spread(tile, box) == one).all()
+    if isinstance(same, FakeTensor) or not bool(same):
+        return None
+    return key_of(one.reshape(layout.tile_shape(first)))
+
+
+def key_of(values: Tensor) -> bytes:
+    """Equal for equal values of one type."""
+    values = values.detach().cpu().contiguous().flatten()
+    return str(values.dtype).encode() + values.view(torch.uint8).numpy().tobytes()

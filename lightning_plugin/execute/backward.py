@@ -1,0 +1,273 @@
+"""Backward of a segment: every tile again, with grad, and its cotangents pulled back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.execute.alike import Owned
+from lightning_plugin.execute.program import Program, Target
+from lightning_plugin.execute.rehearsal import REHEARSAL
+from lightning_plugin.execute.scan import ScanTile, run_tile, scan
+from lightning_plugin.execute.segment import SegmentRun, read_tile
+from lightning_plugin.execute.store import Adder, Cotangent, Handle
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Layout
+from lightning_plugin.progress import told
+from lightning_plugin.rules.base import ReduceOp
+
+#: Identical tiles whose cotangents differ are looked through this often for others that are equal to them.
+MOST_CLASSES = 4
+
+
+@dataclass(eq=False)
+class Tile:
+    """One evaluation in backward: the tiles it stands for, and how the parts of a scan begin and go on.
+
+    ``cotangents`` are the stored targets', where they are not simply read at the tile's own boxes. A scan's tile
+    begins with what it was handed (``carried``) and has the cotangents of what it hands on (``handed_back``).
+    """
+
+    members: Sequence[Owned]
+    cotangents: dict[int, Tensor] | None = None
+    scan: ScanTile | None = None
+    carried: dict[int, Tensor] = field(default_factory=dict)
+    handed_back: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Backward:
+    """One backward pass of a segment."""
+
+    def __init__(self, ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]):
+        self.segment: SegmentRun = ctx.run
+        self.ctx = ctx
+        program = self.segment.program
+        needs = ctx.needs_input_grad[2:]
+        self.leaves = [t.detach().requires_grad_(need) for t, need in zip(inputs, needs, strict=True)]
+        first, second = len(program.vectors), len(program.vectors) + len(self.segment.spreads)
+        self.vectors = {id(v): t for v, t in zip(program.vectors, self.leaves, strict=False)}
+        self.spreads = {id(v): t for v, t in zip(self.segment.spreads, self.leaves[first:], strict=False)}
+        self.images = {id(v): t for v, t in zip(self.segment.images, self.leaves[second:], strict=False)}
+        self.handles: dict[int, Handle] = {
+            id(v): ref() for v, ref in zip(self.segment.boundaries, ctx.handles, strict=True)
+        }
+        self.needs = needs
+        self.adders = {i: Adder(t) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
+        self.wholes: dict[int, tuple[Tensor, Layout]] = {}
+        self.cotangents(grads)
+
+    def cotangents(self, grads: Sequence[Tensor | None]) -> None:
+        """Which targets have a cotangent, and what it is."""
+        program = self.segment.program
+        self.alive: list[Target] = []
+        self.reduced: dict[int, tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]] = {}
+        self.maps: dict[int, Cotangent] = {}
+        place = 0
+        kept = {id(v): c for v, c in zip(self.segment.stored, self.ctx.cotangents, strict=True)}
+        for t in program.targets:
+            if t.stored is None:
+                count = len(t.node.outputs)
+                mine = tuple(grads[place : place + count])
+                results = tuple(self.ctx.results[place : place + count])
+                place += count
+                if any(g is not None for g in mine):
+                    self.alive.append(t)
+                    self.reduced[t.node.serial] = (mine, results)
+                continue
+            cotangent = kept[id(t.stored)]
+            if cotangent.data is not None:
+                self.alive.append(t)
+                self.maps[t.node.serial] = cotangent
+
+    def run(self) -> tuple[Tensor | None, ...]:
+        segment = self.segment
+        if self.alive and any(self.needs):
+            with torch.autocast(segment.kind, enabled=False):
+                if segment.share:
+                    self.scan()
+                else:
+                    self.grid()
+        for cotangent in self.maps.values():
+            cotangent.clear()
+        vectors = [self.adders[i].result() if i in self.adders else None for i in range(len(segment.program.vectors))]
+        spreads = [self.whole(v, self.spreads[id(v)].dtype) for v in segment.spreads]
+        images = [self.whole(v, v.dtype) for v in segment.images]
+        tokens = [torch.zeros(()) if need else None for need in self.needs[len(self.needs) - len(segment.boundaries) :]]
+        return (None, None, *vectors, *spreads, *images, *tokens[: len(segment.boundaries)])
+
+    def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
+        found = self.wholes.get(id(v))
+        return None if found is None else found[0].to(dtype)
+
+    # The tiles
+
+    def grid(self) -> None:
+        """Tile by tile, identical tiles together; only what leads to a cotangent is computed again."""
+        segment = self.segment
+        available = {id(v) for v in segment.program.reads}
+        program = Program.build(self.alive, lambda v: id(v) in available)
+        for members in segment.loop(program, True, lambda v: self.handles.get(id(v))):
+            for tile in self.parted(program, members):
+                self.tile(program, tile)
+
+    def scan(self) -> None:
+        """A scan's tiles in reverse, each with the cotangents of what it handed on; see [Note: scan]."""
+        program = self.segment.program
+        tiles = list(zip(scan(program, self.segment.backward_grid), self.ctx.carried, strict=True))
+        back: dict[int, Tensor] = {}
+        for ((tile, carried),) in told([pair] for pair in reversed(tiles)):
+            back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
+
+    def parted(self, program: Program, members: Sequence[Owned]) -> Iterator[Tile]:
+        """Identical tiles by what can be pulled back together; see [Note: identical tiles] in `alike`."""
+        if not any(self.wanted(v) for v in program.reads):
+            # One backward with the sum of the cotangents. A rehearsal makes one too, so that memory is there for it.
+            summing = len(members) > 1 or (self.segment.alike and REHEARSAL.get() is not None)
+            yield Tile(members, self.summed(program, members) if summing else None)
+            return
+        rest = list(members)
+        for _ in range(MOST_CLASSES):
+            if len(rest) < 2:
+                break
+            equal = [m for m in rest if self.equal(program, rest[0], m)]
+            rest = [m for m in rest if m not in equal]
+            yield Tile(equal)
+        for member in rest:
+            yield Tile([member])
+
+    def summed(self, program: Program, members: Sequence[Owned]) -> dict[int, Tensor]:
+        """The sum of the tiles' cotangents of every stored target."""
+        sums: dict[int, Tensor] = {}
+        for i, t in enumerate(program.targets):
+            cotangent = self.maps.get(t.node.serial)
+            if cotangent is not None and not members[0][i].empty:
+                total = cotangent.read(members[0][i]).clone()
+                for member in members[1:]:
+                    total += cotangent.read(member[i])
+                sums[t.node.serial] = total
+        return sums
+
+    def equal(self, program: Program, one: Owned, other: Owned) -> bool:
+        """Whether two tiles have the same cotangents, to the bit."""
+        return one is other or all(
+            torch.equal(c.read(one[i]), c.read(other[i]))
+            for i, t in enumerate(program.targets)
+            if (c := self.maps.get(t.node.serial)) is not None
+        )
+
+    def wanted(self, v: Value) -> bool:
+        """Whether something that a tile reads needs a gradient."""
+        return v.requires_grad and (
+            id(v) in self.handles
+            or id(v) in self.images
+            or (id(v) in self.spreads and self.spreads[id(v)].requires_grad)
+        )
+
+    # One tile
+
+    def tile(self, program: Program, work: Tile) -> dict[int, Tensor]:
+        """Evaluate a tile with grad, pull back, and give every gradient to whom it belongs.
+
+        The gradients of what a scan's tile was handed are returned.
+        """
+        reads: list[tuple[Value, Box, Tensor]] = []
+        outputs: list[Tensor] = []
+        cotangents: list[Tensor] = []
+        times = len(work.members) if work.cotangents is None else 1
+
+        def read(v: Value, box: Box) -> Tensor:
+            tile = read_tile(v, box, self.spreads, self.handles.get(id(v))).detach()
+            if self.wanted(v):
+                tile.requires_grad_()
+                reads.append((v, box, tile))
+            return tile
+
+        def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
+            target = program.targets[i]
+            for value, cotangent in self.pulls(target, i, box, tiles, work):
+                if value is not None and cotangent is not None and value.requires_grad:
+                    outputs.append(value)
+                    cotangents.append(cotangent)
+
+        handed = self.evaluate(program, work, read, emit)
+        carried = [(serial, t) for serial, t in work.carried.items() if t.requires_grad]
+        for serial, gradient in work.handed_back.items():
+            if handed[serial].requires_grad:
+                outputs.append(handed[serial])
+                cotangents.append(gradient)
+        del handed
+        leaves = [*(self.leaves[i] for i in self.adders), *(t for _, _, t in reads), *(t for _, t in carried)]
+        if not outputs or not leaves:
+            return {}
+        found = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        for i, g in zip(self.adders, found, strict=False):
+            self.adders[i].add(g, times)
+        here = found[len(self.adders) :]
+        for (v, box, _), g in zip(reads, here, strict=False):
+            if g is not None:
+                self.give_all(program, work, v, box, g)
+        back = zip((serial for serial, _ in carried), here[len(reads) :], strict=True)
+        return {serial: g for serial, g in back if g is not None}
+
+    def evaluate(
+        self,
+        program: Program,
+        work: Tile,
+        read: Callable[[Value, Box], Tensor],
+        emit: Callable[[int, Box, Sequence[Tensor]], None],
+    ) -> dict[int, Tensor]:
+        if work.scan is None:
+            program.run(work.members[0], read, self.vectors, emit, grad=True)
+            return {}
+        grads = {n.serial: n.outputs[0].requires_grad for n in program.steps}
+        work.carried = {s: t.detach().requires_grad_(grads[s]) for s, t in work.carried.items()}
+        return run_tile(program, work.scan, work.carried, read, self.vectors, emit, grad=True)
+
+    def pulls(
+        self, target: Target, i: int, box: Box, tiles: Sequence[Tensor], work: Tile
+    ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        """What a tile contributes to a target, each part with its cotangent."""
+        serial = target.node.serial
+        if serial in self.maps:
+            ready = None if work.cotangents is None else work.cotangents.get(serial)
+            yield tiles[0], self.maps[serial].read(box) if ready is None else ready
+        elif serial in self.reduced:
+            grads, results = self.reduced[serial]
+            op = target.node.op
+            assert isinstance(op, ReduceOp)
+            with torch.enable_grad():
+                values = op.pull(box, tiles, [self.vectors[id(v)] for v in target.node.vectors], results)
+            # A vector's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
+            count = 1 if work.cotangents is None else len(work.members)
+            for value, g in zip(values, grads, strict=True):
+                yield value, g if g is None or count == 1 else g * count
+
+    # Gradients of what was read
+
+    def give_all(self, program: Program, work: Tile, v: Value, box: Box, gradient: Tensor) -> None:
+        self.give(v, box, gradient)
+        for member in work.members[1:]:
+            self.give(v, program.boxes(member)[id(v)], gradient)
+
+    def give(self, v: Value, box: Box, gradient: Tensor) -> None:
+        """Scatter-add a tile's input gradient, halo and all, to where the input lives."""
+        handle = self.handles.get(id(v))
+        if handle is not None:
+            handle.cotangent.add(box, gradient)
+            return
+        layout = v.space
+        if id(v) not in self.wholes:
+            like = self.spreads.get(id(v), self.images.get(id(v)))
+            assert like is not None
+            self.wholes[id(v)] = (
+                torch.zeros_like(
+                    like, dtype=torch.promote_types(like.dtype, torch.float32), memory_format=torch.contiguous_format
+                ),
+                layout,
+            )
+        layout.add_into(self.wholes[id(v)][0], Box.whole(layout.extent), gradient.to(self.wholes[id(v)][0].device), box)

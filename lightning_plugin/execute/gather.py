@@ -1,0 +1,34 @@
+"""A boundary made one ordinary tensor, for what needs it whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_plugin.execute.segment import watched
+from lightning_plugin.execute.store import Handle
+from lightning_plugin.graph import Value
+
+
+class GatherFunction(torch.autograd.Function):
+    """A boundary as one ordinary tensor; its gradient joins the boundary's cotangent."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Value, handle: Handle, token: Tensor) -> Tensor:
+        ctx.cotangent = handle.cotangent
+        ctx.whole = handle.whole
+        ctx.ledger = handle.ledger
+        out = handle.read(handle.whole)
+        if not value.requires_grad:
+            ctx.mark_non_differentiable(out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        with watched(ctx.ledger):
+            ctx.cotangent.add(ctx.whole, grad)
+        return None, None, torch.zeros(())

@@ -1,0 +1,251 @@
+"""``halo="share"``: tiles in order along one axis, each handing rows it has computed to the next.
+
+[Note: scan] Where halos are recomputed, neighbouring tiles both compute the rows between them. In a scan, every row of
+every map inside a segment is computed once: a tile computes the rows that it needs and no earlier tile has computed
+(they are *fresh*), and is handed the rest (*carried*). What later tiles will need of it, it hands on (*kept*)::
+
+    fresh_i  = need_i minus what is done         held_i = carried_i joined with fresh_i
+    kept_i   = held_i from the first row that a later tile needs        carried_{i+1} = kept_i
+
+No rule knows of this: what an operator needs for its fresh rows is what its rule says of any box. A tile of backward
+begins with what was carried in forward (so both directions use one grid), and what a tile hands on is one more result
+of it, whose cotangent is the gradient of what the next one was handed: backward goes through the tiles in reverse.
+
+An operator that turns an axis round needs the last rows first: its segment cannot be a scan, and `scan` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.errors import PlanError
+from lightning_plugin.execute.program import Program
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.rules.base import ReduceOp, TileOp
+
+
+@dataclass(frozen=True)
+class ScanTile:
+    """One tile of a scan; boxes of maps that the segment makes are by the serial of their node."""
+
+    owned: tuple[Box, ...]
+    reads: Mapping[int, Box]
+    fresh: Mapping[int, Box]
+    carried: Mapping[int, Box]
+    kept: Mapping[int, Box]
+
+    def held(self, serial: int) -> Box:
+        """All of a map that is there while the tile lasts."""
+        fresh, carried = self.fresh.get(serial), self.carried.get(serial)
+        if fresh is None or fresh.empty:
+            assert carried is not None
+            return carried
+        return fresh if carried is None else carried.hull(fresh)
+
+
+def shareable(program: Program, grid: Grid) -> bool:
+    """Whether a segment can run as a scan on a grid of more than one tile."""
+    try:
+        return grid.tiles > 1 and len(scan(program, grid)) > 1
+    except PlanError:
+        return False
+
+
+def axis_of(grid: Grid) -> int:
+    """The one axis along which a grid that shares halos may cut."""
+    cut = [a for a, count in enumerate(grid.counts) if count > 1]
+    if len(cut) > 1:
+        raise PlanError(f"a segment that shares halos is cut along one axis, not on the grid {grid}")
+    return cut[0] if cut else 0
+
+
+def scan(program: Program, grid: Grid) -> tuple[ScanTile, ...]:
+    """The tiles of a segment in order, with what each hands to the next."""
+    axis = axis_of(grid)
+    wanted: list[Wanted] = []
+    done: dict[int, int] = {}
+    for owned in program.owned(grid):
+        tile = wants(program, owned, done, axis)
+        for serial, box in tile.fresh.items():
+            done[serial] = box.hi[axis]
+        wanted.append(tile)
+    return tuple(hand_on(program, wanted, axis))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a tile needs of every map, and the rows of it that no earlier tile has computed."""
+
+    owned: tuple[Box, ...]
+    reads: dict[int, Box]
+    whole: dict[int, Box]
+    fresh: dict[int, Box]
+
+
+def wants(program: Program, owned: Sequence[Box], done: Mapping[int, int], axis: int) -> Wanted:
+    """From the targets back: an operator needs inputs for its fresh rows only."""
+    need: dict[int, Box] = {}
+    reducing = {t.node.serial: box for t, box in zip(program.targets, owned, strict=True) if t.stored is None}
+    for t, box in zip(program.targets, owned, strict=True):
+        if t.stored is not None and not box.empty:
+            need[id(t.stored)] = box
+    whole: dict[int, Box] = {}
+    fresh: dict[int, Box] = {}
+    for node in reversed(program.steps):
+        if isinstance(node.op, ReduceOp):
+            out = reducing[node.serial]
+        elif id(node.outputs[0]) in need:
+            whole[node.serial] = box = need[id(node.outputs[0])]
+            out = box.replace(axis, max(box.lo[axis], done.get(node.serial, 0)), box.hi[axis])
+            if not out.empty:
+                fresh[node.serial] = out
+        else:
+            continue
+        if out.empty:
+            continue
+        for v, wanted in zip(node.maps, node.op.need(out), strict=True):  # type: ignore[attr-defined]
+            need[id(v)] = need[id(v)].hull(wanted) if id(v) in need else wanted
+    reads = {id(v): need[id(v)] for v in program.reads if id(v) in need}
+    return Wanted(tuple(owned), reads, whole, fresh)
+
+
+def hand_on(program: Program, wanted: Sequence[Wanted], axis: int) -> list[ScanTile]:
+    """What each tile keeps: of what it holds, all from the first row that a later tile needs."""
+    labels = {n.serial: n.label for n in program.steps}
+    later: list[dict[int, int]] = [{} for _ in wanted]  # the first row that any later tile needs
+    first: dict[int, int] = {}
+    for i in reversed(range(len(wanted))):
+        later[i] = dict(first)
+        for serial, box in wanted[i].whole.items():
+            first[serial] = min(first.get(serial, box.lo[axis]), box.lo[axis])
+    tiles: list[ScanTile] = []
+    carried: dict[int, Box] = {}
+    for i, tile in enumerate(wanted):
+        kept: dict[int, Box] = {}
+        for serial in {*carried, *tile.fresh}:
+            held = joined(labels[serial], carried.get(serial), tile.fresh.get(serial), tile.whole.get(serial))
+            if serial in later[i] and later[i][serial] < held.hi[axis]:
+                kept[serial] = held.replace(axis, max(held.lo[axis], later[i][serial]), held.hi[axis])
+        for serial, box in tile.whole.items():
+            if serial not in carried and serial not in tile.fresh:
+                raise not_in_order(labels[serial], box)
+        tiles.append(ScanTile(tile.owned, tile.reads, tile.fresh, carried, kept))
+        carried = kept
+    return tiles
+
+
+def joined(label: str, carried: Box | None, fresh: Box | None, whole: Box | None) -> Box:
+    """The box of what is held; together the two parts must be one box that covers what is needed."""
+    if fresh is None or carried is None:
+        held = fresh or carried
+        assert held is not None
+    else:
+        held = carried.hull(fresh)
+        if held.positions != carried.positions + fresh.positions:
+            raise not_in_order(label, fresh)
+    if whole is not None and not held.contains(whole):
+        raise not_in_order(label, whole)
+    return held
+
+
+def not_in_order(label: str, box: Box) -> PlanError:
+    return PlanError(
+        f"{label} needs {box} in another order than tiles are computed in, so its segment cannot share halos; "
+        'use halo="recompute" for it'
+    )
+
+
+def run_tile(
+    program: Program,
+    tile: ScanTile,
+    carried: Mapping[int, Tensor],
+    read: Callable[[Value, Box], Tensor],
+    vectors: Mapping[int, Tensor],
+    emit: Callable[[int, Box, Sequence[Tensor]], None],
+    grad: bool,
+) -> dict[int, Tensor]:
+    """Evaluate one tile of a scan, as `Program.run` does of a grid; returns what it hands on, by serial."""
+    serial_of = {id(n.outputs[0]): n.serial for n in program.steps if not isinstance(n.op, ReduceOp)}
+    boxes = {key: tile.reads.get(key) or tile.held(serial_of[key]) for key in held_keys(program, tile, serial_of)}
+    held: dict[int, Tensor] = {id(v): read(v, tile.reads[id(v)]) for v in program.reads if id(v) in tile.reads}
+    held.update({id(n.outputs[0]): carried[n.serial] for n in program.steps if n.serial in tile.carried})
+    stored = {t.node.serial: i for i, t in enumerate(program.targets) if t.stored is not None}
+    reducing = {t.node.serial: i for i, t in enumerate(program.targets) if t.stored is None}
+    handed: dict[int, Tensor] = {}
+    for place, node in enumerate(program.steps):
+        if isinstance(node.op, ReduceOp):
+            i = reducing[node.serial]
+            if not tile.owned[i].empty:
+                emit(i, tile.owned[i], Program.tiles(node, node.op.need(tile.owned[i]), held, boxes, grad))
+        elif node.serial in tile.fresh or node.serial in tile.carried:
+            out = node.outputs[0]
+            whole = advance(program, node, tile, held, boxes, vectors, grad)
+            i = stored.get(node.serial, -1)
+            if i >= 0 and not tile.owned[i].empty:
+                with torch.set_grad_enabled(grad):
+                    share = out.space.narrow(whole, boxes[id(out)], tile.owned[i])
+                emit(i, tile.owned[i], [share])
+                del share
+            if node.serial in tile.kept:
+                with torch.set_grad_enabled(grad):
+                    part = out.space.narrow(whole, boxes[id(out)], tile.kept[node.serial])
+                # Without grad a copy, or the rows that are handed on would hold the whole tile in memory.
+                handed[node.serial] = part if grad else part.clone()
+            held.pop(id(out), None)
+            if program.last_use.get(id(out), -1) > place:
+                held[id(out)] = whole
+            del whole
+        for v in node.inputs:
+            if program.last_use.get(id(v)) == place:
+                held.pop(id(v), None)
+    return handed
+
+
+def held_keys(program: Program, tile: ScanTile, serial_of: Mapping[int, int]) -> list[int]:
+    made = [key for key, serial in serial_of.items() if serial in tile.fresh or serial in tile.carried]
+    return [*tile.reads, *made]
+
+
+def advance(
+    program: Program,
+    node: Node,
+    tile: ScanTile,
+    held: Mapping[int, Tensor],
+    boxes: Mapping[int, Box],
+    vectors: Mapping[int, Tensor],
+    grad: bool,
+) -> Tensor:
+    """A node's fresh rows, behind those that were carried."""
+    op, out = node.op, node.outputs[0]
+    assert isinstance(op, TileOp)
+    if node.serial not in tile.fresh:
+        return held[id(out)]
+    box = tile.fresh[node.serial]
+    tiles = Program.tiles(node, op.need(box), held, boxes, grad)
+    with torch.set_grad_enabled(grad and out.requires_grad):
+        operands = [vectors[id(v)] for v in node.vectors]
+        alone = node.serial not in tile.carried and boxes.get(id(node.maps[0])) == box
+        if node.serial in program.overwrite and alone:
+            fresh = op.in_place(node.inplace, tiles, operands)  # type: ignore[attr-defined]
+        else:
+            fresh = op.apply(box, tiles, operands)
+        del tiles
+        if node.serial not in tile.carried:
+            return fresh
+        return join(out.space, (held[id(out)], tile.carried[node.serial]), (fresh, box))
+
+
+def join(layout: Layout, first: tuple[Tensor, Box], second: tuple[Tensor, Box]) -> Tensor:
+    """Two neighbouring tiles as one."""
+    (a, before), (b, after) = first, second
+    axis = next(i for i, (x, y) in enumerate(zip(before.lo, after.lo, strict=True)) if x != y)
+    factors = [f for dim in layout.dims for f in dim]
+    dim = next(i for i, f in enumerate(factors) if isinstance(f, Axis) and f.index == axis)
+    whole = torch.cat([layout.spread(a, before), layout.spread(b, after)], dim)
+    return whole.reshape(layout.tile_shape(before.hull(after)))

@@ -1,0 +1,162 @@
+"""Tiles whose input is identical are computed once, and nothing but time tells."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
+from lightning_plugin.boxes import Box
+from lightning_plugin.ledger import Ledger
+from lightning_plugin.progress import LISTENERS, Kind
+from tests.exactness import TOLERANCE, compare, flat
+from tests.lightning_plugin.cases import still
+from tests.zoo import ZOO, fill
+
+
+@dataclass(eq=False)
+class Glass:
+    """A slide that is glass but for a piece of tissue, and knows where."""
+
+    tensor: Tensor
+    tissue: Box
+    value: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def read(self, box: Box) -> Tensor:
+        return self.tensor[(..., *(slice(lo, hi) for lo, hi in box.intervals()))].clone()
+
+    def constant(self, box: Box) -> Tensor | None:
+        if not box.intersect(self.tissue).empty:
+            return None
+        return torch.full((self.shape[1],), self.value, dtype=self.dtype)
+
+
+def slide(channels: int = 3, side: int = 120, batch: int = 1) -> Glass:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.full((batch, channels, side, side + 9), 0.7, dtype=torch.float64)
+    tissue = Box((side // 3, side // 4), (side // 2, side // 2))
+    part = x[..., tissue.lo[0] : tissue.hi[0], tissue.lo[1] : tissue.hi[1]]
+    part.copy_(torch.randn(part.shape, generator=generator, dtype=torch.float64))
+    return Glass(x, tissue, 0.7)
+
+
+class Count:
+    """How many tiles were asked for, and how many of them cost nothing."""
+
+    def __init__(self) -> None:
+        self.tiles = self.saved = 0
+
+    def tile(self, count: int) -> None:
+        self.tiles += count
+
+    def alike(self, count: int) -> None:
+        self.saved += count
+
+    def spent(self, kind: Kind, seconds: float) -> None:
+        return
+
+
+@pytest.fixture
+def count() -> Iterator[Count]:
+    listener = Count()
+    LISTENERS.append(listener)
+    yield listener
+    LISTENERS.remove(listener)
+
+
+def plainly() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 4, 3, stride=2),
+        nn.GroupNorm(2, 4), nn.SiLU(), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Conv2d(4, 3, 3, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+    )  # fmt: skip
+
+
+class Attention(nn.Module):
+    """Gated attention over positions, and a maximum with ties all over the glass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 6, 3, stride=2), nn.Tanh())
+        self.gate = nn.Conv2d(6, 1, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x).flatten(2)
+        weights = self.gate(self.body(x)).flatten(2).softmax(-1)
+        return (h * weights).sum(-1), h.amax(-1)
+
+
+NETWORKS = {
+    "plain": plainly,
+    "attention": Attention,
+    "resnet18": ZOO["resnet18"].build,
+    "vgg16_mean": ZOO["vgg16_mean"].build,
+    "unet_bilinear": ZOO["unet_bilinear"].build,
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("train", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_identical_tiles_change_nothing(name: str, train: bool, batch: int, count: Count) -> None:
+    source = slide(batch=batch)
+    plain = still(fill(NETWORKS[name]().double())).train(train)
+    net = copy.deepcopy(plain)
+    expected = flat(plain(source.tensor))
+    tiled = TiledModule(net, tiles=(9, 11), backward_tiles=(8, 10))
+    actual = flat(tiled(LazyImage(source)))
+    weights = [torch.randn_like(e) for e in expected]
+    sum((e * w).sum() for e, w in zip(expected, weights, strict=True)).backward()  # type: ignore[union-attr]
+    sum((materialize(a) * w).sum() for a, w in zip(actual, weights, strict=True)).backward()  # type: ignore[union-attr]
+    found = compare(plain, net, [materialize(a) for a in actual], expected, (None, None))
+    assert max(found.values()) < TOLERANCE, found
+    if name != "unet_bilinear":  # whose cotangents on a map of weights are all different
+        assert count.saved > 20, "hardly any tile was found identical"
+
+
+def test_dropout_is_drawn_for_every_position(count: Count) -> None:
+    """Glass under dropout is not the same everywhere: no tile stands for another."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Conv2d(4, 2, 1)).double()
+    out = materialize(TiledModule(net, tiles=(6, 6))(LazyImage(slide())))
+    assert count.saved == 0
+    assert out[..., 60:, 80:].std() > 0.01
+
+
+def test_what_differs_at_a_border_is_not_shared() -> None:
+    """Zeros are padded at the image's own border, so glass looks otherwise there."""
+    net = nn.Conv2d(3, 2, 5, padding=2).double()
+    source = slide()
+    out = materialize(TiledModule(net, tiles=(7, 5))(LazyImage(source)))
+    assert torch.allclose(out, net(source.tensor), atol=1e-12)
+
+
+@pytest.mark.parametrize("budget", ["150KiB", "400KiB"])
+def test_the_budget_is_kept_with_identical_tiles(budget: str, count: Count) -> None:
+    source = slide(side=200)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1)
+    ).double()
+    planned = make_plan(net, LazyImage(source), budget=budget)
+    tiled = TiledModule(net, budget=budget)
+    ledger = Ledger()
+    ledger.begin()
+    ledger.ignore(source.tensor)
+    for p in net.parameters():
+        ledger.hold(p)
+    with ledger.watching():
+        tiled(LazyImage(source)).sum().backward()
+    assert count.saved > 0
+    assert planned.budget is not None and ledger.peak <= planned.budget
