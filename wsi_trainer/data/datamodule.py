@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_plugin import TileSource
+from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.images import dense, open_image
-from wsi_trainer.data.manifest import SlideRecord, check_files, check_labels, read_manifest
-from wsi_trainer.data.sampling import EpochSampler, InOrder, Visit
+from wsi_trainer.data.loader import TrainLoader, in_order
+from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
+from wsi_trainer.data.sampling import EpochSampler, Visit
 from wsi_trainer.data.splits import complete_splits
+from wsi_trainer.data.tissue import MaskSource, TissueMap, tissue_of
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.classifier import SlideBatch
-from wsi_trainer.slides.augment import AugmentedSource, Augmenter
+from wsi_trainer.models.batch import SlideBatch
+from wsi_trainer.models.tasks import MultiClassTask, Task
+from wsi_trainer.slides.augment import Augmentation, AugmentedSource, Augmenter
+from wsi_trainer.slides.source import SlideSource
 
 ToImage = Callable[[TileSource], Tensor]
 
@@ -29,11 +34,17 @@ class DataConfig:
     """Which slides, and how they are read."""
 
     manifest: Path
-    """CSV file with the columns slide, label, and optionally patient, split and site."""
+    """CSV file with the columns slide, those of the task (label, unless it says otherwise), and optionally patient,
+    split and site.
+    """
     root: Path | None = None
     """Folder at which relative paths of slides start; by default the manifest's."""
     downsample: int = 1
     """Shrink the slide by this factor in each direction: 1 trains on every pixel, 16 on a thumbnail."""
+    context: tuple[int, ...] = ()
+    """Further magnifications of each slide, as factors by which it is shrunk, such as [4, 16]; `model.levels` is then
+    one more than they are.
+    """
     validation: float = 0.2
     """Share of the patients that choose the checkpoint, where the manifest has no split val."""
     test: float = 0.2
@@ -48,10 +59,16 @@ class DataConfig:
     """Shift each colour by up to this optical density in training, such as 0.03."""
     workers: int = 0
     """Processes that open slides ahead of the training step."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """What a slide that cannot be read does: end the run, or be left out; the latter is written to failures.csv."""
 
     def __post_init__(self) -> None:
         if self.downsample < 1:
             raise UserError(f"data.downsample is {self.downsample}; it must be 1 or more")
+        if any(factor <= self.downsample for factor in self.context) or list(self.context) != sorted(set(self.context)):
+            raise UserError(
+                f"data.context is {list(self.context)}; give rising factors above data.downsample, {self.downsample}"
+            )
         for name, share in (("validation", self.validation), ("test", self.test)):
             if not 0 <= share < 1:
                 raise UserError(f"data.{name} is {share}; it must be at least 0 and below 1")
@@ -63,78 +80,155 @@ class SlideDataset(Dataset[SlideBatch]):
     def __init__(
         self,
         records: Sequence[SlideRecord],
-        classes: Sequence[str] | None,
-        downsample: int,
+        task: Task | None,
+        config: DataConfig,
         to_image: ToImage,
         augmenter: Augmenter | None = None,
+        tissue_stride: int | None = None,
     ) -> None:
         """Keep what is needed to open a slide.
 
         Args:
             records: The slides.
-            classes: The labels in the order of the task; None where slides have no label, which is then -1.
-            downsample: How much each slide is shrunk.
+            task: Makes the target; None where slides have no label, which is then -1.
+            config: How slides are read.
             to_image: Makes the image of the batch from a source.
             augmenter: Draws how a slide is shown in an epoch; without it slides are shown as they are.
+            tissue_stride: Pixels for one position of the map of tissue; without it a batch has none.
         """
         self.records = list(records)
-        self.classes = None if classes is None else list(classes)
-        self.downsample = downsample
+        self.task = task
+        self.config = config
         self.to_image = to_image
         self.augmenter = augmenter
+        self.tissue_stride = tissue_stride
+        self._tissue: dict[tuple[Path, int], MaskSource] = {}
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, visit: Visit) -> SlideBatch:
         record = self.records[visit.slide]
-        source: TileSource = open_image(record.path, self.downsample)
-        if self.augmenter is not None:
-            source = AugmentedSource(source, self.augmenter.draw(record.slide, visit.epoch))
-        label = -1 if self.classes is None else self.classes.index(record.label)
-        return SlideBatch(image=self.to_image(source), label=torch.tensor([label]), slide=record.slide)
+        label = torch.tensor([-1]) if self.task is None else target_of(self.task, record)
+        batch = SlideBatch(image=torch.empty(0), label=label, slide=record.slide)
+        try:
+            self._open(batch, record, visit)
+        except (UserError, OSError) as error:
+            # The step says so: here, perhaps in another process, nobody knows whether the run may go on.
+            batch["failure"] = getattr(error, "reason", str(error))
+        return batch
+
+    def _open(self, batch: SlideBatch, record: SlideRecord, visit: Visit) -> None:
+        factors = [self.config.downsample, *self.config.context]
+        images = [open_image(record.path, factor) for factor in factors]
+        turned = None if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
+        shown = [None if turned is None else _coarser(turned, factor / factors[0]) for factor in factors]
+        sources = [CheckedSource(_turned(image, how), record.slide) for image, how in zip(images, shown)]
+        batch["image"], *context = [self.to_image(source) for source in sources]
+        if context:
+            batch["context"] = context
+        if self.tissue_stride is not None:
+            masks = [self._mask(record.path, image, factor) for image, factor in zip(images, factors)]
+            maps = [TissueMap(_turned(mask, how, colours=False), self.tissue_stride) for mask, how in zip(masks, shown)]
+            batch["tissue"] = [self.to_image(tissue) for tissue in maps]
+
+    def _mask(self, path: Path, image: SlideSource, factor: int) -> MaskSource:
+        key = path, factor
+        if key not in self._tissue:  # it is small, and the same in every epoch
+            self._tissue[key] = tissue_of(path, image)
+        return self._tissue[key]
+
+
+def _turned(source: TileSource, how: Augmentation | None, colours: bool = True) -> TileSource:
+    if how is None:
+        return source
+    return AugmentedSource(source, how if colours else replace(how, stain=None))
+
+
+def _coarser(how: Augmentation, times: float) -> Augmentation:
+    """The same augmentation on an image with fewer pixels."""
+    down, right = how.shift
+    return replace(how, shift=(round(down / times), round(right / times)))
+
+
+def target_of(task: Task, record: SlideRecord) -> Tensor:
+    """The target of a slide; an error names the slide and the cell."""
+    try:
+        return task.target(record.cells)
+    except UserError as error:
+        raise UserError(f"slide {record.slide} {error}") from error
 
 
 class SlideData(pl.LightningDataModule):
     """The loaders of the three splits. Batches hold one slide, since slides differ in size."""
 
-    def __init__(self, config: DataConfig, classes: Sequence[str], seed: int = 0, to_image: ToImage = dense) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        task: Task | Sequence[str],
+        seed: int = 0,
+        to_image: ToImage = dense,
+        tissue_stride: int | None = None,
+    ) -> None:
         """Read the manifest and fix the splits.
 
         Args:
             config: Which slides.
-            classes: The labels in the order of the task.
+            task: What is to be learnt, or just the names of the classes.
             seed: Decides the splits that the manifest leaves open, the order and the augmentation.
             to_image: Makes the image of the batch from a source: `dense` reads it, `LazyImage` only wraps it.
+            tissue_stride: Pixels for one position of the map of tissue; without it a batch has none.
         """
         super().__init__()
         self.config = config
-        self.classes = tuple(classes)
+        self.task = task if isinstance(task, Task) else MultiClassTask(task)
         self.seed = seed
         self.to_image = to_image
-        records = read_manifest(config.manifest, config.root)
-        check_labels(records, classes)
+        self.tissue_stride = tissue_stride
+        records = read_manifest(
+            config.manifest, config.root, columns=self.task.columns, filled=not self.task.may_be_empty
+        )
+        targets = [target_of(self.task, record) for record in records]
         check_files(records)
-        self.records = complete_splits(records, config.validation, config.test, seed)
-        self.sampler = EpochSampler(len(self.of("train")), seed)
+        self.records = self.split(records)
+        self._loader: TrainLoader | None = None
+        self._place: dict[str, Any] | None = None
+        self.targets = {record.slide: target for record, target in zip(records, targets)}
+
+    def split(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
+        """The records with a split for each, in the same order."""
+        strata = [replace(record, label=self.task.stratum(record.cells)) for record in records]
+        done = complete_splits(strata, self.config.validation, self.config.test, self.seed)
+        return [replace(record, split=other.split) for record, other in zip(records, done)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.sampler.epoch}
+        """Where in an epoch the run is. Lightning asks the loader too, but gives its state back only to a loader that
+        was not made before, and making a schedule of the learning rate makes it.
+        """
+        return {} if self._loader is None else self._loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.sampler.epoch = state_dict["epoch"]
+        self._place = state_dict or None
 
     def of(self, split: str) -> list[SlideRecord]:
         """The slides of a split, in the order of the manifest."""
         return [record for record in self.records if record.split == split]
 
+    def targets_of(self, split: str) -> Tensor:
+        """The targets of the slides of a split, one row for each."""
+        return torch.cat([self.targets[record.slide] for record in self.of(split)])
+
     def train_dataloader(self) -> DataLoader[SlideBatch]:
-        settings = self.config
+        settings, records = self.config, self.of("train")
         augmenter = Augmenter(self.seed, settings.turn, settings.shift, settings.stain, settings.tint)
-        return make_loader(self._dataset(self.of("train"), augmenter), self.sampler, settings.workers)
+        sampler = EpochSampler(len(records), self.seed, *self._rank())
+        self._loader = TrainLoader(self._dataset(records, augmenter), sampler, settings.workers)
+        if self._place is not None:
+            self._loader.load_state_dict(self._place)
+        return self._loader
 
     def val_dataloader(self) -> DataLoader[SlideBatch]:
-        return self.loader("val")
+        return in_order(self._dataset(self.of("val")), self.config.workers, *self._rank())
 
     def test_dataloader(self) -> DataLoader[SlideBatch]:
         return self.loader("test")
@@ -144,19 +238,8 @@ class SlideData(pl.LightningDataModule):
         return in_order(self._dataset(self.of(split)), self.config.workers)
 
     def _dataset(self, records: Sequence[SlideRecord], augmenter: Augmenter | None = None) -> SlideDataset:
-        return SlideDataset(records, self.classes, self.config.downsample, self.to_image, augmenter)
+        return SlideDataset(records, self.task, self.config, self.to_image, augmenter, self.tissue_stride)
 
-
-def in_order(dataset: SlideDataset, workers: int) -> DataLoader[SlideBatch]:
-    """A loader of the slides in the order given, not turned."""
-    return make_loader(dataset, InOrder(len(dataset)), workers)
-
-
-def make_loader(dataset: SlideDataset, sampler: Sampler[Visit], workers: int) -> DataLoader[SlideBatch]:
-    """A loader of batches of one slide, which are not collated: a lazy image has no pixels to stack."""
-    options: dict[str, Any] = {"multiprocessing_context": "spawn", "persistent_workers": True} if workers else {}
-    return DataLoader(dataset, batch_size=None, sampler=sampler, num_workers=workers, collate_fn=_as_it_is, **options)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    def _rank(self) -> tuple[int, int]:
+        """Which of how many processes this one is."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

@@ -1,17 +1,16 @@
 """The manifest: a CSV file with one line for each slide.
 
-Columns: `slide` (its name, and its path relative to the manifest or to a folder given), `label`, and
-    optionally `path`
-(where the name is not the path), `patient` (the slide's own name where it is absent), `split` (train, val,
-test) and `site`. Other columns are ignored.
+Columns: `slide` (its name, and its path relative to the manifest or to a folder given), those of the task (`label`, or
+`time` and `event`, say), and optionally `path` (where the name is not the path), `patient` (the slide's own name where
+it is absent), `split` (train, val, test) and `site`. Other columns are kept and not looked at.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -19,6 +18,7 @@ from wsi_trainer.errors import UserError
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
+_OWN = ("slide", "path", "label", "patient", "split", "site")
 
 
 @dataclass(frozen=True)
@@ -33,25 +33,43 @@ class SlideRecord:
     split: str
     """train, val, test, or empty where the manifest leaves it to the trainer."""
     site: str = ""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """The cells of all other columns."""
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """What a task may look at: the label and the cells of all other columns."""
+        return {"label": self.label, **self.others}
 
 
-def read_manifest(path: Path, root: Path | None = None, labelled: bool = True) -> list[SlideRecord]:
+def read_manifest(
+    path: Path,
+    root: Path | None = None,
+    labelled: bool = True,
+    columns: Sequence[str] = ("label",),
+    filled: bool = True,
+) -> list[SlideRecord]:
     """Read and check the manifest.
 
     Args:
         path: The CSV file.
         root: Where relative paths of slides start; by default the manifest's folder.
         labelled: Whether each slide needs a label.
+        columns: The columns with the label.
+        filled: Whether none of these may be empty.
     """
-    needed = ("slide", "label") if labelled else ("slide",)
+    needed = ("slide", *columns) if labelled else ("slide",)
     if not path.is_file():
-        raise UserError(f"there is no manifest at {path}; it is a CSV file with the columns slide and label")
+        raise UserError(
+            f"there is no manifest at {path}; it is a CSV file with the columns {' and '.join(('slide', *columns))}"
+        )
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        columns = reader.fieldnames or []
+        there = reader.fieldnames or []
         for column in needed:
-            if column not in columns:
-                raise UserError(f"{path} has no column {column!r}; its columns are {', '.join(columns) or 'none'}")
+            if column not in there:
+                raise UserError(f"{path} has no column {column!r}; its columns are {', '.join(there) or 'none'}")
+        needed = needed if filled else ("slide",)
         base = path.parent if root is None else root
         records = [_record(path, reader.line_num, row, base, needed) for row in reader]
     if not records:
@@ -63,12 +81,13 @@ def read_manifest(path: Path, root: Path | None = None, labelled: bool = True) -
 def write_manifest(path: Path, records: Sequence[SlideRecord]) -> None:
     """Write the records with absolute paths, so that the file means the same wherever it is copied to."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    others = list(dict.fromkeys(column for record in records for column in record.others))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["slide", "path", "label", "patient", "split", "site"])
+        writer.writerow(["slide", "path", "label", "patient", "split", "site", *others])
         for record in records:
-            path_ = record.path.resolve()
-            writer.writerow([record.slide, path_, record.label, record.patient, record.split, record.site])
+            own = [record.slide, record.path.resolve(), record.label, record.patient, record.split, record.site]
+            writer.writerow([*own, *(record.others.get(column, "") for column in others)])
 
 
 def check_files(records: Sequence[SlideRecord]) -> None:
@@ -107,6 +126,7 @@ def _record(manifest: Path, line: int, row: dict[str, str | None], base: Path, n
         patient=values.get("patient") or Path(slide).name,
         split=split,
         site=values.get("site", ""),
+        others={column: value for column, value in values.items() if column not in _OWN},
     )
 
 

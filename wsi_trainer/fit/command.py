@@ -41,9 +41,15 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
 def fit(words: Sequence[str]) -> int:
     """Train a slide classifier end to end, then test it."""
     parser = make_parser("fit", "Train a slide classifier end to end, and test it on the held-out slides.")
-    parser.add_argument("--resume", type=str, default=None, help="continue from this checkpoint: last, or a path")
+    parser.add_argument(
+        "--ckpt_path",
+        "--resume",
+        type=str,
+        default=None,
+        help="continue from this checkpoint: last (from the beginning where there is none yet), or a path",
+    )
     options = parse(parser, words)
-    run(parser, options, resume=options.pop("resume"))
+    run(parser, options, resume=options.pop("ckpt_path"))
     return 0
 
 
@@ -51,10 +57,12 @@ def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, p
     """Train and test with these options."""
     folder = RunFolder(Path(options.out))
     if folder.config.is_file() and resume is None:
-        raise UserError(f"{folder.path} holds a run already; choose another --out, or continue it with --resume last")
+        raise UserError(
+            f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last"
+        )
     folder.path.mkdir(parents=True, exist_ok=True)
     model, data, config = instantiate(parser, options)
-    kept = Namespace(**{key: value for key, value in vars(options).items() if key not in ("config", "resume")})
+    kept = Namespace(**{key: value for key, value in vars(options).items() if key not in ("config", "ckpt_path")})
     folder.config.write_text(parser.dump(kept), encoding="utf-8")
     training.train(model, data, config, folder, resume, progress)
     show(training.test(model, data, config, folder, "test", progress=progress))
@@ -64,7 +72,10 @@ def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, p
 def instantiate(parser: ArgumentParser, options: Namespace) -> tuple[SlideClassifier, DataConfig, TrainConfig]:
     """The model with its seeded initial weights, and the configs."""
     training.seed_everything(options.train.seed)
-    objects = parser.instantiate(options)
+    try:
+        objects = parser.instantiate(options)
+    except (ValueError, TypeError) as error:  # how classes refuse arguments, those of this package and any other
+        raise UserError(str(error)) from error
     return objects.model, objects.data, objects.train
 
 

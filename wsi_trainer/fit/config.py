@@ -7,7 +7,8 @@ from typing import Literal
 
 from wsi_trainer.errors import UserError
 
-Monitor = Literal["val_auc", "val_loss"]
+AUTO = "auto"
+Tracker = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,29 +18,47 @@ class TrainConfig:
     epochs: int = 10
     """Times that each slide is seen."""
     accumulate: int = 1
-    """Slides whose gradients are averaged for one step of the optimizer."""
+    """Slides whose gradients are averaged for one step of the optimizer, on each device."""
     clip: float = 1.0
     """Largest norm of the gradient of a step; 0 does not clip."""
     seed: int = 0
     """Decides initial weights, splits left open, order and orientations."""
-    budget: str | None = None
-    """Device memory for a step, as "512MiB" or "8GiB", by tile-by-tile execution; without it plain PyTorch
-    is used.
+    budget: str | None = AUTO
+    """Device memory for a step, as "512MiB" or "8GiB", by tile-by-tile execution; auto takes most of what is free on
+    the device, or half of the machine's memory without one; null runs plain PyTorch, which holds whole slides.
     """
-    precision: str = "32-true"
-    """Precision of the Trainer: 32-true, bf16-mixed, 64-true, ..."""
-    accelerator: str = "auto"
+    precision: str = AUTO
+    """Precision of the Trainer: 32-true, bf16-mixed, 64-true, ...; auto is bf16-mixed on a GPU that has it, else
+    32-true.
+    """
+    accelerator: str = AUTO
     """Device of the Trainer: auto, cpu, cuda."""
-    monitor: Monitor = "val_loss"
-    """Which number of the validation slides chooses the best checkpoint."""
+    devices: int = 1
+    """How many devices; with more than one each slide is worked on by one of them, and gradients are averaged."""
+    monitor: str = "val_loss"
+    """Which number of the validation slides chooses the best checkpoint: val_loss, or val_ and a score of the task."""
     patience: int | None = None
     """Stop after this many epochs without a better `monitor`; without it all epochs run."""
+    checkpoint_every: int = 25
+    """Steps of the optimizer between two writes of last.ckpt, from which `--ckpt_path last` continues; it is written
+    after each epoch too, and with 0 only then.
+    """
+    loggers: tuple[Tracker, ...] = ("csv", "tensorboard")
+    """Where curves go: csv, tensorboard, wandb, mlflow; the last two are extras to be installed."""
+    resamples: int = 1000
+    """Resamples of the patients from which the intervals of scores are taken."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "accumulate"):
+        for name in ("epochs", "accumulate", "devices", "resamples"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be 1 or more")
         if self.clip < 0:
             raise UserError(f"train.clip is {self.clip}; it must be 0 (off) or positive")
+        if self.checkpoint_every < 0:
+            raise UserError(
+                f"train.checkpoint_every is {self.checkpoint_every}; it must be 0 or positive"
+            )
         if self.patience is not None and self.patience < 1:
             raise UserError(f"train.patience is {self.patience}; it must be 1 or more, or null for none")
+        if self.devices > 1 and self.budget is None:
+            raise UserError(f"train.devices is {self.devices}, which needs tile-by-tile execution: give train.budget")

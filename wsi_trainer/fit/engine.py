@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from lightning_plugin import TileSource
+from lightning_plugin import SFTDDPStrategy, SFTStrategy, TileSource
 from wsi_trainer.data import dense
-from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.config import AUTO, TrainConfig
 
 
 def image_of(config: TrainConfig, source: TileSource) -> Tensor:
@@ -31,18 +32,18 @@ def make_trainer(
     callbacks: list[Callback] | None = None,
     loggers: list[Logger] | None = None,
     progress: bool = True,
+    devices: int = 1,
 ) -> pl.Trainer:
     """A Trainer with the strategy that the budget asks for."""
     options: dict[str, Any] = {}
     if config.budget is not None:
-        from lightning_plugin import SFTStrategy
-
-        options["strategy"] = SFTStrategy(budget=config.budget)
+        budget = None if config.budget == AUTO else config.budget
+        options["strategy"] = SFTStrategy(budget=budget) if devices == 1 else SFTDDPStrategy(budget=budget)
         options["inference_mode"] = False  # tiles are computed by autograd functions, which refuse its tensors
     return pl.Trainer(
         accelerator=config.accelerator,
-        devices=1,
-        precision=config.precision,  # type: ignore[arg-type]
+        devices=devices,
+        precision=precision_of(config),  # type: ignore[arg-type]
         max_epochs=config.epochs,
         accumulate_grad_batches=config.accumulate,
         gradient_clip_val=config.clip or None,
@@ -52,7 +53,16 @@ def make_trainer(
         enable_progress_bar=progress,
         enable_model_summary=False,
         enable_checkpointing=bool(callbacks),
+        use_distributed_sampler=False,  # the loaders give each rank its share themselves
         num_sanity_val_steps=0,
         log_every_n_steps=1,
         **options,
     )
+
+
+def precision_of(config: TrainConfig) -> str:
+    """The Trainer's precision."""
+    if config.precision != AUTO:
+        return config.precision
+    gpu = config.accelerator in (AUTO, "cuda", "gpu") and torch.cuda.is_available()
+    return "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from lightning_plugin import Plan, make_plan
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.command import instantiate, make_parser, parse
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.fit.config import AUTO
+from wsi_trainer.fit.planning import plan_step
 
 
 def plan(words: Sequence[str]) -> int:
@@ -23,22 +22,14 @@ def plan(words: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, default=None, help="also write the plan to this file")
     parser.add_argument("--picture", type=Path, default=None, help="also draw memory over the step, as PNG")
     options = parse(parser, words)
-    model, _, config = instantiate(parser, options)
-    if config.budget is None:
+    model, data, config = instantiate(parser, options)
+    if config.budget is None or config.budget == AUTO:
         raise UserError("a plan needs a budget: give --train.budget, such as 8GiB")
-    found = plan_step(model, options.height, options.width, config.budget, options.device)
+    factors = [factor / data.downsample for factor in data.context]
+    found = plan_step(model, options.height, options.width, config.budget, options.device, factors)
     Console(width=160).print(str(found), highlight=False, markup=False)
     if options.json is not None:
         options.json.write_text(found.to_json() + "\n", encoding="utf-8")
     if options.picture is not None:
         found.draw(str(options.picture))
     return 0
-
-
-def plan_step(model: SlideClassifier, height: int, width: int, budget: str, device: str = "cpu") -> Plan:
-    """The plan of a training step on a slide of this size; nothing is allocated."""
-    if height < 1 or width < 1:
-        raise UserError(f"a slide of {height} × {width} pixels cannot be planned; give --height and --width above 0")
-    model.train()
-    model.standardise.eval()  # it would write the statistics of a slide that is not there
-    return make_plan(model, (1, 3, height, width), budget=budget, device=device, dtype=torch.uint8)

@@ -38,6 +38,22 @@ class RunFolder:
         return self.path / "plan.json"
 
     @property
+    def estimate(self) -> Path:
+        return self.path / "estimate.json"
+
+    @property
+    def pretrained(self) -> Path:
+        return self.path / "pretrained.json"
+
+    @property
+    def failures(self) -> Path:
+        return self.path / "failures.csv"
+
+    @property
+    def cross_validation(self) -> Path:
+        return self.path / "cross_validation.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics"
 
@@ -65,10 +81,14 @@ class RunFolder:
 
     def checkpoint(self, which: str = "best") -> Path:
         """The best or last checkpoint, or the path of any; an error where there is none."""
-        path = self.checkpoints / f"{which}.ckpt" if which in ("best", "last") else Path(which)
+        path = self.checkpoint_path(which)
         if not path.is_file():
             raise UserError(f"there is no checkpoint at {path}; `wsi-train fit` writes best.ckpt and last.ckpt")
         return path
+
+    def checkpoint_path(self, which: str) -> Path:
+        """Where the best or last checkpoint is or will be."""
+        return self.checkpoints / f"{which}.ckpt" if which in ("best", "last") else Path(which)
 
     def existing(self) -> RunFolder:
         """This folder, or an error if it is not one of a run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,26 +11,34 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from rich.console import Console
+from torch.utils.data import DataLoader
 
 from wsi_trainer.data import (
     DataConfig,
     SlideData,
     SlideDataset,
+    SlideRecord,
     check_files,
-    in_order,
     read_manifest,
     write_manifest,
 )
+from wsi_trainer.data.loader import in_order
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.checkpoints import RandomState, StepCheckpoint
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.engine import image_of, make_trainer
 from wsi_trainer.fit.environment import environment
-from wsi_trainer.fit.evaluate import evaluate, predict
+from wsi_trainer.fit.estimate import Estimate
+from wsi_trainer.fit.evaluate import evaluate, predict, read_predictions
 from wsi_trainer.fit.facts import memory_facts
+from wsi_trainer.fit.failures import FailureLog
 from wsi_trainer.fit.memory_watch import MemoryWatch
 from wsi_trainer.fit.quiet import logged_to
 from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.fit.trackers import check_trackers, make_loggers
+from wsi_trainer.metrics import LOWER_IS_BETTER
+from wsi_trainer.models import SlideBatch, SlideClassifier
 
 
 def train(
@@ -51,18 +60,52 @@ def train(
         progress: Whether to show a progress bar.
     """
     folder.path.mkdir(parents=True, exist_ok=True)
+    check_settings(model, data, config)
     slides = make_data(model, data, config)
+    model.task.prepare(slides.targets_of("train"))
     write_manifest(folder.splits, slides.records)
     write_json(folder.environment, environment())
-    watch = MemoryWatch()
-    callbacks = [watch, *_callbacks(config, folder, progress)]
+    checkpoint = None if resume is None else start_of(folder, resume)
+    if checkpoint is None and (match := model.load_pretrained()):
+        Console().print(str(match), highlight=False, markup=False, soft_wrap=True)
+        write_json(folder.pretrained, match.to_dict())
+    watch, failures = MemoryWatch(), failure_log(data, folder)
+    callbacks = [watch, *failures, *_callbacks(config, model, slides, folder, progress)]
     with logged_to(folder.log):
-        trainer = make_trainer(config, folder.path, callbacks, _loggers(folder), progress)
-        checkpoint = folder.checkpoint(resume) if resume else None
+        trainer = make_trainer(
+            config, folder.path, callbacks, make_loggers(config, folder), progress, devices=config.devices
+        )
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=False)
+    if not trainer.is_global_zero:
+        raise SystemExit(0)  # the first process alone tests and writes
     if watch.plan is not None:
         folder.plan.write_text(watch.plan.to_json() + "\n", encoding="utf-8")
     write_json(folder.memory, memory_facts(watch, model, slides, config))
+
+
+def start_of(folder: RunFolder, resume: str) -> Path | None:
+    """The checkpoint to continue from; none where the run died before it wrote its first."""
+    if resume == "last" and not folder.checkpoint_path("last").is_file():
+        Console().print(f"{folder.path} has no checkpoint yet: the run starts from the beginning", soft_wrap=True)
+        return None
+    return folder.checkpoint(resume)
+
+
+def check_settings(model: SlideClassifier, data: DataConfig, config: TrainConfig) -> None:
+    """Refuse settings that do not go together, before anything is read."""
+    check_trackers(config)
+    monitors = ["val_loss", *(f"val_{name}" for name in model.task.scores)]
+    if config.monitor not in monitors:
+        raise UserError(
+            f"train.monitor is {config.monitor!r}; with {type(model.task).__name__} it is one of {', '.join(monitors)}"
+        )
+    if model.levels != 1 + len(data.context):
+        raise UserError(
+            f"data.context has {len(data.context)} further magnifications and model.levels is {model.levels}; "
+            f"set it to {1 + len(data.context)}"
+        )
+    if config.devices > 1 and data.on_error == "skip":
+        raise UserError("data.on_error is skip with several devices, which would wait for each other; use stop")
 
 
 def test(
@@ -76,10 +119,14 @@ def test(
 ) -> dict[str, object]:
     """Predict a split with a checkpoint of the run, and write predictions and scores."""
     load_weights(model, folder.checkpoint(checkpoint))
+    failures = failure_log(data, folder)
     with logged_to(folder.log):
-        predictions = predict(evaluator(config, folder, progress), model, make_data(model, data, config), split)
+        trainer = evaluator(config, folder, progress, failures)
+        predictions = predict(trainer, model, make_data(model, data, config), split)
     predictions.write(folder.predictions(split))
-    scores = {"split": split, "checkpoint": checkpoint, **evaluate(predictions)}
+    scores: dict[str, object] = {"split": split, "checkpoint": checkpoint, "task": type(model.task).__name__}
+    scores |= evaluate(predictions, config.resamples, scores=dict(model.task.scores))
+    scores["skipped"] = [slide for log in failures for slide in log.slides]
     write_json(folder.evaluation(split), scores)
     return scores
 
@@ -93,28 +140,31 @@ def predict_slides(
     checkpoint: str = "best",
     progress: bool = True,
 ) -> Path:
-    """Write the probabilities of slides that need no label; returns the path of the CSV file."""
+    """Write the predictions of slides that need no label; returns the path of the CSV file."""
     load_weights(model, folder.checkpoint(checkpoint))
     records = read_manifest(manifest, data.root, labelled=False)
     check_files(records)
-    dataset = SlideDataset(records, None, data.downsample, partial(image_of, config))
+    slides = unlabelled_loader(model, data, config, records)
     with logged_to(folder.log):
-        outputs = evaluator(config, folder, progress).predict(model, dataloaders=in_order(dataset, data.workers))
-    assert outputs is not None
+        trainer = evaluator(config, folder, progress, failure_log(data, folder))
+        said = read_predictions(trainer.predict(model, dataloaders=slides))
     target = folder.path / "predictions" / f"{manifest.stem}.csv"
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["slide", "patient", *(f"probability_{name}" for name in model.task.classes)])
-        for record, output in zip(records, outputs, strict=True):
-            writer.writerow([record.slide, record.patient, *(float(value) for value in output[0])])  # type: ignore[index]
+        writer.writerow(["slide", "patient", *model.task.names])
+        for record in records:
+            if record.slide in said:
+                writer.writerow([record.slide, record.patient, *(float(value) for value in said[record.slide])])
     return target
 
 
-def evaluator(config: TrainConfig, folder: RunFolder, progress: bool) -> pl.Trainer:
-    """A Trainer that only predicts."""
+def evaluator(
+    config: TrainConfig, folder: RunFolder, progress: bool, logs: Sequence[FailureLog] = ()
+) -> pl.Trainer:
+    """A Trainer that only predicts, on one device."""
     bars: list[Callback] = [RichProgressBar(leave=False)] if progress else []
-    return make_trainer(config, folder.path, bars, progress=progress)
+    return make_trainer(config, folder.path, [*bars, *logs], progress=progress)
 
 
 def load_weights(model: SlideClassifier, checkpoint: Path) -> None:
@@ -125,28 +175,46 @@ def load_weights(model: SlideClassifier, checkpoint: Path) -> None:
 
 def make_data(model: SlideClassifier, data: DataConfig, config: TrainConfig) -> SlideData:
     """The slides as the run's engine wants them."""
-    return SlideData(data, model.task.classes, config.seed, partial(image_of, config))
+    return SlideData(data, model.task, config.seed, partial(image_of, config), tissue_stride(model))
 
 
-def _callbacks(config: TrainConfig, folder: RunFolder, progress: bool) -> list[Callback]:
-    mode = "max" if config.monitor == "val_auc" else "min"
+def unlabelled_loader(
+    model: SlideClassifier, data: DataConfig, config: TrainConfig, records: Sequence[SlideRecord]
+) -> DataLoader[SlideBatch]:
+    """Slides without labels as the run's engine wants them."""
+    dataset = SlideDataset(records, None, data, partial(image_of, config), None, tissue_stride(model))
+    return in_order(dataset, data.workers)
+
+
+def tissue_stride(model: SlideClassifier) -> int | None:
+    """Pixels for one position of the map of tissue, where the model asks for one."""
+    return model.stride if model.pool_over == "tissue" else None
+
+
+def failure_log(data: DataConfig, folder: RunFolder) -> list[FailureLog]:
+    """What notes slides that cannot be read, where the run may go on without them."""
+    return [FailureLog(folder.failures)] if data.on_error == "skip" else []
+
+
+def _callbacks(
+    config: TrainConfig, model: SlideClassifier, slides: SlideData, folder: RunFolder, progress: bool
+) -> list[Callback]:
+    mode = "min" if config.monitor.removeprefix("val_") in LOWER_IS_BETTER else "max"
     keep: dict[str, Any] = {"dirpath": folder.checkpoints, "enable_version_counter": False}
     callbacks: list[Callback] = [
+        Estimate(slides, config, folder),
         ModelCheckpoint(filename="best", monitor=config.monitor, mode=mode, **keep),
         ModelCheckpoint(filename="last", **keep),  # save_last would write it only when there is a new best
+        StepCheckpoint(folder.checkpoint_path("last"), config.checkpoint_every),
     ]
+    if config.budget is None:
+        callbacks.append(RandomState())
     if config.patience is not None:
-        callbacks.append(EarlyStopping(config.monitor, mode=mode, patience=config.patience))
+        # A score may be undefined on few slides; that is no reason to end the run.
+        callbacks.append(EarlyStopping(config.monitor, mode=mode, patience=config.patience, check_finite=False))
     if progress:
         callbacks.append(RichProgressBar(leave=False))
     return callbacks
-
-
-def _loggers(folder: RunFolder) -> list[Logger]:
-    return [
-        CSVLogger(folder.path, name=folder.metrics.name),  # a resumed run writes a further version_N
-        TensorBoardLogger(folder.path, name="", version="tensorboard"),
-    ]
 
 
 def seed_everything(seed: int) -> None:

@@ -1,16 +1,38 @@
 """Slide classifiers: backbones, heads, tasks, and the LightningModule that joins them."""
 
-from wsi_trainer.models.backbones import VGG, Backbone, ConvNeXt, ResNet
-from wsi_trainer.models.classifier import SlideBatch, SlideClassifier
+from wsi_trainer.models.backbones import (
+    VGG,
+    Backbone,
+    ConvNeXt,
+    DarkNet,
+    EfficientNet,
+    ResNet,
+    TimmBackbone,
+    UNetEncoder,
+)
+from wsi_trainer.models.batch import SlideBatch
+from wsi_trainer.models.classifier import SlideClassifier
 from wsi_trainer.models.heads import (
     AttentionPooling,
     AveragePooling,
+    ClassAttentionPooling,
     GeneralisedMeanPooling,
     MaxPooling,
     Pooling,
     TopKPooling,
 )
-from wsi_trainer.models.tasks import BinaryTask, MultiClassTask, Task
+from wsi_trainer.models.tasks import (
+    BinaryTask,
+    ClassTask,
+    CoxTask,
+    HazardTask,
+    MultiClassTask,
+    MultiLabelTask,
+    OrdinalTask,
+    RegressionTask,
+    SurvivalTask,
+    Task,
+)
 
 __all__ = [
     "VGG",
@@ -18,14 +40,26 @@ __all__ = [
     "AveragePooling",
     "Backbone",
     "BinaryTask",
+    "ClassAttentionPooling",
+    "ClassTask",
     "ConvNeXt",
+    "CoxTask",
+    "DarkNet",
+    "EfficientNet",
     "GeneralisedMeanPooling",
+    "HazardTask",
     "MaxPooling",
     "MultiClassTask",
+    "MultiLabelTask",
+    "OrdinalTask",
     "Pooling",
+    "RegressionTask",
     "ResNet",
     "SlideBatch",
     "SlideClassifier",
+    "SurvivalTask",
     "Task",
+    "TimmBackbone",
     "TopKPooling",
+    "UNetEncoder",
 ]

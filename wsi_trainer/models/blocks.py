@@ -42,8 +42,10 @@ class StandardisedConv2d(nn.Conv2d):
     and, unlike BatchNorm, needs no statistic of the slide.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0) -> None:
-        super().__init__(inputs, outputs, kernel, stride=stride, padding=padding)
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, padding=padding, groups=groups)
         self.gain = nn.Parameter(torch.full((outputs, 1, 1, 1), 3**0.5))  # keeps the variance behind a ReLU
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ class StandardisedConv2d(nn.Conv2d):
         centred = self.weight - mean
         length = centred.square().sum(dim=(1, 2, 3), keepdim=True)
         weight = centred * torch.rsqrt(length + 1e-6) * self.gain
-        return functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+        return functional.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 def make_norm(kind: NormKind, channels: int) -> nn.Module:
@@ -72,16 +74,24 @@ def _groups(channels: int) -> int:
     return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
 
 
-def conv3x3(inputs: int, outputs: int, norm: NormKind, stride: int = 1) -> nn.Conv2d:
-    """A padded 3×3 convolution for the norm that follows it, initialised for a ReLU."""
+def make_conv(
+    inputs: int, outputs: int, norm: NormKind, kernel: int = 3, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    """A padded convolution for the norm that follows it, initialised for a ReLU."""
     if norm == "weight":
-        conv: nn.Conv2d = StandardisedConv2d(inputs, outputs, 3, stride=stride, padding=1)
+        conv: nn.Conv2d = StandardisedConv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups)
     else:
-        conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=norm in ("none", "channel"))
+        bias = norm in ("none", "channel")
+        conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=bias)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
     return conv
+
+
+def conv3x3(inputs: int, outputs: int, norm: NormKind, stride: int = 1) -> nn.Conv2d:
+    """A padded 3×3 convolution for the norm that follows it, initialised for a ReLU."""
+    return make_conv(inputs, outputs, norm, 3, stride)
 
 
 def conv_norm_relu(inputs: int, outputs: int, norm: NormKind, stride: int = 1) -> nn.Sequential:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypedDict
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAUROC
 
-from wsi_trainer.models.backbones import VGG
+from lightning_plugin import materialize
+from wsi_trainer.models.backbones import make_backbone
+from wsi_trainer.models.backbones.base import describe
+from wsi_trainer.models.batch import SlideBatch
+from wsi_trainer.models.gathered import Gathered
 from wsi_trainer.models.heads import AveragePooling, Pooling
+from wsi_trainer.models.layers import BranchLinear
+from wsi_trainer.models.optimizer import freeze, parameter_groups
+from wsi_trainer.models.pretrained import Match, load_pretrained
 from wsi_trainer.models.schedule import warmup_cosine
 from wsi_trainer.models.standardise import RunningStandardise
 from wsi_trainer.models.tasks import BinaryTask, Task
+from wsi_trainer.models.tasks.base import Owners
+from wsi_trainer.models.undo import Snapshot
+from wsi_trainer.slides.errors import SlideError
 
-
-class SlideBatch(TypedDict):
-    """One slide: its pixels (uint8, or already float in 0..1), the index of its class, and its name."""
-
-    image: Tensor
-    label: Tensor
-    slide: str
+OnFailure = Callable[[SlideBatch, str], None]
+"""Told of a slide that cannot be read, and why."""
 
 
 class SlideClassifier(pl.LightningModule):
@@ -32,87 +38,216 @@ class SlideClassifier(pl.LightningModule):
 
     def __init__(
         self,
-        backbone: nn.Module | None = None,
+        backbone: nn.Module | str | None = None,
         head: Callable[[int], Pooling] = AveragePooling,
         task: Task | None = None,
         learning_rate: float = 1e-3,
         weight_decay: float = 1e-4,
         warmup: float = 0.05,
+        layer_decay: float = 1.0,
+        frozen_stages: int = 0,
+        pretrained: Path | None = None,
         dropout: float = 0.0,
+        pool_over: Literal["slide", "tissue"] = "slide",
+        levels: int = 1,
+        share_levels: bool = False,
         mean: tuple[float, float, float] = (0.8, 0.7, 0.8),
         std: tuple[float, float, float] = (0.2, 0.2, 0.2),
     ) -> None:
         """Build the network.
 
         Args:
-            backbone: From the slide to a map of features; a module with `out_channels` and `stride`.
+            backbone: From the slide to a map of features: a class of this package such as ResNet, timm:NAME, or the
+                import path of any network that returns a map; a small VGG by default.
             head: From the map to one vector.
-            task: The classes, the loss and the probabilities.
+            task: The target, the loss and the predictions; two classes, 0 and 1, by default.
             learning_rate: Peak learning rate of AdamW.
             weight_decay: Weight decay of AdamW, on weights of two or more dimensions.
-            warmup: Share of all steps over which the learning rate rises.
+            warmup: Share of all steps over which the learning rate rises; then it falls along half a cosine.
+            layer_decay: Factor of the learning rate from each stage of the backbone to the one before; 1 trains all
+                alike.
+            frozen_stages: How many stages of the backbone, from the first on, are not trained and keep their
+                statistics.
+            pretrained: File of weights of the backbone to start from; what of it matched is printed.
             dropout: Dropout of the pooled vector.
+            pool_over: Which positions the head sees: all of the slide, or those with tissue.
+            levels: Magnifications of the slide that are looked at: 1, and one for each of `data.context`.
+            share_levels: Whether one backbone looks at all magnifications, or each has its own.
             mean: Mean of each colour in 0..1 that is subtracted from the image.
             std: Standard deviation of each colour in 0..1 by which the image is divided.
         """
         super().__init__()
-        self.backbone = VGG() if backbone is None else backbone
-        self.head = head(_out_channels(self.backbone))
+        if levels < 1:
+            raise ValueError(f"model.levels is {levels}; it must be 1 or more")
+        if not 0 < layer_decay <= 1:
+            raise ValueError(f"model.layer_decay is {layer_decay}; it must be above 0 and at most 1")
+        self.backbone = make_backbone(backbone)
+        channels, self.stride = describe(self.backbone)
         self.task = BinaryTask() if task is None else task
-        self.standardise = RunningStandardise(self.head.out_channels)
+        self.head = _attached(head(channels), self.task)
+        own = 0 if share_levels else levels - 1
+        self.context_backbones = nn.ModuleList(copy.deepcopy(self.backbone) for _ in range(own))
+        self.context_heads = nn.ModuleList(_attached(head(channels), self.task) for _ in range(levels - 1))
+        inputs = self.head.out_channels * levels
+        self.standardise = RunningStandardise(inputs)
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(self.head.out_channels, self.task.outputs)
-        nn.init.zeros_(self.classifier.bias)
-        self.val_auc = MulticlassAUROC(num_classes=len(self.task.classes), average="macro", thresholds=None)
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.warmup = warmup
+        self.classifier = _last_layer(self.head, inputs, self.task.outputs, levels)
+        self.gathered = Gathered()
+        self.frozen = [stage for b in self.backbones for stage in freeze(b, frozen_stages)]
+        self.pool_over, self.levels, self.share_levels = pool_over, levels, share_levels
+        self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
+        self.layer_decay, self.pretrained = layer_decay, pretrained
+        self.on_failure: OnFailure | None = None
+        self._before: Snapshot | None = None
+        self._batch: SlideBatch | None = None
+        # Loss and slides of the epoch so far. Lightning's own mean begins anew where a run continues within an epoch.
+        self.register_buffer("seen", torch.zeros(2))
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self.seen: Tensor
         self.mean: Tensor
         self.std: Tensor
+
+    @property
+    def backbones(self) -> list[nn.Module]:
+        """The backbones of all magnifications; one where they share it."""
+        return [self.backbone, *self.context_backbones]
+
+    def train(self, mode: bool = True) -> SlideClassifier:
+        super().train(mode)
+        for stage in self.frozen:
+            stage.eval()
+        return self
+
+    def load_pretrained(self) -> Match | None:
+        """Put the weights of `pretrained` into the backbones, and say what of them matched."""
+        if self.pretrained is None:
+            return None
+        first, *_ = [load_pretrained(backbone, self.pretrained) for backbone in self.backbones]
+        return first
 
     def normalise(self, image: Tensor) -> Tensor:
         """The image in the network's dtype, with about zero mean and unit variance in each colour."""
         scale = 255.0 if image.dtype == torch.uint8 else 1.0
         return (image.to(self.mean.dtype) / scale - self.mean) / self.std
 
-    def forward(self, image: Tensor) -> Tensor:
-        features = self.backbone(self.normalise(image))
-        return self.classifier(self.dropout(self.standardise(self.head(features))))
+    def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
+        """The logits of a slide, given at one or more magnifications, and where each has tissue."""
+        images = [image, *context]
+        if len(images) != self.levels:
+            raise ValueError(f"model.levels is {self.levels} and a slide has {len(images)} magnifications")
+        vectors = [self.pool(x, level, tissue[level] if tissue else None) for level, x in enumerate(images)]
+        return self.last(_side_by_side(vectors, self.head.branches))
 
-    def training_step(self, batch: SlideBatch, batch_idx: int) -> Tensor:
-        loss = self.task.loss(self(batch["image"]), batch["label"])
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=1)
+    def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
+        """The vector of one magnification."""
+        backbone = self.backbones[0 if self.share_levels else level]
+        head = self.head if level == 0 else self.context_heads[level - 1]
+        features = backbone(self.normalise(image))
+        return head(features) if tissue is None else head(features, _fitted(tissue, features))
+
+    def last(self, vector: Tensor) -> Tensor:
+        """The logits of the pooled vector."""
+        return self.classifier(self.dropout(self.standardise(vector)))
+
+    def training_step(self, batch: SlideBatch, batch_idx: int) -> Tensor | None:
+        self._before = Snapshot(self) if self.on_failure else None
+        try:
+            loss = self.task.loss(self._logits(batch), batch["label"])
+        except SlideError as error:
+            self._failed(batch, error)
+            return None
+        self._batch = batch
+        self.seen += torch.stack([loss.detach().to(self.seen), torch.ones_like(self.seen[0])])
+        self.log("train_loss_step", loss.detach(), on_step=True, on_epoch=False, batch_size=1)
         return loss
 
-    def validation_step(self, batch: SlideBatch, batch_idx: int) -> None:
-        logits = self(batch["image"])
-        self.val_auc.update(self.task.probabilities(logits), batch["label"])
-        self.log("val_loss", self.task.loss(logits, batch["label"]), on_epoch=True, batch_size=1)
-        self.log("val_auc", self.val_auc, on_epoch=True, batch_size=1)
+    def on_train_epoch_end(self) -> None:
+        total, slides = self.seen
+        self.log("train_loss", total / slides.clamp(min=1), sync_dist=True)
+        self.seen.zero_()
 
-    def predict_step(self, batch: SlideBatch, batch_idx: int) -> Tensor:
-        return self.task.probabilities(self(batch["image"]).float())
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().backward(loss, *args, **kwargs)
+        except SlideError as error:
+            assert self._batch is not None
+            self._failed(self._batch, error)
+
+    def validation_step(self, batch: SlideBatch, batch_idx: int) -> None:
+        try:
+            logits = self._logits(batch)
+        except SlideError as error:
+            self._failed(batch, error)
+            return
+        self.gathered.update(batch["label"], self.task.predict(logits.float()))
+        self.log("val_loss", self.task.loss(logits, batch["label"]), on_epoch=True, batch_size=1, sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        targets, predicted = (values.double().cpu().numpy() for values in self.gathered.compute())
+        self.gathered.reset()
+        if len(targets):
+            names = tuple(map(str, range(len(targets))))  # scores of slides ask for nobody's name
+            predictions = self.task.predictions(Owners(names, names), targets, predicted)
+            for name, score in self.task.scores.items():
+                self.log(f"val_{name}", score(predictions))
+
+    def predict_step(self, batch: SlideBatch, batch_idx: int) -> tuple[str, Tensor | None]:
+        """The slide's name and prediction; None where it cannot be read and the run goes on without it."""
+        try:
+            return batch["slide"], self.task.predict(self._logits(batch).float())
+        except SlideError as error:
+            self._failed(batch, error)
+            return batch["slide"], None
 
     def configure_optimizers(self):  # type: ignore[no-untyped-def]
-        decayed = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
-        others = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
-        groups = [
-            {"params": decayed, "weight_decay": self.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
+        groups = parameter_groups(self, self.backbones, self.learning_rate, self.weight_decay, self.layer_decay)
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = warmup_cosine(optimizer, steps, round(self.warmup * steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def _logits(self, batch: SlideBatch) -> Tensor:
+        """The logits as an ordinary tensor: what cannot be read shows here."""
+        if "failure" in batch:
+            raise SlideError(batch["slide"], batch["failure"])
+        return materialize(self(batch["image"], batch.get("context", ()), batch.get("tissue", ())))
 
-def _out_channels(backbone: nn.Module) -> int:
-    channels = getattr(backbone, "out_channels", None)
-    if not isinstance(channels, int):
-        raise TypeError(
-            f"the backbone {type(backbone).__name__} has no integer attribute out_channels; "
-            "set it to the number of channels of the map that it returns"
+    def _failed(self, batch: SlideBatch, error: SlideError) -> None:
+        """Leave a slide out, if the run may go on without it."""
+        if self.on_failure is None:
+            raise error
+        if self.training and self._before is not None:
+            self._before.restore()
+        self.on_failure(batch, error.reason)
+
+
+def _attached(head: Pooling, task: Task) -> Pooling:
+    head.attach(task.outputs)
+    return head
+
+
+def _last_layer(head: Pooling, inputs: int, outputs: int, levels: int) -> nn.Module:
+    if head.branches > 1:
+        return BranchLinear(inputs, outputs)
+    layer = nn.Linear(inputs, outputs)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _side_by_side(vectors: list[Tensor], branches: int) -> Tensor:
+    """The vectors of all magnifications as one; those of a branch stay together."""
+    if len(vectors) == 1:
+        return vectors[0]
+    return torch.cat([v.unflatten(1, (branches, -1)) for v in vectors], dim=2).flatten(1)
+
+
+def _fitted(tissue: Tensor, features: Tensor) -> Tensor:
+    """The map of tissue in the features' size and type: a network that rounds down has a position less at the end."""
+    height, width = features.shape[2:]
+    if tissue.shape[2] < height or tissue.shape[3] < width:
+        raise ValueError(
+            f"the backbone returns {height} × {width} positions where its stride gives {tissue.shape[2]} × "
+            f"{tissue.shape[3]}; correct its attribute stride"
         )
-    return channels
+    return tissue[:, :, :height, :width].to(features.dtype)

@@ -41,13 +41,19 @@ def test_each_epoch_visits_each_slide_once_in_a_new_order(manifest: Path) -> Non
     assert all(sorted(order) == sorted(orders[0]) and len(set(order)) == 8 for order in orders)
 
 
-def test_a_restored_module_goes_on_with_the_next_epoch(manifest: Path) -> None:
-    first, second = (SlideData(DataConfig(manifest=manifest), ["a", "b"], seed=3) for _ in range(2))
-    first_loader = first.train_dataloader()
-    for _ in first_loader:
-        pass
-    second.load_state_dict(first.state_dict())
-    assert [b["slide"] for b in first_loader] == [b["slide"] for b in second.train_dataloader()]
+@pytest.mark.parametrize("given", [0, 3, 8])
+def test_a_restored_loader_goes_on_where_the_state_was_taken(manifest: Path, given: int) -> None:
+    first, second = (SlideData(DataConfig(manifest=manifest), ["a", "b"], seed=3).train_dataloader() for _ in range(2))
+    list(first)  # an epoch
+    batches = iter(first)
+    begun = [next(batches)["slide"] for _ in range(given)]
+    state = first.state_dict()
+    rest, following = [batch["slide"] for batch in batches], [batch["slide"] for batch in first]
+    second.load_state_dict(state)
+    again = [[batch["slide"] for batch in second] for _ in range(2)]
+    assert again[0] == (following if given == 8 else rest)  # an epoch that was given out whole is over
+    assert given == 8 or again[1] == following
+    assert len(begun) + len(rest) == 8 and len(second) == 8
 
 
 def test_training_slides_are_turned_and_others_are_not(manifest: Path) -> None:

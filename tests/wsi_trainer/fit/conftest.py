@@ -14,6 +14,14 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return generate(tmp_path_factory.mktemp("slides"), slides=16, side=256, seed=1, splits=splits, workers=1)
 
 
+@pytest.fixture(scope="session")
+def square_slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Slides of one size, so that they need one plan."""
+    splits = {"train": 0.5, "val": 0.25, "test": 0.25}
+    folder = tmp_path_factory.mktemp("square")
+    return generate(folder, slides=12, seed=2, splits=splits, workers=1, shape=(256, 256))
+
+
 @pytest.fixture
 def words(manifest: Path, tmp_path: Path) -> list[str]:
     """The command line of a small run."""
@@ -25,4 +33,6 @@ def words(manifest: Path, tmp_path: Path) -> list[str]:
         "--model.backbone.convs=1",
         "--train.epochs=3",
         "--train.accelerator=cpu",
+        "--train.budget=null",
+        "--train.resamples=100",
     ]

@@ -5,7 +5,9 @@ from typing import get_args
 import pytest
 import torch
 
-from wsi_trainer.models import VGG, Backbone, ConvNeXt, ResNet
+from wsi_trainer.models import VGG, Backbone, ConvNeXt, DarkNet, EfficientNet, ResNet, UNetEncoder
+from wsi_trainer.models.backbones import stages_of
+from wsi_trainer.models.backbones.base import describe
 from wsi_trainer.models.blocks import NormKind, StandardisedConv2d
 
 BACKBONES = (
@@ -13,6 +15,9 @@ BACKBONES = (
     VGG(widths=(4, 8, 8), convs=1, stem_stride=2),
     ResNet(widths=(4, 8), norm="group"),
     ConvNeXt(widths=(4, 8), depths=(1, 1)),
+    DarkNet(widths=(4, 8, 8), blocks=(1, 2, 1)),
+    EfficientNet(widths=(4, 6, 8), depths=(1, 2, 1)),
+    UNetEncoder(widths=(4, 8, 8)),
 )
 
 
@@ -29,8 +34,8 @@ def test_takes_slides_whose_sides_no_stride_divides(backbone: Backbone) -> None:
 
 
 @pytest.mark.parametrize("norm", get_args(NormKind))
-@pytest.mark.parametrize("make", [VGG, ResNet])
-def test_every_norm_trains_every_parameter(make: type[VGG] | type[ResNet], norm: NormKind) -> None:
+@pytest.mark.parametrize("make", [VGG, ResNet, UNetEncoder])
+def test_every_norm_trains_every_parameter(make: type[VGG] | type[ResNet] | type[UNetEncoder], norm: NormKind) -> None:
     torch.manual_seed(0)
     backbone = make(widths=(4, 8), norm=norm)
     optimizer = torch.optim.SGD(backbone.parameters(), lr=0.01)
@@ -62,7 +67,29 @@ def test_a_standardised_filter_has_the_length_of_its_gain() -> None:
     torch.testing.assert_close(energy, torch.full((4,), 3.0), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("backbone", BACKBONES, ids=lambda b: f"{type(b).__name__}-{b.stride}")
+def test_the_stages_are_all_of_it_in_order(backbone: Backbone) -> None:
+    stages = [p for stage in backbone.stages() for p in stage.parameters()]
+    assert [id(p) for p in stages] == [id(p) for p in backbone.parameters()]
+    assert len(backbone.stages()) > 1 and all(list(stage.parameters()) for stage in backbone.stages())
+
+
+def test_what_an_unknown_network_returns_is_found_out() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3, 2, 1), torch.nn.BatchNorm2d(5), torch.nn.MaxPool2d(2))
+    assert describe(network) == (5, 4)
+    assert network.training and network[1].num_batches_tracked == 0
+    assert [type(stage) for stage in stages_of(network)] == [torch.nn.Conv2d, torch.nn.BatchNorm2d]
+    with pytest.raises(TypeError, match=r"returns a tensor of shape \(1, 196608\) instead of a map"):
+        describe(torch.nn.Flatten())
+    with pytest.raises(TypeError, match="asking it with an image failed"):
+        describe(torch.nn.Conv2d(4, 4, 1))
+
+
 def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="2 widths but 1 blocks"):
+        DarkNet(widths=(4, 8), blocks=(1,))
+    with pytest.raises(ValueError, match="2 widths but 1 depths"):
+        EfficientNet(widths=(4, 8), depths=(1,))
     with pytest.raises(ValueError, match="widths is"):
         VGG(widths=())
     with pytest.raises(ValueError, match="3 widths but 1 depths"):

@@ -8,6 +8,7 @@ import torch
 from wsi_trainer.models import (
     AttentionPooling,
     AveragePooling,
+    ClassAttentionPooling,
     GeneralisedMeanPooling,
     MaxPooling,
     Pooling,
@@ -71,6 +72,34 @@ def test_top_k_is_the_mean_of_the_largest(features: torch.Tensor) -> None:
     largest = features.flatten(2).sort(dim=-1, descending=True).values[..., :3].mean(dim=-1)
     torch.testing.assert_close(TopKPooling(5, k=3)(features), largest)
     torch.testing.assert_close(TopKPooling(5, k=1000)(features), AveragePooling(5)(features))
+
+
+@pytest.mark.parametrize("share", [0.03, 0.5])
+@pytest.mark.parametrize("head", (*HEADS, ClassAttentionPooling))
+def test_over_tissue_is_the_pooling_of_a_slide_of_tissue_alone(
+    head: type[Pooling], share: float, features: torch.Tensor
+) -> None:
+    torch.manual_seed(3)
+    one = (features[:1] - 0.5).requires_grad_()
+    pooling = head(5)
+    pooling.attach(2)
+    pooling.double()
+    counts = (torch.rand(1, 1, 7, 9) < share).double()  # with 3 % fewer positions count than `TopKPooling` has k
+    counts[..., 2, 3] = 1
+    alone = one[:, :, counts[0, 0] == 1][:, :, None]
+    torch.testing.assert_close(pooling(one, counts), pooling(alone))
+    (gradient,) = torch.autograd.grad(pooling(one, counts).square().sum(), one)
+    assert (gradient[:, :, counts[0, 0] == 0] == 0).all() and gradient.abs().sum() > 0
+
+
+def test_each_class_attends_by_itself(features: torch.Tensor) -> None:
+    pooling = ClassAttentionPooling(5)
+    pooling.attach(3)
+    pooling.double()
+    vectors = pooling(features).unflatten(1, (3, 5))
+    weights = pooling.scores(features).flatten(2).softmax(dim=2)
+    torch.testing.assert_close(vectors, weights @ features.flatten(2).transpose(1, 2))
+    assert (pooling.branches, pooling.out_channels) == (3, 15)
 
 
 def test_refuses_numbers_that_define_no_pooling() -> None:

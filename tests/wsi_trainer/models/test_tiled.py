@@ -12,13 +12,18 @@ from wsi_trainer.models import (
     AttentionPooling,
     AveragePooling,
     Backbone,
+    ClassAttentionPooling,
     ConvNeXt,
+    DarkNet,
+    EfficientNet,
     GeneralisedMeanPooling,
     MaxPooling,
+    MultiClassTask,
     Pooling,
     ResNet,
     SlideClassifier,
     TopKPooling,
+    UNetEncoder,
 )
 
 BACKBONES: dict[str, Callable[[], Backbone]] = {
@@ -30,10 +35,17 @@ BACKBONES: dict[str, Callable[[], Backbone]] = {
     "ConvNeXt": lambda: ConvNeXt((4, 8), (1, 1)),
 }
 HEADS = (AveragePooling, MaxPooling, GeneralisedMeanPooling, AttentionPooling, TopKPooling)
+PAIRS = [(backbone, head) for backbone in BACKBONES for head in HEADS]
+MORE: dict[str, Callable[[], Backbone]] = {
+    "DarkNet": lambda: DarkNet((4, 8), (1, 1)),
+    "EfficientNet": lambda: EfficientNet((4, 6), (1, 2)),
+    "U-Net encoder": lambda: UNetEncoder((4, 8), norm="group"),
+}
+BACKBONES |= MORE
+PAIRS += [(backbone, AttentionPooling) for backbone in MORE]
 
 
-@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.__name__)
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize(("backbone", "head"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.__name__)
 def test_two_slides_of_different_sizes_give_what_plain_pytorch_gives(backbone: str, head: type[Pooling]) -> None:
     torch.manual_seed(0)
     plain = SlideClassifier(backbone=BACKBONES[backbone](), head=head).double()
@@ -54,3 +66,31 @@ def test_two_slides_of_different_sizes_give_what_plain_pytorch_gives(backbone: s
         assert float((one.grad - other.grad).abs().max()) / scale < 1e-9, name
     for (name, one_buffer), other_buffer in zip(plain.named_buffers(), network.buffers(), strict=True):
         torch.testing.assert_close(other_buffer, one_buffer, rtol=1e-9, atol=1e-9, msg=name)
+
+
+HEADS_OF_TISSUE = (*HEADS, ClassAttentionPooling)
+
+
+@pytest.mark.parametrize("head", HEADS_OF_TISSUE, ids=lambda head: head.__name__)
+def test_two_magnifications_pooled_over_tissue_give_what_plain_pytorch_gives(head: type[Pooling]) -> None:
+    torch.manual_seed(0)
+    backbone = VGG((4, 6), convs=1)
+    plain = SlideClassifier(
+        backbone=backbone, head=head, task=MultiClassTask("ab"), levels=2, pool_over="tissue"
+    ).double()  # fmt: skip
+    network = copy.deepcopy(plain)
+    tiled = TiledModule(network, tiles=(3, 2))
+    sizes = ((97, 83), (48, 41))
+    images = [torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8) for size in sizes]
+    tissue = [(torch.rand(1, 1, -(-h // 4), -(-w // 4)) < 0.2).to(torch.uint8) for h, w in sizes]
+    expected = plain(images[0], images[1:], tissue)
+    lazy = [LazyImage.from_tensor(t) for t in (*images, *tissue)]
+    actual = tiled(lazy[0], lazy[1:2], lazy[2:])
+    target = torch.tensor([1])
+    plain.task.loss(expected, target).backward()
+    network.task.loss(actual, target).backward()
+    largest = max(float(p.grad.abs().max()) for p in plain.parameters() if p.grad is not None)
+    for (name, one), other in zip(plain.named_parameters(), network.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None, name
+        scale = max(float(one.grad.abs().max()), 1e-3 * largest)
+        assert float((one.grad - other.grad).abs().max()) / scale < 1e-9, name

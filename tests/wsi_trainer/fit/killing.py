@@ -1,0 +1,91 @@
+"""Runs `wsi-train fit` in processes that are killed at random moments, continues each, and compares the weights.
+
+A program of its own: it imports everything once and forks, since importing takes longer than a small run.
+
+    python killing.py FOLDER COUNT SEED WORD...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from wsi_trainer.cli import main
+from wsi_trainer.fit.run_folder import RunFolder
+
+
+def start(words: list[str], log: Path) -> int:
+    """A process that runs the command; its output goes to the log."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        code = 1
+        try:
+            code = main(words)
+        finally:
+            os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """Wait for a process; its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(RunFolder(folder).checkpoint("last"), weights_only=False)["state_dict"]
+
+
+def steps(folder: Path) -> int:
+    """How many steps of the optimizer the last checkpoint has; -1 where there is none."""
+    path = RunFolder(folder).checkpoint_path("last")
+    return int(torch.load(path, weights_only=False)["global_step"]) if path.is_file() else -1
+
+
+def trial(words: list[str], folder: Path, seconds: float, generator: random.Random) -> int:
+    """Kill one run at a random moment and continue it; the step of the checkpoint that it continued from."""
+    while True:
+        pid = start([*words, f"--out={folder}", "--ckpt_path=last"], folder.with_suffix(".log"))
+        time.sleep(generator.uniform(0, seconds))
+        os.kill(pid, signal.SIGKILL)
+        if ended(pid) == -signal.SIGKILL:
+            break
+        raise RuntimeError(f"the run of {folder} ended before it was killed; make it longer")
+    continued = steps(folder)
+    if ended(start([*words, f"--out={folder}", "--ckpt_path=last"], folder.with_suffix(".log"))):
+        raise RuntimeError(f"continuing {folder} failed: {folder.with_suffix('.log').read_text()[-2000:]}")
+    return continued
+
+
+def measure(folder: Path, count: int, seed: int, words: list[str]) -> dict[str, object]:
+    torch.set_num_threads(1)
+    generator = random.Random(seed)
+    began = time.perf_counter()
+    if ended(start([*words, f"--out={folder / 'whole'}"], folder / "whole.log")):
+        raise RuntimeError((folder / "whole.log").read_text()[-2000:])
+    seconds = 0.8 * (time.perf_counter() - began)
+    expected = final(folder / "whole")
+    continued, identical = [], 0
+    for index in range(count):
+        run = folder / f"killed-{index}"
+        continued.append(trial(words, run, seconds, generator))
+        actual = final(run)
+        same = actual.keys() == expected.keys() and all(torch.equal(v, actual[k]) for k, v in expected.items())
+        identical += same
+    total = steps(folder / "whole")
+    return {"kills": count, "identical": identical, "steps": total, "continued_from_step": continued}
+
+
+if __name__ == "__main__":
+    place, number, start_seed, *rest = sys.argv[1:]
+    print(json.dumps(measure(Path(place), int(number), int(start_seed), rest)))

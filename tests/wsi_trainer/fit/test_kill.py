@@ -1,0 +1,46 @@
+"""`wsi-train fit` killed at random moments and continued ends with the weights of the run that was not."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = Path(__file__).with_name("killing.py")
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    """What each kind of run gave, to be kept together."""
+    return {}
+
+
+@pytest.mark.parametrize("engine", ["tiled", "plain"])
+def test_killed_and_continued(
+    engine: str,
+    words: list[str],
+    square_slides: Path,
+    tmp_path: Path,
+    count: Callable[..., int],
+    measured: dict[str, Any],
+    record_result: Callable[[str, dict[str, Any]], None],
+) -> None:
+    common = [word for word in words if not word.startswith(("--out", "--train.budget", "--train.resamples"))]
+    budget = "1MiB" if engine == "tiled" else "null"
+    more = [f"--train.budget={budget}", "--model.dropout=0.3", "--train.checkpoint_every=1", "--train.resamples=5"]
+    command = ["fit", *common, f"--data.manifest={square_slides}", *more, "--train.accumulate=2", "--train.epochs=4"]
+    kills = count(ci=1, full=25)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(tmp_path), str(kills), "7", *command],
+        capture_output=True, text=True, cwd=ROOT, timeout=60 + 60 * kills,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["identical"] == kills
+    measured[engine] = result
+    if len(measured) == 2:
+        record_result("fit_kill_resume", {**measured, "kills": sum(m["kills"] for m in measured.values())})

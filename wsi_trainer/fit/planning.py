@@ -1,0 +1,75 @@
+"""Planning a training step of a model on a slide of some size, without the slide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import Box, LazyImage, Plan, make_plan
+from wsi_trainer.errors import UserError
+from wsi_trainer.models import SlideClassifier
+
+
+@dataclass(frozen=True)
+class Blank:
+    """An image of which only the shape is known."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
+
+    def read(self, box: Box) -> Tensor:
+        raise RuntimeError("this image has a shape and no pixels: it was made for planning")
+
+    def constant(self, box: Box) -> Tensor | None:
+        return None
+
+
+class Step(nn.Module):
+    """A model with all that it sees of a slide beside the image: further magnifications, and where tissue is."""
+
+    def __init__(self, model: SlideClassifier, factors: Sequence[float]) -> None:
+        super().__init__()
+        self.model = model
+        self.factors = tuple(factors)
+
+    def forward(self, image: Tensor) -> Tensor:
+        height, width = image.shape[2:]
+        shapes = [(height, width), *((int(height / f), int(width / f)) for f in self.factors)]
+        context = [LazyImage(Blank((1, 3, *shape))) for shape in shapes[1:]]
+        tissue: list[Tensor] = []
+        if self.model.pool_over == "tissue":
+            stride = self.model.stride
+            tissue = [LazyImage(Blank((1, 1, -(-rows // stride), -(-columns // stride)))) for rows, columns in shapes]
+        return self.model(image, context, tissue)
+
+
+def plan_step(
+    model: SlideClassifier,
+    height: int,
+    width: int,
+    budget: str | int,
+    device: str = "cpu",
+    factors: Sequence[float] = (),
+) -> Plan:
+    """The plan of a training step on a slide of this size; nothing is allocated.
+
+    Args:
+        model: The network; its statistics are not touched.
+        height: Rows of the slide.
+        width: Columns of the slide.
+        budget: Device memory that the step may use.
+        device: Whose rates rank the plans.
+        factors: How much coarser each further magnification is than the slide; by default as many, each by 4.
+    """
+    if height < 1 or width < 1:
+        raise UserError(f"a slide of {height} × {width} pixels cannot be planned; give --height and --width above 0")
+    model.train()
+    model.standardise.eval()  # it would write the statistics of a slide that is not there
+    factors = factors or [4.0**level for level in range(1, model.levels)]
+    try:
+        return make_plan(Step(model, factors), (1, 3, height, width), budget=budget, device=device, dtype=torch.uint8)
+    finally:
+        model.train()

@@ -1,0 +1,98 @@
+"""What a head, a heat map and an optimizer need to know of a backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+SIDE = 256
+"""Pixels of the image, without storage, by which an unknown network is asked what it returns."""
+
+
+class Backbone(nn.Module):
+    """A map from (N, 3, H, W) to (N, out_channels, H / stride, W / stride), in stages.
+
+    Attributes:
+        out_channels: Channels of the map.
+        stride: Pixels of the slide for one position of the map.
+        layers: The layers in order.
+        lengths: How many of the layers each stage has, the stem with the first.
+    """
+
+    out_channels: int
+    stride: int
+    layers: nn.Sequential
+    lengths: Sequence[int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def stages(self) -> list[nn.Module]:
+        """The stages in order."""
+        layers, start = list(self.layers), 0
+        found: list[nn.Module] = []
+        for length in self.lengths:
+            found.append(nn.ModuleList(layers[start : start + length]))
+            start += length
+        return found
+
+
+def stages_of(backbone: nn.Module) -> list[nn.Module]:
+    """The stages of any network: its own `stages()`, or else its direct parts that have parameters, in order."""
+    own = getattr(backbone, "stages", None)
+    if callable(own) and not isinstance(own, nn.Module):
+        return list(own())
+    return [part for part in backbone.children() if any(True for _ in part.parameters())]
+
+
+def describe(backbone: nn.Module) -> tuple[int, int]:
+    """Channels and stride of the map that a network returns: its attributes, or else what it does to a small image."""
+    channels, stride = getattr(backbone, "out_channels", None), getattr(backbone, "stride", None)
+    if isinstance(channels, int) and isinstance(stride, int):
+        return channels, stride
+    shape = _shape_of_map(backbone)
+    return (
+        channels if isinstance(channels, int) else shape[1],
+        stride if isinstance(stride, int) else round(SIDE / shape[2]),
+    )
+
+
+def _shape_of_map(backbone: nn.Module) -> torch.Size:
+    """What an image of SIDE pixels becomes; on the meta device, so that nothing is computed."""
+    name = type(backbone).__name__
+    advice = (
+        "set it to the number of channels of the map that it returns, and the attribute stride to the pixels for "
+        "one position"
+    )
+    state = {key: value.to("meta") for key, value in (*backbone.named_parameters(), *backbone.named_buffers())}
+    training = backbone.training
+    try:
+        with torch.no_grad():
+            backbone.eval()
+            out = functional_call(backbone, state, (torch.empty(1, 3, SIDE, SIDE, device="meta"),))
+    except Exception as error:  # the network's own code: whatever it raises, the attributes are the way out
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TypeError(
+            f"the backbone {name} has no integer attribute out_channels, and asking it with an image failed "
+            f"({reason}); {advice}"
+        ) from error
+    finally:
+        backbone.train(training)
+    shape = out.shape if isinstance(out, Tensor) else None
+    if shape is None or len(shape) != 4 or not shape[2]:
+        returned = type(out).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise TypeError(
+            f"the backbone {name} has no integer attribute out_channels, and returns {returned} instead of a map "
+            f"(N, channels, height, width); take off its own pooling and classifier, or {advice}"
+        )
+    return shape
+
+
+def check_widths(widths: Sequence[int]) -> list[int]:
+    """The widths as a list; an error where they make no network."""
+    if not widths or any(width < 1 for width in widths):
+        raise ValueError(f"widths is {list(widths)}; give at least one positive number of channels")
+    return list(widths)

@@ -1,0 +1,60 @@
+"""Any convolutional network of timm."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wsi_trainer.errors import UserError
+from wsi_trainer.models.backbones.base import describe, stages_of
+
+
+class TimmBackbone(nn.Module):
+    """A network of timm without its pooling and classifier; in a config also `timm:NAME`.
+
+    Its weights are random: a file of weights is given as `model.pretrained`, so that a run needs no network.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Build the network.
+
+        Args:
+            name: The model's name in timm, such as resnet18.
+        """
+        super().__init__()
+        timm = import_timm()
+        if name not in timm.list_models() and not timm.is_model(name):
+            near = get_close_matches(name, timm.list_models(), n=3)
+            raise UserError(f"timm has no model {name!r}" + (f"; near are {', '.join(near)}" if near else ""))
+        self.network = timm.create_model(name, pretrained=False, num_classes=0, global_pool="")
+        try:
+            self.out_channels, self.stride = describe(self.network)
+        except TypeError as error:
+            raise UserError(
+                f"timm:{name} returns no map of features, as convolutional networks do; choose another model"
+            ) from error
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+    def stages(self) -> list[nn.Module]:
+        """The direct parts of the network that have parameters."""
+        return stages_of(self.network)
+
+
+def import_timm() -> Any:
+    """The package, or an error that says what is missing and how to get it."""
+    try:
+        import timm
+    except ModuleNotFoundError as error:
+        if error.name == "timm":
+            raise UserError("timm is not installed: pip install timm") from error
+        version = torch.__version__.partition("+")[0]
+        raise UserError(
+            f"timm is installed, but it cannot be imported without {error.name}, which is missing; install the "
+            f"{error.name} that goes with torch {version}, or choose one of this package's own backbones"
+        ) from error
+    return timm

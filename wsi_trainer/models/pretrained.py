@@ -1,0 +1,102 @@
+"""Weights from a file, and what of it matched."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wsi_trainer.errors import UserError
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "weights")
+"""Under which keys files keep the weights themselves."""
+PREFIXES = ("", "module.", "model.", "backbone.", "encoder.", "network.", "model.backbone.", "module.backbone.")
+"""What the names of weights begin with where the network was a part of another."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """What became of the weights of a file and of the parameters of a network."""
+
+    path: Path
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Of the network, not in the file: they keep their random values."""
+    unexpected: tuple[str, ...]
+    """Of the file, not in the network."""
+    mismatched: tuple[str, ...]
+    """In both, of another shape; also not loaded."""
+
+    def __str__(self) -> str:
+        total = len(self.loaded) + len(self.missing) + len(self.mismatched)
+        lines = [f"weights of {self.path}: {len(self.loaded)} of the network's {total} tensors loaded"]
+        for name in ("missing", "unexpected", "mismatched"):
+            names = getattr(self, name)
+            if names:
+                lines.append(f"  {len(names)} {name}: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "path": str(self.path),
+            **{name: list(getattr(self, name)) for name in ("loaded", "missing", "unexpected", "mismatched")},
+        }
+
+
+def load_pretrained(module: nn.Module, path: Path) -> Match:
+    """Put the weights of a file into a network, as far as names and shapes agree.
+
+    The file is a state dictionary as `torch.save` writes it, or a checkpoint that holds one; names may carry the usual
+    prefixes. An error where nothing at all agrees.
+    """
+    given = _read(path)
+    own = module.state_dict()
+    prefix = max(PREFIXES, key=lambda p: len(_stripped(given, p).keys() & own.keys()))
+    found = _stripped(given, prefix)
+    shared = found.keys() & own.keys()
+    fitting = {name for name in shared if found[name].shape == own[name].shape}
+    if not fitting:
+        raise UserError(
+            f"{path}: none of its {len(given)} tensors fits the network {type(module).__name__}; the file begins with "
+            f"{next(iter(given))}, the network with {next(iter(own), 'nothing')}"
+        )
+    module.load_state_dict({name: found[name] for name in fitting}, strict=False)
+    return Match(
+        path,
+        loaded=tuple(name for name in own if name in fitting),
+        missing=tuple(name for name in own if name not in shared),
+        unexpected=tuple(name for name in given if name.removeprefix(prefix) not in own or not name.startswith(prefix)),
+        mismatched=tuple(
+            f"{name} {tuple(found[name].shape)} for {tuple(own[name].shape)}"
+            for name in own
+            if name in shared and name not in fitting
+        ),
+    )
+
+
+def _stripped(given: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"model.pretrained: there is no file {path}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise UserError(
+            f"model.pretrained: {path} is no file of weights ({str(error).splitlines()[0]}); save one with "
+            "torch.save(network.state_dict(), path)"
+        ) from error
+    while isinstance(content, dict) and (key := next((k for k in WRAPPERS if isinstance(content.get(k), dict)), "")):
+        content = content[key]
+    tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        raise UserError(f"model.pretrained: {path} holds no named tensors")
+    return tensors
