@@ -57,9 +57,7 @@ def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, p
     """Train and test with these options."""
     folder = RunFolder(Path(options.out))
     if folder.config.is_file() and resume is None:
-        raise UserError(
-            f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last"
-        )
+        raise UserError(f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last")
     folder.path.mkdir(parents=True, exist_ok=True)
     model, data, config = instantiate(parser, options)
     kept = Namespace(**{key: value for key, value in vars(options).items() if key not in ("config", "ckpt_path")})

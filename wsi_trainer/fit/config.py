@@ -55,9 +55,7 @@ class TrainConfig:
         if self.clip < 0:
             raise UserError(f"train.clip is {self.clip}; it must be 0 (off) or positive")
         if self.checkpoint_every < 0:
-            raise UserError(
-                f"train.checkpoint_every is {self.checkpoint_every}; it must be 0 or positive"
-            )
+            raise UserError(f"train.checkpoint_every is {self.checkpoint_every}; it must be 0 or positive")
         if self.patience is not None and self.patience < 1:
             raise UserError(f"train.patience is {self.patience}; it must be 1 or more, or null for none")
         if self.devices > 1 and self.budget is None:

@@ -159,9 +159,7 @@ def predict_slides(
     return target
 
 
-def evaluator(
-    config: TrainConfig, folder: RunFolder, progress: bool, logs: Sequence[FailureLog] = ()
-) -> pl.Trainer:
+def evaluator(config: TrainConfig, folder: RunFolder, progress: bool, logs: Sequence[FailureLog] = ()) -> pl.Trainer:
     """A Trainer that only predicts, on one device."""
     bars: list[Callback] = [RichProgressBar(leave=False)] if progress else []
     return make_trainer(config, folder.path, [*bars, *logs], progress=progress)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import materialize
+from wsi_trainer.errors import UserError
 from wsi_trainer.models.backbones import make_backbone
 from wsi_trainer.models.backbones.base import describe
 from wsi_trainer.models.batch import SlideBatch
@@ -184,13 +185,14 @@ class SlideClassifier(pl.LightningModule):
         self.log("val_loss", self.task.loss(logits, batch["label"]), on_epoch=True, batch_size=1, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
-        targets, predicted = (values.double().cpu().numpy() for values in self.gathered.compute())
+        targets, predicted = (values.double().cpu().numpy() for values in self.gathered.rows())
         self.gathered.reset()
-        if len(targets):
-            names = tuple(map(str, range(len(targets))))  # scores of slides ask for nobody's name
-            predictions = self.task.predictions(Owners(names, names), targets, predicted)
-            for name, score in self.task.scores.items():
-                self.log(f"val_{name}", score(predictions))
+        if not len(targets):
+            raise UserError("no slide of the split val can be read, so no checkpoint can be chosen")
+        names = tuple(map(str, range(len(targets))))  # scores of slides ask for nobody's name
+        predictions = self.task.predictions(Owners(names, names), targets, predicted)
+        for name, score in self.task.scores.items():
+            self.log(f"val_{name}", score(predictions))
 
     def predict_step(self, batch: SlideBatch, batch_idx: int) -> tuple[str, Tensor | None]:
         """The slide's name and prediction; None where it cannot be read and the run goes on without it."""

@@ -29,3 +29,8 @@ class Gathered(Metric):
         if not self.targets:
             return torch.empty(0), torch.empty(0)
         return dim_zero_cat(self.targets), dim_zero_cat(self.predicted)
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """What `compute` says, but a single row stays a row: a Metric makes a scalar of it."""
+        with self.sync_context():
+            return type(self).compute(self)

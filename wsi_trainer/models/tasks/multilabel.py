@@ -52,9 +52,7 @@ class MultiLabelTask(Task):
     def target(self, cells: Cells) -> Tensor:
         values = [float(yes_or_no(cells, name)) if cells[name] else float("nan") for name in self.classes]
         if all(np.isnan(values)):
-            raise UserError(
-                f"has no label at all in the columns {', '.join(self.classes)}; fill in one"
-            )
+            raise UserError(f"has no label at all in the columns {', '.join(self.classes)}; fill in one")
         return torch.tensor([values])
 
     def stratum(self, cells: Cells) -> str:
