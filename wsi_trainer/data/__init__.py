@@ -1,6 +1,7 @@
 """The manifest, the splits, and the loaders that make batches of one slide."""
 
 from wsi_trainer.data.datamodule import DataConfig, SlideData, SlideDataset
+from wsi_trainer.data.folds import folds, read_splits, write_folds
 from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.data.splits import check_leakage, complete_splits
@@ -14,7 +15,11 @@ __all__ = [
     "check_leakage",
     "complete_splits",
     "dense",
+    "folds",
+    "in_order",
     "open_image",
     "read_manifest",
+    "read_splits",
+    "write_folds",
     "write_manifest",
 ]

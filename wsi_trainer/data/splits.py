@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold
@@ -11,15 +13,18 @@ from sklearn.model_selection import StratifiedGroupKFold
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 
+By = Literal["patient", "site"]
+"""What is never divided between two splits: a patient, or a whole site with all its patients."""
+
 
 def complete_splits(
-    records: Sequence[SlideRecord], validation: float = 0.2, test: float = 0.2, seed: int = 0
+    records: Sequence[SlideRecord], validation: float = 0.2, test: float = 0.2, seed: int = 0, by: By = "patient"
 ) -> list[SlideRecord]:
     """Fill in the split of each record that has none.
 
     A manifest without splits is divided into test, val and train. One that has a split for each slide but
-    no val gives up part of its train slides for it. A patient never appears in two splits, and classes are
-    kept in proportion.
+    no val gives up part of its train slides for it. A patient never appears in two splits (with `by="site"` no
+    site does), and classes are kept in proportion.
     """
     unset = [record for record in records if not record.split]
     if unset and len(unset) != len(records):
@@ -29,11 +34,11 @@ def complete_splits(
         )
     result = list(records)
     if unset:
-        result = _move(result, "", "test", test, seed)
+        result = _move(result, "", "test", test, seed, by)
         result = [replace(record, split=record.split or "train") for record in result]
     if not any(record.split == "val" for record in result):
         share = validation / max(1 - test, 1e-9) if unset else validation
-        result = _move(result, "train", "val", share, seed)
+        result = _move(result, "train", "val", share, seed, by)
     check_leakage(result)
     for split in ("train", "val"):
         if not any(record.split == split for record in result):
@@ -53,21 +58,64 @@ def check_leakage(records: Sequence[SlideRecord]) -> None:
             )
 
 
-def _move(records: Sequence[SlideRecord], source: str, target: str, share: float, seed: int) -> list[SlideRecord]:
-    """Move about this share of one split to another, whole patients, classes in proportion."""
+def divide(records: Sequence[SlideRecord], parts: int, seed: int = 0, by: By = "patient") -> list[list[int]]:
+    """Places of the records in about equal parts, whole patients or whole sites, classes in proportion.
+
+    Raises:
+        UserError: A class has too few patients for so many parts, or there are too few sites.
+    """
+    groups = groups_of(records, by)
+    labels = [record.label for record in records]
+    if len(set(groups)) < parts:
+        raise UserError(f"there are {len(set(groups))} {by}s, which is too few for {parts} parts")
+    if by == "patient":
+        rare = min(set(labels), key=lambda name: _groups_with(name, groups, labels))
+        if _groups_with(rare, groups, labels) < parts:
+            raise UserError(
+                f"class {rare!r} has {_groups_with(rare, groups, labels)} patients, which is too few for {parts} parts"
+            )
+    splitter = StratifiedGroupKFold(n_splits=parts, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        # Few sites, or few slides of a class: the proportions are then as good as they can be.
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        return [[int(row) for row in taken] for _, taken in splitter.split(np.zeros(len(labels)), labels, groups)]
+
+
+def groups_of(records: Sequence[SlideRecord], by: By) -> list[str]:
+    """The patient or the site of each record; an error where a site is missing or a patient has two."""
+    if by == "patient":
+        return [record.patient for record in records]
+    for record in records:
+        if not record.site:
+            raise UserError(f"slide {record.slide} has no site; fill in the column site, or split by patient")
+    seen: dict[str, SlideRecord] = {}
+    for record in records:
+        other = seen.setdefault(record.patient, record)
+        if other.site != record.site:
+            raise UserError(
+                f"patient {record.patient} has slides from two sites: {other.slide} from {other.site}, "
+                f"{record.slide} from {record.site}; give both one site, or split by patient"
+            )
+    return [record.site for record in records]
+
+
+def _groups_with(label: str, groups: Sequence[str], labels: Sequence[str]) -> int:
+    return len({group for group, name in zip(groups, labels) if name == label})
+
+
+def _move(
+    records: Sequence[SlideRecord], source: str, target: str, share: float, seed: int, by: By
+) -> list[SlideRecord]:
+    """Move about this share of one split to another, whole patients or sites, classes in proportion."""
     rows = [index for index, record in enumerate(records) if record.split == source]
     if share <= 0 or not rows:
         return list(records)
-    labels = [records[index].label for index in rows]
-    patients = [records[index].patient for index in rows]
-    smallest = min(len({p for p, label in zip(patients, labels, strict=True) if label == name}) for name in set(labels))
-    folds = min(max(2, round(1 / share)), smallest)
-    if folds < 2:
-        raise UserError(
-            f"a class has a single patient, so no {target} split can be taken from the manifest; "
-            "give the column split by hand"
-        )
-    splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
-    _, taken = next(splitter.split(np.zeros(len(rows)), labels, patients))
-    moved = {rows[index] for index in taken}
+    there = [records[row] for row in rows]
+    groups, labels = groups_of(there, by), [record.label for record in there]
+    most = min(_groups_with(name, groups, labels) for name in set(labels)) if by == "patient" else len(set(groups))
+    parts = min(max(2, round(1 / share)), most)
+    if parts < 2:
+        lonely = "a class has a single patient" if by == "patient" else "there is a single site"
+        raise UserError(f"{lonely}, so no {target} split can be taken from the manifest; give the column split by hand")
+    moved = {rows[index] for index in divide(there, parts, seed, by)[0]}
     return [replace(record, split=target) if i in moved else record for i, record in enumerate(records)]
