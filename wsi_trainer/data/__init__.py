@@ -16,7 +16,6 @@ __all__ = [
     "complete_splits",
     "dense",
     "folds",
-    "in_order",
     "open_image",
     "read_manifest",
     "read_splits",
