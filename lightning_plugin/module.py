@@ -24,6 +24,10 @@ class TiledModule(nn.Module):
     they are. Where the input was an ordinary tensor, so are the results; where it was a `LazyImage`, results are lazy,
     so that a loss on a map is computed tile by tile too.
 
+    ``halo`` says what neighbouring tiles do about the rows between them ("recompute", "share", or "auto" for what is
+    faster), ``policy`` restricts the planner to a published technique, for comparison. ``half=True`` is an
+    approximation: maps that leave the device are kept as bfloat16.
+
     The module is wrapped, not changed: its parameters, hooks and modes are the user's own. ``state_dict`` of the
     wrapper is the module's, key for key.
     """
@@ -42,6 +46,8 @@ class TiledModule(nn.Module):
         host_budget: int | str | None = None,
         disk: bool = True,
         halo: str = "auto",
+        half: bool = False,
+        policy: str = "auto",
     ):
         super().__init__()
         if budget is not None and (tiles is not None or plan is not None):
@@ -55,6 +61,8 @@ class TiledModule(nn.Module):
             disk=disk,
             given=plan,
             halo=halo,
+            half=half,
+            policy=policy,
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

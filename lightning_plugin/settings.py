@@ -23,7 +23,8 @@ class Settings:
     """How the next recordings are to be run.
 
     ``tiles`` (and ``backward_tiles``) fix one grid for all segments; ``budget``, in bytes, leaves it to the planner.
-    ``halo`` is "recompute" or "share" for all segments, or "auto": what is faster for each.
+    ``halo`` is "recompute" or "share" for all segments, or "auto": what is faster for each. ``half`` allows maps on
+    lower tiers to be kept as bfloat16, which loses digits. ``policy`` restricts the planner (`planner.policies`).
     ``plan`` is the last plan that ran, ``ledger`` what its step used where a budget is kept.
     """
 
@@ -35,6 +36,8 @@ class Settings:
     device: str | None = None
     given: Plan | None = None
     halo: str = "auto"
+    half: bool = False
+    policy: str = "auto"
     plan: Plan | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
     barriers: tuple[str, ...] = field(default=(), init=False)
@@ -59,14 +62,16 @@ class Settings:
         """A plan within the budget."""
         from lightning_plugin.planner.choose import choose_plan
         from lightning_plugin.planner.network import Network
+        from lightning_plugin.planner.policies import policy_of
         from lightning_plugin.planner.rates import rates_of
         from lightning_plugin.planner.search import Lower
 
         assert self.budget is not None
         images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
         device = self.device or (images[0].device.type if images else "cpu")
-        lower = Lower(None if device.split(":")[0] == "cpu" else self.host_budget or 64 * 2**30, self.disk)
-        plan = choose_plan(Network(tuple(nodes)), rates_of(device), self.budget, lower)
+        lower = Lower(None if device.split(":")[0] == "cpu" else self.host_budget or 64 * 2**30, self.disk, self.half)
+        policy = policy_of(self.policy, self.halo)
+        plan = choose_plan(Network(tuple(nodes)), rates_of(device), self.budget, lower, policy)
         return replace(plan, shape=tuple(images[0].shape) if images else ())
 
     def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:

@@ -15,6 +15,7 @@ from functools import cached_property
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.planner.search import Lower, Search
@@ -23,12 +24,14 @@ from lightning_plugin.units import format_bytes
 
 #: This part of a budget is left free: a step's last bytes depend on rounding in places that a rehearsal skips.
 SPARE = 0.01
+#: And this many bytes: single numbers that the user's own code holds beside the network, such as losses.
+RESERVE = 1024
 #: How often the search is asked again.
 ROUNDS = 8
 #: How often the interval in which the smallest budget lies is halved.
 HALVINGS = 4
-#: A plan that uses this much of what it may is not worth another round.
-ENOUGH = 0.93
+#: A plan that takes hardly more time than the fastest that was hoped for is not worth another round.
+CLOSE = 1.01
 
 
 @dataclass
@@ -38,14 +41,15 @@ class Chooser:
     network: Network
     rates: Rates
     lower: Lower
+    policy: Policy = POLICIES["auto"]
     rehearsed: dict[Plan, Plan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.search = Search(self.network, self.rates, self.lower)
+        self.search = Search(self.network, self.rates, self.lower, self.policy)
 
     def choose(self, budget: int) -> Plan:
         """The fastest plan within the budget, or an error that says what would be enough."""
-        limit = int(budget * (1 - SPARE))
+        limit = usable(budget)
         self.refuse_barriers(limit)
         best = self.try_rounds(limit) or self.frugal
         if best.peak_bytes > limit:
@@ -58,7 +62,7 @@ class Chooser:
             assert isinstance(node.op, Barrier)
             whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.network.fixed_bytes
             if whole > limit:
-                smallest = math.ceil(whole / (1 - SPARE)) + 1
+                smallest = budget_for(whole)
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
                     f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "
@@ -71,20 +75,21 @@ class Chooser:
     def try_rounds(self, limit: int) -> Plan | None:
         best: Plan | None = None
         seen: set[Plan] = set()
-        aim = limit
+        aim, hoped = limit, math.inf
         for turn in range(ROUNDS):
             found = self.search.run(aim)
             if found is None:
                 aim = int(1.1 * aim)
                 continue
+            hoped = min(hoped, found.seconds)
             plan = self.true(found)
             if plan.peak_bytes > limit:
-                # The first lessons change what the search finds; where they do not help, it has to aim lower.
-                if turn > 0 or plan in seen:
-                    aim = int(0.85 * aim) if turn > ROUNDS // 2 else aim - (plan.peak_bytes - limit)
+                # Lessons change what the search finds; where they do not help, it has to aim lower.
+                if turn > 1 or plan in seen:
+                    aim -= min(plan.peak_bytes - limit, aim // 8)
             elif best is None or plan.seconds < best.seconds:
                 best = plan
-            if best is plan and (plan.peak_bytes >= ENOUGH * limit or nothing_to_gain(plan)):
+            if best is plan and (plan.seconds <= CLOSE * hoped or nothing_to_gain(plan)):
                 break
             if plan.peak_bytes <= limit and plan in seen:
                 break
@@ -94,7 +99,7 @@ class Chooser:
     def true(self, plan: Plan) -> Plan:
         """A plan with the figures of its rehearsal in place of the model's."""
         if plan not in self.rehearsed:
-            account = rehearse(plan, self.network, self.search.coster)
+            account = rehearse(plan, self.network, self.search.intervals.coster)
             self.search.learn(plan, account.forward, account.backward)
             segments = tuple(
                 dataclasses.replace(
@@ -118,7 +123,7 @@ class Chooser:
 
     def thriftiest(self) -> Plan:
         """The plan that needs least as far as the model knows, found by halving."""
-        self.search.lessons.clear()  # the answer must not depend on what was asked before
+        self.search.intervals.lessons.clear()  # the answer must not depend on what was asked before
         low, high = self.network.fixed_bytes, max(2 * self.network.fixed_bytes, 1 << 20)
         while self.search.run(high) is None:
             low, high = high, high * 2
@@ -134,7 +139,7 @@ class Chooser:
 
     def refusal(self, budget: int) -> BudgetError:
         plan = self.frugal
-        smallest = math.ceil(plan.peak_bytes / (1 - SPARE)) + 1
+        smallest = budget_for(plan.peak_bytes)
         operator = worst(plan)
         return BudgetError(
             f"no plan keeps {format_bytes(budget)}. The smallest budget that works is {exact_bytes(smallest)}; "
@@ -142,6 +147,16 @@ class Chooser:
             smallest,
             operator,
         )
+
+
+def usable(budget: int) -> int:
+    """How much of a budget a plan may use."""
+    return int(budget * (1 - SPARE)) - RESERVE
+
+
+def budget_for(peak: int) -> int:
+    """The smallest budget of which a plan may use so much."""
+    return math.ceil((peak + RESERVE) / (1 - SPARE)) + 1
 
 
 def nothing_to_gain(plan: Plan) -> bool:
@@ -159,6 +174,6 @@ def exact_bytes(count: int) -> str:
     return f"{math.ceil(count / 2**20 * 10) / 10:.1f} MiB"
 
 
-def choose_plan(network: Network, rates: Rates, budget: int, lower: Lower) -> Plan:
+def choose_plan(network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"]) -> Plan:
     """The fastest plan within the budget, or an error that says what would be enough."""
-    return Chooser(network, rates, lower).choose(budget)
+    return Chooser(network, rates, lower, policy).choose(budget)

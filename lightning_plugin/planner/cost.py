@@ -1,35 +1,34 @@
-"""Memory and time of one segment on one tile grid, predicted without running anything.
-
-A tile's life is followed node by node, as `Program.run` would run it: tiles are made, read for the last time and let
-go; with grad, what an operator saves stays until its turn in backward comes, where the gradients of its inputs are
-made and that of its output is let go.
-"""
+"""Memory and time of one segment on one tile grid, predicted without running anything."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.program import Program
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.execute.scan import ScanTile, scan
+from lightning_plugin.graph import Node
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.peak import Peaks, tile_bytes
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.rules.base import ReduceOp, Source
-from lightning_plugin.rules.reduce import wide
-from lightning_plugin.rules.window import WindowOp
-from lightning_plugin.source import TensorSource
+from lightning_plugin.planner.tiles import Diagonal
+from lightning_plugin.rules.base import ReduceOp
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes beyond what is stored, and seconds, of one pass over all tiles; ``work`` is its share of the plain work."""
+    """Bytes beyond what is stored, and seconds, of one pass over all tiles.
+
+    ``work`` are its operations, to be compared with the plain pass's. ``carried`` are the bytes that a scan holds from
+    forward until its backward.
+    """
 
     bytes: int
     seconds: float
     work: float
     predicted: int | None = None
+    carried: int = 0
 
     @property
     def untaught(self) -> int:
@@ -37,270 +36,86 @@ class Cost:
         return self.bytes if self.predicted is None else self.predicted
 
 
-def tile_bytes(v: Value, box: Box) -> int:
-    whole = Box.whole(v.space.extent).positions
-    return v.bytes * box.positions // max(1, whole)
-
-
-def samples(grid: Grid, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[Box, ...], int]]:
-    """Tiles that stand for all: corners, edges and the inside, each with how many tiles it stands for."""
-    ends = grid.ends(extents)
-    for picks in itertools.product(*(stand_ins(c) for c in grid.counts)):
-        count = 1
-        for _, times in picks:
-            count *= times
-        boxes = grid.owned(ends, [index for index, _ in picks])
-        if not all(b.empty for b in boxes):
-            yield boxes, count
-
-
-def stand_ins(count: int) -> list[tuple[int, int]]:
-    """(index, how many it stands for) along one axis: the first, a middle one, the last."""
-    if count <= 3:
-        return [(i, 1) for i in range(count)]
-    return [(0, 1), (count // 2, count - 2), (count - 1, 1)]
-
-
-class Coster:
+class Coster(Peaks):
     """Costs of the segments of one network."""
 
     def __init__(self, network: Network, rates: Rates) -> None:
-        self.network = network
+        super().__init__(network)
         self.rates = rates
-        #: Maps on a lower tier, while a segment is costed: reading a tile of them makes a copy.
-        self.spilled: frozenset[int] = frozenset()
-        #: Whether what the segment stores goes to a lower tier: writing a tile makes a copy, and so does reading its
-        #: cotangent.
-        self.leaving = False
 
     def forward(self, program: Program, grid: Grid) -> Cost:
-        peak, seconds, work = 0, 0.0, 0.0
-        for owned, count in samples(grid, [t.map.space.extent for t in program.targets]):
-            need = program.boxes(owned)
-            peak = max(peak, self.forward_peak(program, need))
-            t, w = self.work(program, need, 1.0)
-            seconds, work = seconds + t * count, work + w * count
+        tiles = Diagonal(program, grid)
+        peak = max(self.forward_peak(program, need) for need in tiles.needs)
+        seconds, work = self.work(program, tiles.shares(), grid.tiles, 1.0)
         return Cost(peak, seconds, work)
 
     def backward(self, program: Program, grid: Grid) -> Cost:
         """Recompute and backward of every tile."""
-        peak, seconds, work = 0, 0.0, 0.0
+        tiles = Diagonal(program, grid)
         again = self.vectors(program) if grid.tiles > 1 else 0
-        for owned, count in samples(grid, [t.map.space.extent for t in program.targets]):
-            need = program.boxes(owned)
-            peak = max(peak, self.backward_peak(program, need) + again)
-            t, w = self.work(program, need, 1.0)
-            b, _ = self.work(program, need, 2.0)
-            seconds, work = seconds + (t + b) * count, work + w * count
-        return Cost(peak, seconds, work)
+        peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
+        shares = tiles.shares()
+        again_seconds, work = self.work(program, shares, grid.tiles, 1.0)
+        seconds, _ = self.work(program, shares, grid.tiles, 2.0)
+        return Cost(peak, again_seconds + seconds, work)
 
-    def work(self, program: Program, need: dict[int, Box], factor: float) -> tuple[float, float]:
-        """(seconds, floating-point operations) of a tile's nodes, ``factor`` times forward's."""
+    def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
+        """A pass whose tiles hand rows on; see [Note: scan] in `execute.scan`."""
+        tiles = scan(program, grid)
+        carried = [sum(self.carried(program, t).values()) for t in tiles]
+        middle = self.scan_need(program, tiles[len(tiles) // 2])
+        shares = self.scan_shares(program, tiles)
+        seconds, work = self.work(program, shares, len(tiles), 1.0)
+        if not backward:
+            peak = self.forward_peak(program, middle) + 2 * max(carried)
+            return Cost(peak, seconds, work, carried=sum(carried))
+        more, _ = self.work(program, shares, len(tiles), 2.0)
+        peak = self.backward_peak(program, middle) + self.vectors(program) + 2 * max(carried)
+        peak += self.twice(program, tiles[len(tiles) // 2])
+        return Cost(peak, seconds + more, work, carried=sum(carried))
+
+    def carried(self, program: Program, tile: ScanTile) -> dict[int, int]:
+        """The bytes of what a tile hands on, by the serial of the node that makes it."""
+        return {n.serial: tile_bytes(n.outputs[0], tile.kept[n.serial]) for n in program.steps if n.serial in tile.kept}
+
+    def twice(self, program: Program, tile: ScanTile) -> int:
+        """Results that are saved for their own backward, and again as a part of what the next operator reads."""
+        joined = (n for n in program.steps if n.serial in tile.carried and n.serial in tile.fresh)
+        return sum(
+            tile_bytes(n.outputs[0], tile.fresh[n.serial])
+            for n in joined
+            if self.network.profiles[n.serial].saves_output
+        )
+
+    def scan_need(self, program: Program, tile: ScanTile) -> dict[int, Box]:
+        """What a tile of a scan holds of every map."""
+        made = {n.serial: id(n.outputs[0]) for n in program.steps if not isinstance(n.op, ReduceOp)}
+        held = {made[s]: tile.held(s) for s in {*tile.fresh, *tile.carried}}
+        return {**tile.reads, **held}
+
+    def scan_shares(self, program: Program, tiles: tuple[ScanTile, ...]) -> Mapping[int, float]:
+        found: dict[int, float] = {}
+        for node in program.steps:
+            if isinstance(node.op, ReduceOp):
+                found[node.serial] = 1.0
+                continue
+            whole = Box.whole(node.outputs[0].space.extent).positions
+            fresh = (t.fresh[node.serial].positions for t in tiles if node.serial in t.fresh)
+            found[node.serial] = sum(fresh) / max(1, whole)
+        return found
+
+    def work(self, program: Program, shares: Mapping[int, float], tiles: int, factor: float) -> tuple[float, float]:
+        """(seconds, operations) of all tiles' nodes, ``factor`` times forward's."""
         seconds, flops = 0.0, 0.0
         for node in program.steps:
-            share = self.share(node, need)
             p = self.network.profiles[node.serial]
             times = factor
             if factor > 1 and not any(v.requires_grad for v in node.maps):
                 times = 1.0  # no gradient of the input
-            seconds += self.rates.call * times + share * times * self.time(node)
-            flops += share * (p.flops or p.traffic)
+            seconds += self.rates.call * times * tiles + shares[node.serial] * times * self.time(node)
+            flops += shares[node.serial] * (p.flops or p.traffic)
         return seconds, flops
 
     def time(self, node: Node) -> float:
         p = self.network.profiles[node.serial]
         return max(p.flops / self.rates.flops, p.traffic / self.rates.memory)
-
-    def share(self, node: Node, need: dict[int, Box]) -> float:
-        """Which part of the whole operator a tile computes."""
-        v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
-        box = need.get(id(v))
-        return 0.0 if box is None else box.positions / max(1, Box.whole(v.space.extent).positions)
-
-    def away(self, program: Program, need: dict[int, Box]) -> dict[int, int]:
-        """The tiles of a segment's stored maps."""
-        stored = [t.stored for t in program.targets if t.stored is not None and id(t.stored) in need]
-        return {id(v): tile_bytes(v, need[id(v)]) for v in stored}
-
-    def vectors(self, program: Program) -> int:
-        """The gradients of vectors that a tile makes before they are added to those of earlier tiles."""
-        return sum(v.bytes for v in program.vectors if v.requires_grad)
-
-    def read_bytes(self, v: Value, box: Box) -> int:
-        """What reading a tile allocates: nothing where it is a view of what lies on the device."""
-        if v.node is not None and isinstance(v.node.op, Source):
-            image = v.node.op.image
-            there = isinstance(image, TensorSource) and image.tensor.device == v.node.op.device
-            return 0 if there else tile_bytes(v, box)
-        return tile_bytes(v, box) if id(v) in self.spilled else 0
-
-    def padded(self, node: Node, need: dict[int, Box]) -> int:
-        """What padding a border tile by hand allocates."""
-        op = node.op
-        if not isinstance(op, WindowOp) or id(node.outputs[0]) not in need:
-            return 0
-        clips = op.clips(need[id(node.outputs[0])])
-        if all(c.before == c.after for c in clips):
-            return 0
-        return tile_bytes(node.maps[0], need[id(node.maps[0])])
-
-    def forward_peak(self, program: Program, need: dict[int, Box]) -> int:
-        size: dict[int, int] = {}
-        alias: dict[int, int] = {}
-        away = self.away(program, need) if self.leaving else {}
-        live = 0
-        peak = 0
-        for v in program.reads:
-            if id(v) in need:
-                size[id(v)] = self.read_bytes(v, need[id(v)])
-                live += size[id(v)]
-        for place, node in enumerate(program.steps):
-            peak = max(peak, live + self.padded(node, need) + self.scratch(node, need))
-            if not isinstance(node.op, ReduceOp) and id(node.outputs[0]) in need:
-                out = node.outputs[0]
-                source = self.shares(program, node)
-                if source is not None:
-                    alias[id(out)] = alias.get(id(source), id(source))
-                else:
-                    size[id(out)] = tile_bytes(out, need[id(out)])
-                    live += size[id(out)]
-                    extra = self.extra(node, need)
-                    peak = max(peak, live + self.padded(node, need) + self.scratch(node, need) + extra)
-                if id(out) in away:
-                    peak = max(peak, live + away[id(out)])
-            live -= self.release(program, place, node, size, alias)
-        return peak
-
-    def scratch(self, node: Node, need: dict[int, Box]) -> int:
-        """What a node needs for a moment in forward."""
-        if isinstance(node.op, ReduceOp):
-            return 0  # forward accumulates, which the profile of backward's form says nothing about
-        return int(self.network.profiles[node.serial].scratch * self.share(node, need))
-
-    def scratch_backward(self, node: Node, need: dict[int, Box]) -> int:
-        return int(self.network.profiles[node.serial].scratch_backward * self.share(node, need))
-
-    def extra(self, node: Node, need: dict[int, Box]) -> int:
-        return int(self.network.profiles[node.serial].extra * self.share(node, need))
-
-    def shares(self, program: Program, node: Node) -> Value | None:
-        """The input whose memory a node's result lies in."""
-        views = self.network.profiles[node.serial].views
-        if views is not None:
-            return node.maps[views]
-        return node.maps[0] if node.serial in program.overwrite else None
-
-    def release(self, program: Program, place: int, node: Node, size: dict[int, int], alias: dict[int, int]) -> int:
-        """What is let go when a node has run: tiles that nobody reads any more, under any of their names."""
-        freed = 0
-        for v in dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map))):
-            if program.last_use.get(id(v), -1) > place:
-                continue
-            owner = alias.pop(id(v), id(v))
-            others = any(o == owner for o in alias.values())
-            still = program.last_use.get(owner, -1) > place
-            if not others and not still:
-                freed += size.pop(owner, 0)
-        return freed
-
-    def backward_peak(self, program: Program, need: dict[int, Box], ends: int = 0) -> int:
-        """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
-        size: dict[int, int] = {}
-        owner: dict[int, int] = {}
-        holders: dict[int, int] = {}
-        live = peak = 0
-
-        def hold(key: int) -> None:
-            holders[key] = holders.get(key, 0) + 1
-
-        def drop(key: int) -> int:
-            holders[key] -= 1
-            return size.pop(key, 0) if not holders[key] else 0
-
-        for v in program.reads:
-            if id(v) in need:
-                owner[id(v)] = id(v)
-                size[id(v)] = self.read_bytes(v, need[id(v)])
-                live += size[id(v)]
-                hold(id(v))
-        saved: list[tuple[Node, list[int], int]] = []
-        stored = {id(t.stored) for t in program.targets if t.stored is not None}
-        for place, node in enumerate(program.steps):
-            p = self.network.profiles[node.serial]
-            reduce = isinstance(node.op, ReduceOp)
-            out = node.outputs[0]
-            if not reduce and id(out) not in need:
-                continue
-            keys: list[int] = []
-            extra = 0
-            if not reduce:
-                source = self.shares(program, node)
-                owner[id(out)] = owner[id(source)] if source is not None else id(out)
-                if source is None:
-                    size[id(out)] = tile_bytes(out, need[id(out)])
-                    live += size[id(out)]
-                hold(owner[id(out)])
-                if id(out) in stored:
-                    hold(owner[id(out)])
-            grad = any(v.requires_grad for v in node.outputs)
-            if grad:
-                keys = [owner[id(node.maps[i])] for i in p.saves]
-                if not reduce and p.saves_output:
-                    keys.append(owner[id(out)])
-                extra = self.extra(node, need) + self.padded(node, need)
-                for k in keys:
-                    hold(k)
-                live += extra
-            saved.append((node, keys, extra))
-            passing = self.network.profiles[node.serial].scratch * self.share(node, need) if grad else 0
-            peak = max(peak, live + int(passing) + (0 if grad else self.extra(node, need) + self.padded(node, need)))
-            for v in dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map))):
-                if program.last_use.get(id(v), -1) <= place and id(v) in owner:
-                    live -= drop(owner[id(v)])
-        grads: dict[int, int] = {}
-        live += ends + (sum(self.away(program, need).values()) if self.leaving else 0)
-        peak = max(peak, live)
-        for node, keys, extra in reversed(saved):
-            if any(v.requires_grad for v in node.outputs):
-                made = 0
-                for v in dict.fromkeys(node.maps):
-                    if v.requires_grad and id(v) in need:
-                        size_in = tile_bytes(v, need[id(v)])
-                        if id(v) in grads:
-                            made = max(made, size_in)  # a second gradient is added to the first
-                        elif self.network.profiles[node.serial].views is None:
-                            grads[id(v)] = size_in
-                            live += size_in
-                        else:
-                            grads[id(v)] = grads.pop(id(node.outputs[0]), size_in)
-                peak = max(peak, live + made + self.scratch_backward(node, need))
-                if not isinstance(node.op, ReduceOp):
-                    live -= grads.pop(id(node.outputs[0]), 0)
-            for k in keys:
-                live -= drop(k)
-            live -= extra
-        adding = [tile_bytes(v, need[id(v)]) for v in program.reads if id(v) in self.spilled and id(v) in need]
-        return max(peak, live + max(adding, default=0))
-
-    def kept_peak(self, begin: int, end: int) -> int:
-        """The most that a kept interval holds while it runs, forward or backward, gradients of its ends included."""
-        network = self.network
-        nodes = [n for n in network.order[begin:end] if not (isinstance(n.op, ReduceOp) and n.serial in network.fused)]
-        made = {id(v) for n in nodes for v in n.outputs}
-        reads = {id(v): v for n in nodes for v in n.maps if id(v) not in made}
-        alive = {id(v): v for v in network.alive[end]}
-        last = {id(v): place for place, n in enumerate(nodes) for v in n.maps}
-        last.update({key: len(nodes) for key in alive})
-        overwrite = frozenset(
-            n.serial for n in nodes if n.inplace is not None and network.root(n.outputs[0]) is not n.outputs[0]
-        )
-        program = Program((), tuple(nodes), tuple(reads.values()), (), last, overwrite)
-        need = {id(v): Box.whole(v.space.extent) for n in nodes for v in (*n.maps, *n.outputs) if v.is_map}
-        if not network.trains:
-            return self.forward_peak(program, need)
-        ends = sum(v.bytes for k, v in alive.items() if v.requires_grad and k in made)
-        return max(self.backward_peak(program, need, ends), self.forward_peak(program, need))
-
-    def cotangent(self, maps: Sequence[Value]) -> int:
-        """What the cotangents of maps that are stored on the device hold."""
-        return sum(v.bytes * wide(v.dtype).itemsize // v.dtype.itemsize for v in maps if v.requires_grad)

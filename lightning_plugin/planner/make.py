@@ -20,6 +20,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import rates_of
 from lightning_plugin.planner.search import Lower
 from lightning_plugin.units import parse_bytes
@@ -50,13 +51,18 @@ def make_plan(
     host_budget: int | str | None = None,
     disk: bool = True,
     dtype: torch.dtype = torch.float32,
+    halo: str = "auto",
+    half: bool = False,
+    policy: str = "auto",
 ) -> Plan:
     """The plan for one training step (or, in ``torch.no_grad``, one evaluation) of ``module`` on an image.
 
     ``image`` is a shape ``(N, C, *spatial)``, a tensor or a `LazyImage`. Nothing is read and no activation is
     allocated: parameters may even be on the meta device. ``device`` names the device whose rates rank the plans
     (``"cuda:a100"``, ``"cpu"``); it need not be there. What does not fit goes to the host up to ``host_budget`` where
-    the device is not the CPU, then to disk where ``disk`` allows it.
+    the device is not the CPU, then to disk where ``disk`` allows it; with ``half=True`` as bfloat16, which loses
+    digits. ``halo`` is "recompute", "share" or "auto"; ``policy`` names a published technique to plan by instead
+    (`planner.policies`).
     """
     if isinstance(image, LazyImage):
         lazy = LazyImage(image.source)
@@ -71,8 +77,9 @@ def make_plan(
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
     values = [scalar(t)._value for t in leaves]
     kind = device or "cpu"
-    lower = Lower(None if kind.split(":")[0] == "cpu" else parse_bytes(host_budget or "64GiB"), disk)
-    plan = choose_plan(Network(tuple(ancestors(values))), rates_of(kind), parse_bytes(budget), lower)
+    lower = Lower(None if kind.split(":")[0] == "cpu" else parse_bytes(host_budget or "64GiB"), disk, half)
+    network = Network(tuple(ancestors(values)))
+    plan = choose_plan(network, rates_of(kind), parse_bytes(budget), lower, policy_of(policy, halo))
     return dataclasses.replace(plan, shape=tuple(lazy.shape))
 
 

@@ -25,9 +25,10 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.cost import Coster, samples
+from lightning_plugin.planner.cost import Coster
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.profile import FAKES
+from lightning_plugin.planner.tiles import samples
 from lightning_plugin.rules.base import Captured, Source
 from lightning_plugin.source import TensorSource
 
@@ -137,7 +138,7 @@ def backward(nodes: Sequence[Node]) -> None:
 def representative(program: Program, grid: Grid, coster: Coster, backward: bool, worst: int) -> Iterator[Sequence[Box]]:
     """The first tile, and the ``worst`` largest of those that stand for all."""
     extents = [t.map.space.extent for t in program.targets]
-    candidates = [boxes for boxes, _ in samples(grid, extents)]
+    candidates = list(samples(grid, extents))
     peak = coster.backward_peak if backward else coster.forward_peak
     order = sorted(range(1, len(candidates)), key=lambda i: peak(program, program.boxes(candidates[i])), reverse=True)
     yield candidates[0]

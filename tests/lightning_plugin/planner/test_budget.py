@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.planner.choose import RESERVE
 from tests.lightning_plugin.planner.chains import Recipe, recipes
 
 FIXED = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -55,7 +56,8 @@ class Triple:
             "kept": sum(s.keep for s in plan.segments),
         }
         assert ledger.peak <= self.budget, found
-        assert plan.peak_bytes >= 0.99 * ledger.peak, found
+        # The sum that stands for a loss here is the user's own, a few numbers that no plan knows of.
+        assert plan.peak_bytes >= 0.99 * ledger.peak - RESERVE, found
         assert plan.peak_bytes <= 1.05 * ledger.peak, found
         # The step's own ledger sees all but what autograd's kernels need for a moment.
         assert 0.9 * ledger.peak <= tiled.peak_bytes <= 1.01 * ledger.peak, found
@@ -75,7 +77,6 @@ def run(examples: int, fixed: int) -> list[dict[str, float]]:
     return found
 
 
-@pytest.mark.full  # minutes, until planning is faster
 @pytest.mark.parametrize("part", range(2))
 def test_steps_keep_their_budget(part: int) -> None:
     assert len(run(10, part)) == 10

@@ -1,0 +1,228 @@
+"""What an interval of the order costs as one segment: on which grid it fits, tiled, scanned or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+from lightning_plugin.boxes import Box, Grid, reference_of
+from lightning_plugin.errors import PlanError
+from lightning_plugin.execute.program import Program, Target
+from lightning_plugin.graph import Value
+from lightning_plugin.planner.cost import Cost, Coster
+from lightning_plugin.planner.network import Network, is_given
+from lightning_plugin.planner.policies import Policy
+from lightning_plugin.planner.rates import Rates
+from lightning_plugin.rules.base import ReduceOp
+
+#: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+#: Of a scan every tile is planned and rehearsed, so that there are not more than these.
+SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+#: What a search asks again and again.
+MEMOIZED = (
+    "program", "middle", "grids", "cost", "scan_cost", "kept_peak", "plain_work", "kept_seconds", "given_whole",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Where:
+    """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, and whether
+    what it stores goes there."""
+
+    begin: int
+    end: int
+    reads: frozenset[int] = frozenset()
+    leaving: bool = False
+
+
+class Intervals:
+    """The intervals of one network, and what rehearsals have taught of them."""
+
+    def __init__(self, network: Network, rates: Rates, policy: Policy) -> None:
+        self.network = network
+        self.rates = rates
+        self.policy = policy
+        self.coster = Coster(network, rates)
+        #: True bytes of an interval's tiles for each byte predicted, by (begin, end, how).
+        self.lessons: dict[tuple[int, int, str], float] = {}
+        #: With a uniform policy, how many tiles the longest axis of every segment has.
+        self.only: int | None = None
+        for name in MEMOIZED:  # for this search alone, so that nothing outlives it
+            setattr(self, name, cache(getattr(self, name)))
+
+    def stored_at(self, begin: int, end: int) -> list[Value]:
+        """What a tiled segment has to store: made in it, read after it or asked for."""
+        network = self.network
+        made = {id(v) for n in network.order[begin:end] for v in n.outputs if v.is_map}
+        alive = {id(v): v for v in network.alive[end] if id(v) in made}
+        for n in network.order[begin:end]:
+            for v in n.outputs:
+                if v.is_map and id(v) in network.gathered:
+                    alive[id(v)] = v
+        return list(alive.values())
+
+    def program(self, begin: int, end: int) -> Program | None:
+        network = self.network
+        stored = {id(v) for v in self.stored_at(begin, end)}
+        targets = []
+        for n in network.order[begin:end]:
+            if isinstance(n.op, ReduceOp):
+                targets.append(Target(n))
+            elif id(n.outputs[0]) in stored:
+                targets.append(Target(n, n.outputs[0]))
+        if not targets:
+            return None
+        made = network.made
+        return Program.build(targets, lambda v: id(v) in made and made[id(v)] < begin)
+
+    def work_of(self, begin: int, end: int) -> Program:
+        program = self.program(begin, end)
+        assert program is not None
+        return program
+
+    # Grids
+
+    def grids(self, begin: int, end: int) -> list[Grid]:
+        """Grids from coarse to fine: rows, or tiles about as high as they are wide."""
+        reference = reference_of([t.map.space.extent for t in self.work_of(begin, end).targets])
+        if self.policy.shape == "whole":
+            return [Grid((1,) * len(reference))]
+        if self.policy.shape == "rows":
+            return [row_grid(reference, count) for count in COUNTS if count <= reference[0]]
+        longest = max(reference)
+        found: list[Grid] = []
+        for count in COUNTS:
+            if count > longest:
+                break
+            side = longest / count
+            grid = Grid(tuple(max(1, round(size / side)) for size in reference))
+            half = row_grid(grid.counts, grid.counts[0])
+            for g in (half, grid) if count in (2, 3) else (grid,):
+                if g not in found:
+                    found.append(g)
+        return found
+
+    def allowed(self, begin: int, end: int) -> list[Grid]:
+        """The grids of an interval, or the one that a uniform policy has."""
+        grids = self.grids(begin, end)
+        return grids if self.only is None else [g for g in grids if max(g.counts) == self.only] or grids[-1:]
+
+    # Costs
+
+    def surround(self, where: Where) -> None:
+        self.coster.spilled, self.coster.leaving = where.reads, where.leaving
+
+    def cost(self, where: Where, grid: Grid, backward: bool) -> Cost:
+        program = self.work_of(where.begin, where.end)
+        self.surround(where)
+        return self.coster.backward(program, grid) if backward else self.coster.forward(program, grid)
+
+    def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
+        """What a scan costs, or None where some operator turns an axis round."""
+        self.surround(where)
+        try:
+            return self.coster.scan(self.work_of(where.begin, where.end), grid, backward)
+        except PlanError:
+            return None
+
+    def middle(self, where: Where, grid: Grid, backward: bool) -> int:
+        """The bytes of a tile in the middle: no more than `cost` says, and quickly known."""
+        program = self.work_of(where.begin, where.end)
+        self.surround(where)
+        extents = [t.map.space.extent for t in program.targets]
+        need = program.boxes(grid.owned(grid.ends(extents), [c // 2 for c in grid.counts]))
+        return self.coster.backward_peak(program, need) if backward else self.coster.forward_peak(program, need)
+
+    def taught(self, where: Where, how: str, cost: Cost) -> Cost:
+        """A cost as rehearsals have corrected it."""
+        lesson = self.lessons.get((where.begin, where.end, how), 1.0)
+        if lesson == 1.0:
+            return cost
+        return replace(cost, bytes=int(cost.bytes * lesson), predicted=cost.bytes)
+
+    def finest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
+        """The cheapest grid whose tiles fit into ``room``."""
+        how = "backward" if backward else "forward"
+        lesson = self.lessons.get((where.begin, where.end, how), 1.0)
+        grids = self.allowed(where.begin, where.end)
+        best: tuple[Grid, Cost] | None = None
+        for grid in grids[first_that(grids, lambda g: lesson * self.middle(where, g, backward) <= room) :]:
+            cost = self.taught(where, how, self.cost(where, grid, backward))
+            if cost.bytes <= room and (best is None or cost.seconds < best[1].seconds):
+                best = (grid, cost)
+            elif best is not None:
+                break  # finer tiles only add halo and calls
+        return best
+
+    def scans(self, where: Where, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
+        """The coarsest scan that fits, forward and backward."""
+        reference = reference_of([t.map.space.extent for t in self.work_of(where.begin, where.end).targets])
+        grids = [row_grid(reference, count) for count in SCANS if count <= reference[0]]
+        for grid in grids[first_that(grids, lambda g: self.middle(where, g, trains) <= 2 * room) :]:
+            forward, backward = self.scan_cost(where, grid, False), self.scan_cost(where, grid, True)
+            if forward is None or backward is None:
+                return None
+            forward = self.taught(where, "scan forward", forward)
+            backward = self.taught(where, "scan backward", backward)
+            held = forward.carried if trains else 0
+            if held + max(forward.bytes, backward.bytes if trains else 0) <= room:
+                return grid, forward, backward
+        return None
+
+    # Kept intervals
+
+    def kept_peak(self, begin: int, end: int) -> int:
+        self.surround(Where(begin, end))
+        return self.coster.kept_peak(begin, end)
+
+    def kept_seconds(self, begin: int, end: int) -> float:
+        """Forward, and backward with respect to parameters and, where they need it, inputs."""
+        total = 0.0
+        for n in self.network.order[begin:end]:
+            times = 1 if not self.network.trains else 3 if any(v.requires_grad for v in n.maps) else 2
+            total += 3 * self.rates.call + times * self.coster.time(n)
+        return total
+
+    def given_whole(self, begin: int, end: int) -> int:
+        """Images that a kept segment is the first to read whole and that are not on the device yet."""
+        network = self.network
+        earlier = {id(v) for n in network.order[:begin] for v in n.maps}
+        seen = {id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and id(v) not in earlier}
+        self.surround(Where(begin, end))
+        return sum(self.coster.read_bytes(v, Box.whole(v.space.extent)) for v in seen.values())
+
+    def plain_work(self, begin: int, end: int) -> float:
+        profiles = [self.network.profiles[n.serial] for n in self.network.order[begin:end]]
+        return float(sum(p.flops or p.traffic for p in profiles))
+
+    def ends(self, cut: int, spilled: frozenset[int]) -> int:
+        """The cotangents, on the device, of what is alive at a cut."""
+        return self.coster.cotangent([v for v in self.network.alive[cut] if not is_given(v) and id(v) not in spilled])
+
+    def path(self, begin: int, end: int) -> str:
+        """The modules of an interval, first to last."""
+        paths = [n.path or n.name for n in self.network.order[begin:end]]
+        return paths[0] if paths[0] == paths[-1] else f"{paths[0]} … {paths[-1]}"
+
+    def one_tile(self, begin: int) -> Grid:
+        return Grid((1,) * len(self.network.order[begin].maps[0].space.extent))
+
+
+def row_grid(like: tuple[int, ...], count: int) -> Grid:
+    """A grid that cuts the first axis only."""
+    return Grid((count, *(1 for _ in like[1:])))
+
+
+def first_that(grids: list[Grid], fits: Callable[[Grid], bool]) -> int:
+    """The place of the coarsest grid that fits, by halving: finer tiles are smaller."""
+    low, high = 0, len(grids)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(grids[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low

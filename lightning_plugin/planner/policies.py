@@ -1,0 +1,59 @@
+"""Named policies: which plans a search may choose from.
+
+``auto`` may choose from all. The others are what has been published, as restrictions of it, so that they can be
+compared at the same budget on the same network, and so that ours is never worse as far as the cost model knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lightning_plugin.plan import HALOS
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is allowed.
+
+    ``cuts``: everywhere, or only where a statistic forces one. ``shape``: tiles, rows of tiles or whole maps. ``keep``:
+    parts run whole with what backward needs left in memory. ``spill``: lower tiers. ``same``: forward and backward on
+    one grid. ``uniform``: all segments on one grid.
+    """
+
+    cuts: Literal["all", "stages"] = "all"
+    shape: Literal["tiles", "rows", "whole"] = "tiles"
+    halos: tuple[str, ...] = HALOS
+    keep: bool = True
+    spill: bool = True
+    same: bool = False
+    uniform: bool = False
+
+
+ONE = ("recompute",)
+
+POLICIES: dict[str, Policy] = {
+    "auto": Policy(),
+    # Fused tiles on a fixed grid, from one statistic to the next (SFT).
+    "sft": Policy(cuts="stages", halos=ONE, keep=False, spill=False, same=True, uniform=True),
+    # Rows with overlapping halos, with and without stored boundaries between (LR-CNN).
+    "overl": Policy(cuts="stages", shape="rows", halos=ONE, keep=False, spill=False),
+    "overl-h": Policy(shape="rows", halos=ONE, keep=False, spill=False),
+    # Rows that hand boundary rows on, with and without stored boundaries between (LR-CNN).
+    "2ps": Policy(cuts="stages", shape="rows", halos=("share",), keep=False, spill=False),
+    "2ps-h": Policy(shape="rows", halos=("share",), keep=False, spill=False),
+    # torch.utils.checkpoint.checkpoint_sequential: whole segments, the last of them kept.
+    "checkpoint_sequential": Policy(shape="whole", halos=ONE, spill=False),
+}
+
+
+def policy_of(name: str, halo: str = "auto") -> Policy:
+    """A policy by name, with what the user says of halos."""
+    if name not in POLICIES:
+        raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+    policy = POLICIES[name]
+    if halo == "auto":
+        return policy
+    if halo not in HALOS:
+        raise ValueError(f'halo is "auto", {" or ".join(repr(h) for h in HALOS)}, not {halo!r}')
+    return replace(policy, halos=(halo,))

@@ -1,0 +1,73 @@
+"""Tiles that stand for all tiles of a grid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.execute.program import Program
+from lightning_plugin.graph import Node
+from lightning_plugin.rules.base import ReduceOp
+
+
+def samples(grid: Grid, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[Box, ...]]:
+    """Corners, edges and the inside."""
+    ends = grid.ends(extents)
+    for picks in itertools.product(*(stand_ins(c) for c in grid.counts)):
+        boxes = grid.owned(ends, [index for index, _ in picks])
+        if not all(b.empty for b in boxes):
+            yield boxes
+
+
+def stand_ins(count: int) -> list[tuple[int, int]]:
+    """(index, how many it stands for) along one axis: the first, a middle one, the last."""
+    if count <= 3:
+        return [(i, 1) for i in range(count)]
+    return [(0, 1), (count // 2, count - 2), (count - 1, 1)]
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """The first, a middle and the last tile on all axes at once.
+
+    What a box is on one axis depends on nothing but the tile's index on that axis, so three tiles know all extents that
+    nine (or, in a volume, 27) have: the sum over all tiles of a box's positions is a product of sums.
+    """
+
+    program: Program
+    grid: Grid
+
+    @cached_property
+    def picks(self) -> list[list[tuple[int, int]]]:
+        return [stand_ins(count) for count in self.grid.counts]
+
+    @cached_property
+    def needs(self) -> list[dict[int, Box]]:
+        """What each of the tiles holds of every map."""
+        ends = self.grid.ends([t.map.space.extent for t in self.program.targets])
+        found = []
+        for i in range(max(map(len, self.picks))):
+            index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
+            owned = self.grid.owned(ends, index)
+            if not all(b.empty for b in owned):
+                found.append(self.program.boxes(owned))
+        return found
+
+    def shares(self) -> Mapping[int, float]:
+        """For every node by its serial: how often all tiles together compute it, 1 where nothing is computed twice."""
+        return {node.serial: self.total(node) for node in self.program.steps}
+
+    def total(self, node: Node) -> float:
+        v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
+        product = 1.0
+        for a, size in enumerate(v.space.extent):
+            picks = self.picks[a] if a < len(self.picks) else [(0, 1)]
+            lengths = 0
+            for i, (_, times) in enumerate(picks):
+                box = self.needs[min(i, len(self.needs) - 1)].get(id(v))
+                lengths += times * box.extent[a] if box is not None else 0
+            product *= lengths / max(1, size)
+        return product
