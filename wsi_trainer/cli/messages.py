@@ -61,6 +61,13 @@ def reasons(why: str) -> str:
     return " or ".join(listed) if listed else GIVEN.sub("", why).strip()
 
 
+def about_refusal(error: Exception) -> str:
+    """What a class said of its arguments, without what the parser says of other types that they could have been of."""
+    text = str(error)
+    listed = [reason for reason in REASON.findall(text) if not reason.startswith("Expected a <class")]
+    return " or ".join(listed) if "Union subtypes" in text and listed else text
+
+
 def in_config(words: list[str]) -> str:
     """The config files named on the command line, as a place."""
     files = [after for word, after in pairwise(words) if word == "--config"]

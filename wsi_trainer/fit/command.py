@@ -7,27 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # type: ignore[attr-defined]
+from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
-from wsi_trainer.cli.messages import explain
+from wsi_trainer.cli.messages import about_refusal, explain
 from wsi_trainer.data import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit import training
 from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models import SlideClassifier
-
-
-def make_parser(name: str, description: str) -> ArgumentParser:
-    """The parser of a run: `--out`, and the groups `model`, `data` and `train`."""
-    parser = ArgumentParser(prog=f"wsi-train {name}", description=description, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
-    parser.add_argument("--out", type=Path, required=True, help="the folder of the run")
-    parser.add_class_arguments(SlideClassifier, "model")
-    parser.add_class_arguments(DataConfig, "data")
-    parser.add_class_arguments(TrainConfig, "train")
-    return parser
 
 
 def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
@@ -60,8 +50,7 @@ def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, p
         raise UserError(f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last")
     folder.path.mkdir(parents=True, exist_ok=True)
     model, data, config = instantiate(parser, options)
-    kept = Namespace(**{key: value for key, value in vars(options).items() if key not in ("config", "ckpt_path")})
-    folder.config.write_text(parser.dump(kept), encoding="utf-8")
+    folder.config.write_text(parser.dump(options), encoding="utf-8")
     training.train(model, data, config, folder, resume, progress)
     show(training.test(model, data, config, folder, "test", progress=progress))
     return folder
@@ -73,7 +62,7 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> tuple[SlideClassi
     try:
         objects = parser.instantiate(options)
     except (ValueError, TypeError) as error:  # how classes refuse arguments, those of this package and any other
-        raise UserError(str(error)) from error
+        raise UserError(about_refusal(error)) from error
     return objects.model, objects.data, objects.train
 
 

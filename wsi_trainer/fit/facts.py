@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from wsi_trainer.data import SlideData, dense, open_image
+from wsi_trainer.data import SlideData
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.memory import held_for_backward, process_peak
 from wsi_trainer.fit.memory_watch import MemoryWatch
@@ -17,10 +18,13 @@ def memory_facts(watch: MemoryWatch, model: SlideClassifier, slides: SlideData, 
     """What the steps used, and what plain PyTorch holds for backward on the largest slide."""
     facts: dict[str, Any] = {"process_peak_bytes": process_peak()}
     if watch.plan is None:
-        images = (dense(open_image(record.path, slides.config.downsample)) for record in slides.of("val"))
-        image = max(images, key=_pixels)
-        held = held_for_backward(model, image.to(model.device))
-        return facts | {"engine": "plain PyTorch", "image_shape": list(image.shape), "plain_bytes": held}
+        readable = (batch for batch in slides.loader("val") if "failure" not in batch)
+        batch = max(readable, key=lambda batch: _pixels(batch["image"]))
+        seen = apply_to_collection(
+            (batch["image"], batch.get("context", []), batch.get("tissue", [])), Tensor, lambda t: t.to(model.device)
+        )
+        held = held_for_backward(model, *seen)
+        return facts | {"engine": "plain PyTorch", "image_shape": list(batch["image"].shape), "plain_bytes": held}
     return facts | {
         "engine": "SFTStrategy, tile by tile",
         "budget": config.budget,

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import resource
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def held_for_backward(module: nn.Module, image: Tensor) -> int:
+def held_for_backward(module: nn.Module, image: Tensor, *others: Any) -> int:
     """Bytes that plain PyTorch holds between forward and backward for this image: the image and saved
     activations.
 
     Measured on one real forward pass: every storage that autograd saves is counted once, parameters are not.
+
+    Args:
+        module: The network.
+        image: Its first argument.
+        others: Its further ones.
     """
     own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
     held = {image.untyped_storage().data_ptr(): image.untyped_storage().nbytes()}
@@ -27,7 +33,7 @@ def held_for_backward(module: nn.Module, image: Tensor) -> int:
 
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), torch.enable_grad():
-        module(image)
+        module(image, *others)
     return sum(held.values())
 
 

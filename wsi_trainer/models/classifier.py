@@ -33,8 +33,9 @@ OnFailure = Callable[[SlideBatch, str], None]
 
 
 class SlideClassifier(pl.LightningModule):
-    """Backbone, head and task. Ordinary PyTorch: whether the image is dense or lazy is the strategy's
-    concern.
+    """Backbone, head and task.
+
+    Ordinary PyTorch: whether the image is dense or lazy is the strategy's concern.
     """
 
     def __init__(

@@ -72,8 +72,9 @@ class GeneralisedMeanPooling(Pooling):
 
 
 class AttentionPooling(Pooling):
-    """A weighted mean over the slide, the weights from gated attention: softmax of w·(tanh(Vh) ⊙
-    sigmoid(Uh)).
+    """A weighted mean over the slide, the weights from gated attention.
+
+    They are the softmax of w·(tanh(Vh) ⊙ sigmoid(Uh)).
     """
 
     def __init__(self, channels: int, hidden: int = 32) -> None:
