@@ -52,11 +52,11 @@ def steps(folder: Path) -> int:
     return int(torch.load(path, weights_only=False)["global_step"]) if path.is_file() else -1
 
 
-def trial(words: list[str], folder: Path, seconds: float, generator: random.Random) -> int:
+def trial(words: list[str], folder: Path, moments: tuple[float, float], generator: random.Random) -> int:
     """Kill one run at a random moment and continue it; the step of the checkpoint that it continued from."""
     while True:
         pid = start([*words, f"--out={folder}", "--ckpt_path=last"], folder.with_suffix(".log"))
-        time.sleep(generator.uniform(0, seconds))
+        time.sleep(generator.uniform(*moments))
         os.kill(pid, signal.SIGKILL)
         if ended(pid) == -signal.SIGKILL:
             break
@@ -67,18 +67,28 @@ def trial(words: list[str], folder: Path, seconds: float, generator: random.Rand
     return continued
 
 
+def uninterrupted(words: list[str], folder: Path) -> tuple[float, float]:
+    """Run to the end; between which seconds most of its training lies, and a little of what is before."""
+    began = time.perf_counter()
+    pid = start([*words, f"--out={folder}"], folder.with_suffix(".log"))
+    first = RunFolder(folder).checkpoint_path("last")
+    while not first.is_file() and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.005)
+    trained = time.perf_counter() - began
+    if ended(pid):
+        raise RuntimeError(folder.with_suffix(".log").read_text()[-2000:])
+    return 0.7 * trained, trained + 0.7 * (time.perf_counter() - began - trained)
+
+
 def measure(folder: Path, count: int, seed: int, words: list[str]) -> dict[str, object]:
     torch.set_num_threads(1)
     generator = random.Random(seed)
-    began = time.perf_counter()
-    if ended(start([*words, f"--out={folder / 'whole'}"], folder / "whole.log")):
-        raise RuntimeError((folder / "whole.log").read_text()[-2000:])
-    seconds = 0.8 * (time.perf_counter() - began)
+    moments = uninterrupted(words, folder / "whole")
     expected = final(folder / "whole")
     continued, identical = [], 0
     for index in range(count):
         run = folder / f"killed-{index}"
-        continued.append(trial(words, run, seconds, generator))
+        continued.append(trial(words, run, moments, generator))
         actual = final(run)
         same = actual.keys() == expected.keys() and all(torch.equal(v, actual[k]) for k, v in expected.items())
         identical += same

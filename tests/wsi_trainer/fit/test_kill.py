@@ -32,7 +32,8 @@ def test_killed_and_continued(
     common = [word for word in words if not word.startswith(("--out", "--train.budget", "--train.resamples"))]
     budget = "1MiB" if engine == "tiled" else "null"
     more = [f"--train.budget={budget}", "--model.dropout=0.3", "--train.checkpoint_every=1", "--train.resamples=5"]
-    command = ["fit", *common, f"--data.manifest={square_slides}", *more, "--train.accumulate=2", "--train.epochs=4"]
+    command = ["fit", *common, f"--data.manifest={square_slides}", *more, "--train.accumulate=2"]
+    command.append(f"--train.epochs={count(ci=5, full=25)}")
     kills = count(ci=1, full=25)
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path), str(kills), "7", *command],
