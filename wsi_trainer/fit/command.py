@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentError
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
@@ -15,7 +15,7 @@ from wsi_trainer.data import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit import training
 from wsi_trainer.fit.config import TrainConfig
-from wsi_trainer.fit.parser import make_parser
+from wsi_trainer.fit.parser import make_parser as make_parser  # the other commands import it from here
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models import SlideClassifier
 
@@ -38,13 +38,32 @@ def fit(words: Sequence[str]) -> int:
         default=None,
         help="continue from this checkpoint: last (from the beginning where there is none yet), or a path",
     )
+    parser.add_argument("--folds", type=int, default=None, help="cross-validate: train once for each of so many folds")
+    parser.add_argument(
+        "--folds_by",
+        type=Literal["patient", "site"],
+        default="patient",
+        help="what no fold divides: patients, or sites with all their patients",
+    )
     options = parse(parser, words)
-    run(parser, options, resume=options.pop("ckpt_path"))
+    resume, folds, by = (options.pop(key) for key in ("ckpt_path", "folds", "folds_by"))
+    if folds is None:
+        run(parser, options, resume)
+        return 0
+    from wsi_trainer.fit.cross_validation import fit_folds  # it runs this command for each fold
+
+    fit_folds(parser, options, folds, by, resume)
     return 0
 
 
-def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, progress: bool = True) -> RunFolder:
-    """Train and test with these options."""
+def run(
+    parser: ArgumentParser,
+    options: Namespace,
+    resume: str | None = None,
+    progress: bool = True,
+    split: str = "test",
+) -> RunFolder:
+    """Train with these options, and test on a split."""
     folder = RunFolder(Path(options.out))
     if folder.config.is_file() and resume is None:
         raise UserError(f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last")
@@ -52,7 +71,7 @@ def run(parser: ArgumentParser, options: Namespace, resume: str | None = None, p
     model, data, config = instantiate(parser, options)
     folder.config.write_text(parser.dump(options), encoding="utf-8")
     training.train(model, data, config, folder, resume, progress)
-    show(training.test(model, data, config, folder, "test", progress=progress))
+    show(training.test(model, data, config, folder, split, progress=progress))
     return folder
 
 

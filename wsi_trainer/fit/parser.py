@@ -33,13 +33,17 @@ class RunParser(ArgumentParser):
     So a config that `fit --print_config` printed is one for `test` too.
     """
 
+    whole_run = False  # the parsers of nested classes are of this class too
+
     def dump(self, cfg: Namespace, **options: Any) -> str:  # type: ignore[override]
-        return super().dump(Namespace(**{key: cfg[key] for key in KEPT if key in cfg}), **options)
+        kept = Namespace(**{key: cfg[key] for key in KEPT if key in cfg}) if self.whole_run else cfg
+        return super().dump(kept, **options)
 
 
 def make_parser(name: str, description: str) -> ArgumentParser:
     """The parser of a command that works on a run."""
     parser = RunParser(prog=f"wsi-train {name}", description=description, exit_on_error=False, allow_abbrev=False)
+    parser.whole_run = True
     parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the run")
     parser.add_class_arguments(SlideClassifier, "model")

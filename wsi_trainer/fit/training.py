@@ -168,7 +168,12 @@ def evaluator(config: TrainConfig, folder: RunFolder, progress: bool, logs: Sequ
 def load_weights(model: SlideClassifier, checkpoint: Path) -> None:
     """Put the weights of a checkpoint into the model."""
     state = torch.load(checkpoint, map_location="cpu", weights_only=False)
-    model.load_state_dict(state["state_dict"])
+    try:
+        model.load_state_dict(state["state_dict"])
+    except RuntimeError as error:
+        raise UserError(
+            f"{checkpoint} holds the weights of another network than the config's; use the config.yaml of its run"
+        ) from error
 
 
 def make_data(model: SlideClassifier, data: DataConfig, config: TrainConfig) -> SlideData:

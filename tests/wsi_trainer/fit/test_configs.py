@@ -43,3 +43,4 @@ def test_a_dumped_config_reads_back_the_same() -> None:
     options = parse(parser, words(CONFIGS[0]))
     again = parser.parse_string(parser.dump(options))
     assert parser.dump(again) == parser.dump(options)
+    assert again.model == options.model and again.model.backbone.init_args

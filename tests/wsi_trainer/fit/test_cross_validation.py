@@ -1,0 +1,81 @@
+"""`wsi-train fit --folds N`: each slide is held out once, and the folds are summed up."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+from wsi_trainer.cli import main
+from wsi_trainer.data import read_manifest
+from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.metrics import Predictions, auc
+
+
+@pytest.fixture
+def unsplit(square_slides: Path, tmp_path: Path) -> Path:
+    """A manifest without splits."""
+    path = tmp_path / "manifest.csv"
+    lines = ["slide,label,patient"]
+    for index, record in enumerate(read_manifest(square_slides)):
+        lines.append(f"{record.path},{record.label},p{index}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_folds_are_runs_and_their_summary(
+    words: list[str], unsplit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*words, f"--data.manifest={unsplit}", "--train.epochs=1"]
+    assert main(["fit", *options, "--folds=2"]) == 0
+    shown = capsys.readouterr().out
+    assert "cross-validation, 2 folds" in shown and "pooled" in shown
+    out = RunFolder(tmp_path / "run")
+    facts = read_json(out.cross_validation)
+    held = [Predictions.read(RunFolder(out.path / f"fold{number}").predictions("test")) for number in range(2)]
+    everyone = [record.slide for record in read_manifest(unsplit)]
+    assert sorted(slide for fold in held for slide in fold.slides) == sorted(everyone)
+    for fold, predictions in zip(facts["folds"], held):
+        assert fold["slide"]["auc"] == auc(predictions)
+    assert facts["pooled"]["auc"]["resamples"] > 0 and facts["split"] == "test"
+
+    # A fold that is done is kept; the other is made again.
+    shutil.rmtree(out.path / "fold1")
+    kept = (out.path / "fold0" / "evaluation" / "test.json").stat().st_mtime_ns
+    assert main(["fit", *options, "--folds=2"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["fit", *options, "--folds=2", "--ckpt_path=last"]) == 0
+    assert read_json(out.cross_validation) == facts
+    assert (out.path / "fold0" / "evaluation" / "test.json").stat().st_mtime_ns == kept
+    assert main(["test", f"--config={out.path / 'fold1' / 'config.yaml'}"]) == 0
+
+
+def test_a_test_split_of_the_manifest_is_kept_for_the_end(
+    words: list[str], square_slides: Path, tmp_path: Path
+) -> None:
+    assert main(["fit", *words, f"--data.manifest={square_slides}", "--train.epochs=1", "--folds=2"]) == 0
+    out = RunFolder(tmp_path / "run")
+    facts = read_json(out.cross_validation)
+    assert facts["split"] == "val"
+    tested = {record.slide for record in read_manifest(square_slides) if record.split == "test"}
+    for number in range(2):
+        fold = RunFolder(out.path / f"fold{number}")
+        with fold.predictions("val").open(newline="") as file:
+            assert not tested & {row["slide"] for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--folds=1"], "needs 2 or more"),
+        (["--folds=9"], "too few for 9 parts"),
+        (["--folds=2", "--folds_by=site"], "has no site"),
+        (["--folds=2", "--ckpt_path=best"], "continues with --ckpt_path last"),
+    ],
+)
+def test_what_cannot_be_divided_is_one_line(
+    words: list[str], unsplit: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *words, f"--data.manifest={unsplit}", *more]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,102 @@
+"""`wsi-train fit --folds N`: an ordinary run for each fold, and what they say together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+from wsi_trainer.data import folds, read_manifest, write_folds
+from wsi_trainer.data.datamodule import target_of
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.command import instantiate, run
+from wsi_trainer.fit.run_folder import RunFolder, write_json
+from wsi_trainer.metrics import cross_validation, read_predictions
+from wsi_trainer.models import Task
+
+
+def fit_folds(
+    parser: ArgumentParser,
+    options: Namespace,
+    count: int,
+    by: Literal["patient", "site"] = "patient",
+    resume: str | None = None,
+) -> RunFolder:
+    """Train on each fold in turn, each in a folder of its own, and write cross_validation.json.
+
+    With `resume` folds that are done are kept, and the one under way goes on.
+    """
+    out = RunFolder(Path(options.out))
+    if out.path.is_dir() and any(out.path.iterdir()) and resume is None:
+        raise UserError(f"{out.path} is not empty; choose another --out, or continue with --ckpt_path last")
+    if resume not in (None, "last"):
+        raise UserError(f"--ckpt_path is {resume}; a cross-validation continues with --ckpt_path last")
+    model, data, config = instantiate(parser, options)
+    manifests = divide(model.task, data.manifest, data.root, count, config.seed, data.validation, by, out.path)
+    split = held_out(data.manifest, data.root)
+    out.config.write_text(parser.dump(options), encoding="utf-8")
+    console = Console()
+    runs = []
+    for number, manifest in enumerate(manifests):
+        console.rule(f"fold {number + 1} of {count}", align="left")
+        fold = RunFolder(out.path / f"fold{number}")
+        runs.append(fold)
+        if not fold.evaluation(split).is_file():
+            run(parser, of_fold(options, fold.path, manifest), resume, split=split)
+    predictions = [read_predictions(fold.predictions(split)) for fold in runs]
+    facts: dict[str, Any] = {"split": split, "by": by, "runs": [fold.path.name for fold in runs]}
+    facts |= cross_validation(predictions, dict(model.task.scores), config.resamples, config.seed)  # type: ignore[type-var]
+    write_json(out.cross_validation, facts)
+    show(facts, console)
+    return out
+
+
+def divide(
+    task: Task,
+    manifest: Path,
+    root: Path | None,
+    count: int,
+    seed: int,
+    validation: float,
+    by: Literal["patient", "site"],
+    out: Path,
+) -> list[Path]:
+    """Write a manifest with splits for each fold; strata are those of the task."""
+    records = read_manifest(manifest, root, columns=task.columns, filled=not task.may_be_empty)
+    for record in records:
+        target_of(task, record)
+    strata = [replace(record, label=task.stratum(record.cells)) for record in records]
+    divided = folds(strata, count, seed=seed, validation=validation, by=by)
+    labelled = [[replace(one, label=record.label) for one, record in zip(fold, records)] for fold in divided]
+    return write_folds(out / "folds", labelled)
+
+
+def held_out(manifest: Path, root: Path | None) -> str:
+    """The split that a fold holds out: val where the manifest has a test split, which is then that of all."""
+    fixed = any(record.split == "test" for record in read_manifest(manifest, root, labelled=False))
+    return "val" if fixed else "test"
+
+
+def of_fold(options: Namespace, out: Path, manifest: Path) -> Namespace:
+    """The options of one fold's run."""
+    mine = options.clone()
+    mine.out = out
+    mine.data.manifest, mine.data.root = manifest, None
+    return mine
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    """The scores of all folds, of each, and pooled, as a table."""
+    table = Table(title=f"cross-validation, {len(facts['folds'])} folds", title_justify="left")
+    for column in ("score", "mean ± sd", "pooled, 95 % interval", "folds"):
+        table.add_column(column)
+    for name, mean in facts["mean"].items():
+        pooled = facts["pooled"][name]
+        each = " ".join(f"{fold['slide'][name]:.3f}" for fold in facts["folds"])
+        interval = f"{pooled['value']:.3f} ({pooled['low']:.3f} to {pooled['high']:.3f})"
+        table.add_row(name, f"{mean:.3f} ± {facts['sd'][name]:.3f}", interval, each)
+    console.print(table)
