@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from .identity import full_hash, quick_hash
 from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
-from .readers.protocol import to_planes
+from .readers.protocol import Pixels
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
 from .settings import Settings
@@ -34,7 +35,7 @@ from .store.journal import Journal, sync_folder
 from .store.layout import FILL, pyramid
 from .store.manifest import read_manifest, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json
-from .store.writer import Planes, PyramidWriter, drop_missing
+from .store.writer import PyramidWriter, drop_missing
 from .tissue import TissueMask
 
 STAGING = ".staging"
@@ -155,6 +156,16 @@ def _row(job: Job, store: Path, *, skipped: bool) -> Converted:
     return Converted(name=job.name, store=f"{job.name}.zarr", skipped=skipped, **facts)
 
 
+def _bands(reader: Reader, image: ScaledImage, chunk: int) -> int:
+    """How many rows of chunks are read at once.
+
+    Where tiles of the slide or margins of the filter reach over the border of a band, they are decoded for both
+    bands, so bands are higher there.
+    """
+    rows = reader.info.details.get("tile", "1").split("x")[0]
+    return 1 if image.is_exact and chunk % int(rows) == 0 else 4
+
+
 class _Conversion:
     """The steps of converting one slide."""
 
@@ -175,6 +186,7 @@ class _Conversion:
         self._shapes = pyramid(*self._image.shape, settings.levels)
         self._codec = settings.make_codec()
         self._mask: TissueMask | None = None
+        self._cut: TissueMask | None = None
 
     def run(self) -> None:
         journal = Journal(self._out / STAGING / f"{self._job.name}.journal", self._header)
@@ -184,9 +196,10 @@ class _Conversion:
         drop_missing(self._staged, journal)
         mask, overview = find_mask(self._job.slide, self._reader, self._image, self._mpp, self._settings)
         self._mask = mask
+        self._cut = mask if self._settings.background == "constant" else None
         with journal:
             PyramidWriter(
-                self._staged, self._shapes, self._read_shard, journal, self._settings.layout, self._codec,
+                self._staged, self._shapes, self._chunks, journal, self._settings.layout, self._codec,
                 threads=self._threads, progress=self._progress_pixels(journal),
             ).run()  # fmt: skip
             self._finish(journal, overview)
@@ -204,20 +217,41 @@ class _Conversion:
 
         return add
 
-    def _read_shard(self, y: int, x: int, height: int, width: int) -> Planes | None:
-        """One shard of level 0 as channel, y, x; a band at a time, so that little is held twice."""
-        cut = self._settings.background == "constant" and self._mask is not None
-        if cut and self._mask is not None and not self._mask.any_in(y, x, height, width):
-            return None
-        pixels = np.empty((3, height, width), np.uint8)
-        band = self._settings.chunk
+    def _chunks(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int, Pixels]]:
+        """The chunks of a shard of level 0, but for those that become background, which are not read either."""
+        size = self._settings.chunk
+        band = size * _bands(self._reader, self._image, size)
         for top in range(0, height, band):
             rows = min(band, height - top)
-            part = self._image.read(y + top, x, rows, width)
-            if cut and self._mask is not None:
-                part = np.where(self._mask.cover(y + top, x, rows, width)[..., None], part, np.uint8(FILL))
-            to_planes(part, pixels[:, top : top + rows])
-        return pixels
+            for left, columns in self._runs(y + top, x, rows, width):
+                part = self._image.read(y + top, x + left, rows, columns)
+                for row in range(0, rows, size):
+                    for column in range(0, columns, size):
+                        piece = part[row : row + size, column : column + size]
+                        masked = self._masked(piece, y + top + row, x + left + column)
+                        if masked is not None:
+                            yield top + row, left + column, masked
+
+    def _runs(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int]]:
+        """Starts and widths of the parts of a band to read: all of it, or neighbouring chunks with tissue."""
+        if self._cut is None:
+            yield 0, width
+            return
+        size = self._settings.chunk
+        wanted = [self._cut.any_in(y, x + at, height, min(size, width - at)) for at in range(0, width, size)]
+        for has_tissue, run in groupby(range(len(wanted)), wanted.__getitem__):
+            places = list(run)
+            if has_tissue:
+                yield places[0] * size, min((places[-1] + 1) * size, width) - places[0] * size
+
+    def _masked(self, pixels: Pixels, y: int, x: int) -> Pixels | None:
+        """Pixels at a place with what is not tissue painted, or None if none is."""
+        if self._cut is None:
+            return pixels
+        tissue = self._cut.cover(y, x, *pixels.shape[:2])
+        if tissue.all():
+            return pixels
+        return np.where(tissue[..., None], pixels, np.uint8(FILL)) if tissue.any() else None
 
     def _finish(self, journal: Journal, overview: Image.Image) -> None:
         """Metadata, label, manifest and thumbnail; then the store gets its name."""

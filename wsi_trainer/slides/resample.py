@@ -125,10 +125,11 @@ def _span(start: int, length: int, step: float, margin: float, size: int) -> tup
     return max(0, low), min(size, high)
 
 
-def halve(pixels: Pixels) -> Pixels:
+def halve(pixels: Pixels, out: Pixels | None = None) -> Pixels:
     """Means over 2 x 2 pixels of planes (c, y, x); a last odd row or column is continued by itself."""
     channels, height, width = pixels.shape
-    out = np.empty((channels, -(-height // 2), -(-width // 2)), np.uint8)
+    if out is None:
+        out = np.empty((channels, -(-height // 2), -(-width // 2)), np.uint8)
     for plane, half in zip(pixels, out):
-        half[:] = Image.fromarray(plane).reduce(2)
+        half[: -(-height // 2), : -(-width // 2)] = Image.fromarray(plane).reduce(2)
     return out

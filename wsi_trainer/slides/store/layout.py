@@ -18,8 +18,8 @@ class Layout:
     shard: int = 4096
 
     def __post_init__(self) -> None:
-        if self.chunk < 1 or self.shard % self.chunk or self.shard % 2:
-            raise ValueError(f"shard={self.shard} must be an even multiple of chunk={self.chunk}")
+        if self.chunk < 2 or self.chunk % 2 or self.shard % self.chunk:
+            raise ValueError(f"chunk={self.chunk} must be even, and shard={self.shard} a multiple of it")
 
     @property
     def chunks_aside(self) -> int:

@@ -20,27 +20,40 @@ Index = NDArray[np.uint64]
 """Rows x columns x (offset, length); ABSENT for a chunk that holds the fill value only."""
 
 
+class ShardEncoder:
+    """Makes the bytes of one shard, of chunks (c, y, x) that come one after the other."""
+
+    def __init__(self, layout: Layout, codec: Codec, fill: int = FILL) -> None:
+        self._layout, self._codec, self._fill = layout, codec, fill
+        self._index: Index = np.full((layout.chunks_aside, layout.chunks_aside, 2), ABSENT, np.uint64)
+        self._parts: list[bytes] = []
+        self._offset = 0
+
+    def add(self, row: int, column: int, chunk: NDArray[np.uint8]) -> None:
+        """Encodes a chunk, unless all of it is the fill value. At the border of the image it may be smaller."""
+        if chunk[0, 0, 0] == self._fill and (chunk == self._fill).all():
+            return
+        data = self._codec.encode(_whole(chunk, self._layout.chunk, self._fill))
+        self._index[row, column] = self._offset, len(data)
+        self._parts.append(data)
+        self._offset += len(data)
+
+    def parts(self) -> list[bytes]:
+        """The bytes, in parts; none if all chunks are the fill value."""
+        return [*self._parts, with_checksum(self._index.astype("<u8").tobytes())] if self._parts else []
+
+
 def encode_shard(pixels: NDArray[np.uint8], layout: Layout, codec: Codec, fill: int = FILL) -> list[bytes]:
     """The bytes, in parts, of the shard with these pixels (c, y, x); none if all are the fill value.
 
     The array may be smaller than a shard, at the border of the image; what is missing is the fill value.
     """
-    size, aside = layout.chunk, layout.chunks_aside
-    index: Index = np.full((aside, aside, 2), ABSENT, np.uint64)
-    parts: list[bytes] = []
-    offset = 0
+    size = layout.chunk
+    encoder = ShardEncoder(layout, codec, fill)
     for row in range(-(-pixels.shape[1] // size)):
         for column in range(-(-pixels.shape[2] // size)):
-            chunk = pixels[:, row * size : (row + 1) * size, column * size : (column + 1) * size]
-            if chunk[0, 0, 0] == fill and (chunk == fill).all():
-                continue
-            data = codec.encode(_whole(chunk, size, fill))
-            index[row, column] = offset, len(data)
-            parts.append(data)
-            offset += len(data)
-    if parts:
-        parts.append(with_checksum(index.astype("<u8").tobytes()))
-    return parts
+            encoder.add(row, column, pixels[:, row * size : (row + 1) * size, column * size : (column + 1) * size])
+    return encoder.parts()
 
 
 def _whole(chunk: NDArray[np.uint8], size: int, fill: int) -> NDArray[np.uint8]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Semaphore
@@ -17,18 +18,20 @@ from threading import Semaphore
 import numpy as np
 from numpy.typing import NDArray
 
+from ..readers.protocol import Pixels, to_planes
 from ..resample import halve
 from .codec import Codec
 from .journal import Entry, Journal, replace_file
 from .layout import CHANNELS, FILL, Layout, shard_key, z_order
 from .level import StoredLevel
-from .shard import encode_shard
+from .shard import ShardEncoder, encode_shard
 
 Planes = NDArray[np.uint8]
 """Pixels as channel, y, x."""
 
-ReadShard = Callable[[int, int, int, int], Planes | None]
-"""Pixels of a box of level 0, or None if they are all the fill value."""
+ReadChunks = Callable[[int, int, int, int], Iterable[tuple[int, int, Pixels]]]
+"""The pixels of a box of level 0 chunk by chunk, each with its top and left in the box. What is left out is the
+fill value."""
 
 
 class PyramidWriter:
@@ -38,7 +41,7 @@ class PyramidWriter:
         self,
         store: Path,
         shapes: list[tuple[int, int]],
-        read: ReadShard,
+        read: ReadChunks,
         journal: Journal,
         layout: Layout,
         codec: Codec,
@@ -51,20 +54,27 @@ class PyramidWriter:
         self._threads, self._progress = max(1, threads), progress
         self._grids = [layout.grid(*shape) for shape in shapes]
         self._complete = self._find_complete()
+        self._kept = threading.local()
+        self._lock = threading.Lock()
 
     def run(self) -> None:
         """Makes what is missing. Raises what a reader raises; what was finished stays."""
         top = len(self._shapes) - 1
-        with ThreadPoolExecutor(self._threads) as pool:
-            self._pool = pool
+        # Hashing and writing go on beside the work on pixels, which would wait for the disk.
+        with ThreadPoolExecutor(self._threads) as pool, ThreadPoolExecutor(1) as disk:
+            self._pool, self._disk = pool, disk
+            self._unwritten = Semaphore(2 * self._threads)
             self._room = Semaphore(2 * self._threads)
             self._pending: list[Future[None]] = []
             self._ahead = self._level0()
             try:
                 for row, column in z_order(*self._grids[top]):
                     self._make(top, row, column, wanted=False)
+                pool.shutdown()
+                disk.shutdown()
             except BaseException:
                 pool.shutdown(cancel_futures=True)
+                disk.shutdown(cancel_futures=True)
                 raise
             for future in self._pending:
                 future.result()
@@ -106,7 +116,7 @@ class PyramidWriter:
             return None
         pixels = self._assemble(level, row, column, halves)
         if not done:
-            self._write_later(level, row, column, pixels)
+            self._encode_later(level, row, column, pixels)
         return None if pixels is None else halve(pixels)
 
     def _level0(self) -> Iterator[Future[Planes | None]]:
@@ -121,11 +131,35 @@ class PyramidWriter:
             yield queue.popleft()
 
     def _make_level0(self, row: int, column: int) -> Planes | None:
+        encoder = ShardEncoder(self._layout, self._codec)
+        half = self._read_half(row, column, encoder)
+        self._write_later(0, row, column, encoder.parts())
+        return half if len(self._shapes) > 1 else None
+
+    def _read_half(self, row: int, column: int, encoder: ShardEncoder | None) -> Planes | None:
+        """Reads a shard of level 0, encodes it and halves it, chunk by chunk: each stays in the processor's cache."""
         y, x, height, width = self._box(0, row, column)
-        pixels = self._read(y, x, height, width)
-        self._write(0, row, column, pixels)
-        self._progress(height * width)
-        return None if pixels is None or len(self._shapes) == 1 else halve(pixels)
+        size, left_to_do = self._layout.chunk, height * width
+        half: Planes | None = None
+        for top, left, pixels in self._read(y, x, height, width):
+            planes = to_planes(pixels, self._scratch()[:, : pixels.shape[0], : pixels.shape[1]])
+            if half is None:
+                half = np.full((CHANNELS, -(-height // 2), -(-width // 2)), FILL, np.uint8)
+            halve(planes, half[:, top // 2 :, left // 2 :])
+            if encoder is not None:
+                encoder.add(top // size, left // size, planes)
+                self._progress(pixels.shape[0] * pixels.shape[1])
+            left_to_do -= pixels.shape[0] * pixels.shape[1]
+        if encoder is not None:
+            self._progress(left_to_do)
+        return half
+
+    def _scratch(self) -> Planes:
+        """Memory for one chunk, kept by each thread: new memory costs as much as filling it."""
+        if not hasattr(self._kept, "chunk"):
+            self._kept.chunk = np.empty((CHANNELS, self._layout.chunk, self._layout.chunk), np.uint8)
+        planes: Planes = self._kept.chunk
+        return planes
 
     def _box(self, level: int, row: int, column: int) -> tuple[int, int, int, int]:
         side = self._layout.shard
@@ -146,17 +180,34 @@ class PyramidWriter:
                 pixels[:, y : y + half.shape[1], x : x + half.shape[2]] = half
         return pixels
 
-    def _write_later(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
+    def _encode_later(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
         """Encodes in the pool, where there is room, so that this thread goes on."""
         self._room.acquire()
-        future = self._pool.submit(self._write, level, row, column, pixels)
+        future = self._pool.submit(self._encode_and_write, level, row, column, pixels)
         future.add_done_callback(lambda _: self._room.release())
-        self._pending = [f for f in self._pending if not f.done() or f.exception()]
-        self._pending.append(future)
+        self._wait_for(future)
 
-    def _write(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
-        key = shard_key(level, row, column)
+    def _wait_for(self, future: Future[None]) -> None:
+        """Notes a future of which only an error matters, and raises one that came up meanwhile."""
+        with self._lock:
+            done = [f for f in self._pending if f.done()]
+            self._pending = [*(f for f in self._pending if not f.done()), future]
+        for earlier in done:
+            earlier.result()
+
+    def _encode_and_write(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
         parts = [] if pixels is None else encode_shard(pixels, self._layout, self._codec)
+        self._write_later(level, row, column, parts)
+
+    def _write_later(self, level: int, row: int, column: int, parts: list[bytes]) -> None:
+        """Hashes and writes in the thread for that, with few shards waiting for it."""
+        self._unwritten.acquire()
+        future = self._disk.submit(self._write, level, row, column, parts)
+        future.add_done_callback(lambda _: self._unwritten.release())
+        self._wait_for(future)
+
+    def _write(self, level: int, row: int, column: int, parts: list[bytes]) -> None:
+        key = shard_key(level, row, column)
         if not parts:
             self._journal.add(Entry(key))
             return
@@ -173,10 +224,9 @@ class PyramidWriter:
         if self._codec.lossless:
             return self._half_of_stored(level, row, column)
         if level == 0:
-            pixels = self._read(*self._box(0, row, column))
-        else:
-            halves = [(cell, self._half_again(*cell)) for cell in self._below(level, row, column)]
-            pixels = self._assemble(level, row, column, halves)
+            return self._read_half(row, column, None)
+        halves = [(cell, self._half_again(*cell)) for cell in self._below(level, row, column)]
+        pixels = self._assemble(level, row, column, halves)
         return None if pixels is None else halve(pixels)
 
     def _half_of_stored(self, level: int, row: int, column: int) -> Planes | None:
