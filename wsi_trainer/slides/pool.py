@@ -2,12 +2,13 @@
 
 A reader's C code may crash on a broken slide, or the system may kill a process that needs too much memory.
 Then the slides that were being worked on are tried again one by one, so that the guilty one is found and the
-others are converted.
+others are converted. A process that makes no progress for long is ended, and its slide is given up.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -20,6 +21,7 @@ from wsi_trainer.errors import UserError
 
 from .convert import Converted, Job, convert
 from .settings import Settings
+from .stall import StallWatch, end
 
 _POLL = 0.3  # seconds between looks at the progress
 
@@ -37,7 +39,8 @@ Outcome = Converted | Failure
 Report = Callable[[int, float], None]
 """Called with the number of a job and the share of it that is done."""
 
-_progress: Any = None  # in a worker: shared memory with two numbers for each job
+_FIELDS = 3  # numbers for each job in shared memory: what is done, of how much, and the process that does it
+_progress: Any = None  # in a worker: that memory
 
 
 def attempt(
@@ -65,7 +68,7 @@ def _start_worker(shared: Any) -> None:
 
 def _attempt_in_worker(number: int, job: Job, out: Path, settings: Settings, threads: int, overwrite: bool) -> Outcome:
     def note(done: int, total: int) -> None:
-        _progress[2 * number : 2 * number + 2] = [done, max(1, total)]
+        _progress[_FIELDS * number : _FIELDS * (number + 1)] = [done, max(1, total), os.getpid()]
 
     note(0, 1)
     return attempt(job, out, settings, threads, overwrite, note)
@@ -74,7 +77,7 @@ def _attempt_in_worker(number: int, job: Job, out: Path, settings: Settings, thr
 @contextmanager
 def _processes(workers: int, jobs: int) -> Iterator[tuple[Executor, Any]]:
     context = multiprocessing.get_context("spawn")
-    shared = context.Array("q", 2 * jobs, lock=False)
+    shared = context.Array("q", _FIELDS * jobs, lock=False)
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(shared,))
     try:
         yield pool, shared
@@ -83,10 +86,15 @@ def _processes(workers: int, jobs: int) -> Iterator[tuple[Executor, Any]]:
 
 
 def run_all(
-    jobs: Sequence[Job], out: Path, settings: Settings, *, workers: int, overwrite: bool, report: Report
-) -> Iterator[tuple[int, Outcome]]:
-    """Converts all jobs; yields the number and the outcome of each as it comes."""
-    if workers == 1 or len(jobs) == 1:
+    jobs: Sequence[Job], out: Path, settings: Settings, *, workers: int, overwrite: bool, report: Report,
+    stall: float | None = None,
+) -> Iterator[tuple[int, Outcome]]:  # fmt: skip
+    """Converts all jobs; yields the number and the outcome of each as it comes.
+
+    `stall` is after how many seconds without progress a slide is given up; None waits for ever, as does a run of
+    one slide, where nobody waits for the next.
+    """
+    if len(jobs) == 1 or (workers == 1 and stall is None):
         for number, job in enumerate(jobs):
             note = _notes(report, number)
             yield number, attempt(job, out, settings, workers, overwrite, note)
@@ -96,11 +104,11 @@ def run_all(
     arguments = (out, settings, threads, overwrite)
     died: list[int] = []
     while left:
-        for number, outcome in _run_pool(dict(left), min(workers, len(left)), arguments, report, died):
+        for number, outcome in _run_pool(dict(left), min(workers, len(left)), arguments, report, died, stall):
             del left[number]
             yield number, outcome
         for number in [n for n in died if n in left]:
-            yield number, _run_alone(left.pop(number), arguments)
+            yield number, _run_alone(number, left.pop(number), arguments, report, stall)
         died.clear()
 
 
@@ -109,9 +117,14 @@ def _notes(report: Report, number: int) -> Callable[[int, int], None]:
 
 
 def _run_pool(
-    jobs: dict[int, Job], workers: int, arguments: tuple[Any, ...], report: Report, died: list[int]
-) -> Iterator[tuple[int, Outcome]]:
-    """Runs jobs until all are done or a process dies; then `died` names those that were being worked on."""
+    jobs: dict[int, Job], workers: int, arguments: tuple[Any, ...], report: Report, died: list[int],
+    stall: float | None,
+) -> Iterator[tuple[int, Outcome]]:  # fmt: skip
+    """Runs jobs until all are done or a process dies; then `died` names those that were being worked on.
+
+    Where a process was ended because it had stalled, its slide has an outcome, and the others may simply go on.
+    """
+    watch, stalled = StallWatch(stall), False
     with _processes(workers, max(jobs) + 1) as (pool, shared):
         futures: dict[Future[Outcome], int] = {
             pool.submit(_attempt_in_worker, number, job, *arguments): number for number, job in jobs.items()
@@ -121,24 +134,33 @@ def _run_pool(
         while waiting:
             done, waiting = wait(waiting, timeout=_POLL, return_when=FIRST_COMPLETED)
             for number in jobs.keys() - finished:
-                if shared[2 * number + 1]:
-                    report(number, shared[2 * number] / shared[2 * number + 1])
+                ready, total, pid = shared[_FIELDS * number : _FIELDS * (number + 1)]
+                if not total:
+                    continue
+                report(number, ready / total)
+                if not stalled and watch.is_stalled(number, ready):
+                    stalled = True  # ending one process breaks the pool, and all others begin anew
+                    finished.add(number)
+                    failure = Failure(str(jobs[number].slide), "Stalled", watch.reason(pid, ready / total))
+                    end(pid)
+                    yield number, failure
             for future in done:
                 try:
                     outcome = future.result()
                 except BrokenProcessPool:
                     continue
-                finished.add(futures[future])
-                yield futures[future], outcome
-        started = [number for number in jobs if shared[2 * number + 1] and number not in finished]
+                if futures[future] not in finished:
+                    finished.add(futures[future])
+                    yield futures[future], outcome
+        if stalled:
+            return
+        started = [number for number in jobs if shared[_FIELDS * number + 1] and number not in finished]
         died.extend(started or ([] if len(finished) == len(jobs) else [min(jobs.keys() - finished)]))
 
 
-def _run_alone(job: Job, arguments: tuple[Any, ...]) -> Outcome:
+def _run_alone(number: int, job: Job, arguments: tuple[Any, ...], report: Report, stall: float | None) -> Outcome:
     """One job in a fresh process: if that dies too, the slide is the reason."""
-    with _processes(1, 1) as (pool, _):
-        try:
-            return pool.submit(_attempt_in_worker, 0, job, *arguments).result()
-        except BrokenProcessPool:
-            reason = "the process that read it died: a crash in a reader, or too little memory"
-            return Failure(str(job.slide), "ProcessDied", reason)
+    for _, outcome in _run_pool({number: job}, 1, arguments, report, [], stall):
+        return outcome
+    reason = "the process that read it died: a crash in a reader, or too little memory"
+    return Failure(str(job.slide), "ProcessDied", reason)

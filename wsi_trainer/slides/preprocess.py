@@ -11,6 +11,8 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 
+from .associated import FOLDER as ASSOCIATED
+from .associated import save_associated
 from .bar import slide_bar
 from .convert import Job
 from .identity import source_bytes
@@ -18,6 +20,8 @@ from .inputs import list_slides, part_of
 from .pool import Failure, Outcome, Report, run_all
 from .results import show, write_results
 from .settings import Settings
+
+_STALL = 30 * 60.0  # seconds
 
 
 def preprocess(
@@ -35,6 +39,8 @@ def preprocess(
     overwrite: bool = False,
     scheduler: str | None = None,
     shard: str | None = None,
+    stall_minutes: float | None = None,
+    copy_associated: bool = False,
 ) -> int:
     """Convert slides to zarr: checked, resumable, background for free.
 
@@ -56,11 +62,16 @@ def preprocess(
         overwrite: Make stores anew that were made with other settings.
         scheduler: dask for a local Dask cluster, or the address of a Dask scheduler.
         shard: i/n converts the i-th of n parts of the slides, for job arrays.
+        stall_minutes: A slide that makes no progress for so long is given up, reported, and the others go on: the
+            default is 30, and 0 waits for ever. Not with --scheduler, nor where there is one slide only.
+        copy_associated: Also save each slide's label and macro image to OUT/associated. They may show the name of
+            the patient, so without this they are never read.
 
     Returns:
         0 if all slides are converted, 1 if some failed.
     """
     settings = Settings(mpp, source_mpp, codec, tissue, geojson, background, levels)
+    stall = _stall_seconds(stall_minutes, scheduler)
     listed = list_slides(slides)
     part = part_of(listed, shard)
     _make_folder(out)
@@ -72,17 +83,29 @@ def preprocess(
     failures: list[Failure] = []
     new = 0
     with slide_bar(console, "converting", [_size(job) for job in jobs]) as bar:
-        for number, outcome in _outcomes(jobs, out, settings, workers, overwrite, scheduler, bar.part):
+        for number, outcome in _outcomes(jobs, out, settings, workers, overwrite, scheduler, stall, bar.part):
             bar.finished(number)
             if isinstance(outcome, Failure):
                 failures.append(outcome)
             else:
                 new += not outcome.skipped
+    if copy_associated:
+        failures += _copy_associated(out, jobs)
     done = write_results(out, listed, failures, shard)
     if export_ngff is not None:
         _export(console, out, [job for job in jobs if (out / f"{job.name}.zarr").exists()])
     show(console, out, done, failures, new)
     return 1 if failures else 0
+
+
+def _stall_seconds(minutes: float | None, scheduler: str | None) -> float | None:
+    if minutes is None:
+        return _STALL
+    if scheduler is not None:
+        raise UserError("--stall_minutes works without --scheduler only: Dask does not end a task that hangs")
+    if not 0 <= minutes < float("inf"):
+        raise UserError(f"--stall_minutes {minutes:g}: expected minutes, or 0 to wait for ever")
+    return minutes * 60 or None
 
 
 def _make_folder(out: Path) -> None:
@@ -94,10 +117,10 @@ def _make_folder(out: Path) -> None:
 
 def _outcomes(
     jobs: Sequence[Job], out: Path, settings: Settings, workers: int, overwrite: bool, scheduler: str | None,
-    report: Report,
+    stall: float | None, report: Report,
 ) -> Iterator[tuple[int, Outcome]]:  # fmt: skip
     if scheduler is None:
-        return run_all(jobs, out, settings, workers=workers, overwrite=overwrite, report=report)
+        return run_all(jobs, out, settings, workers=workers, overwrite=overwrite, report=report, stall=stall)
     from .dask import run_on_dask
 
     address = None if scheduler == "dask" else scheduler
@@ -113,6 +136,18 @@ def _export(console: Console, out: Path, jobs: Sequence[Job]) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             export_ngff04(out / f"{job.name}.zarr", target)
             bar.finished(number)
+
+
+def _copy_associated(out: Path, jobs: Sequence[Job]) -> list[Failure]:
+    """Saves the label and macro images of all slides; what cannot be read is a failure like others."""
+    failures = []
+    for job in jobs:
+        if (out / f"{job.name}.zarr").exists():
+            try:
+                save_associated(job.slide, out / ASSOCIATED / job.name)
+            except UserError as error:
+                failures.append(Failure(str(job.slide), type(error).__name__, str(error)))
+    return failures
 
 
 def _size(job: Job) -> int:

@@ -1,9 +1,10 @@
-"""What runs in a worker process of the test for processes that die: it must be importable there."""
+"""What runs in worker processes of the tests for processes that die or hang: it must be importable there."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from wsi_trainer.slides import pool
@@ -13,6 +14,15 @@ _original = pool._attempt_in_worker
 
 def attempt_in_worker(number: int, job: Any, *arguments: Any) -> Any:
     if job.name == "slide_0002":
-        pool._progress[2 * number + 1] = 1  # it had begun
+        pool._progress[pool._FIELDS * number + 1] = 1  # it had begun
         os.kill(os.getpid(), signal.SIGKILL)
+    return _original(number, job, *arguments)
+
+
+def hang_in_worker(number: int, job: Any, *arguments: Any) -> Any:
+    if job.name in ("slide_0001", "slide_0003"):
+        pool._progress[pool._FIELDS * number : pool._FIELDS * (number + 1)] = [1, 4, os.getpid()]
+        while job.name == "slide_0001":  # as a decoder in an endless loop
+            pass
+        time.sleep(10_000)  # as a reader of a network that is gone
     return _original(number, job, *arguments)

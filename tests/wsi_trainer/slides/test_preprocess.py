@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -141,6 +142,26 @@ def test_process_that_dies_costs_its_slide_only(cohort: Path, tmp_path: Path, mo
     assert "slide_0002" in failure.slide
 
 
+def test_slide_that_hangs_is_given_up_and_the_others_go_on(cohort: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import crashing
+
+    monkeypatch.setattr(pool, "_attempt_in_worker", crashing.hang_in_worker)
+    jobs = [item.job for item in list_slides(str(cohort))]
+    outcomes = dict(run_all(jobs, tmp_path, SMALL, workers=2, overwrite=False, report=lambda n, share: None, stall=1.5))
+    assert outcomes.keys() == set(range(6))
+    failed = {jobs[n].name: outcome for n, outcome in outcomes.items() if isinstance(outcome, Failure)}
+    assert failed.keys() == {"slide_0001", "slide_0003"}
+    assert {failure.kind for failure in failed.values()} == {"Stalled"}
+    for failure in failed.values():
+        assert "no progress for 0.025 minutes, at 25% of the slide" in failure.reason
+    if Path("/proc/self/task").exists():
+        assert "computes without an end" in failed["slide_0001"].reason
+        assert "waits" in failed["slide_0003"].reason
+    assert multiprocessing.active_children() == []
+
+
 @pytest.mark.slow
 def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="extra cluster is not installed")
@@ -166,6 +187,8 @@ def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
         (["{slides}", "{tmp}/out", "--levels", "0"], "--levels 0"),
         (["{slides}", "{tmp}/out", "--workers", "-2"], "--workers -2"),
         (["{slides}", "{tmp}/out", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler"),
+        (["{slides}", "{tmp}/out", "--stall_minutes", "-1"], "--stall_minutes -1"),
+        (["{slides}", "{tmp}/out", "--scheduler", "dask", "--stall_minutes", "5"], "without --scheduler"),
         (["{bad}", "{tmp}/out"], "no column slide"),
         (["{badmpp}", "{tmp}/out"], "line 2: mpp is 'half'"),
     ],
