@@ -27,6 +27,7 @@ from .identity import full_hash, quick_hash
 from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
+from .readers.cropped import crop_to_bounds, origin_of
 from .readers.protocol import Pixels
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
@@ -107,7 +108,8 @@ def convert(
                     "choose another folder or give --overwrite true"
                 )  # fmt: skip
             shutil.rmtree(store)
-        with open_reader(job.slide) as reader:
+        with open_reader(job.slide) as opened:
+            reader = crop_to_bounds(opened) if settings.crop == "bounds" else opened
             _Conversion(job, reader, out, settings, header, threads, progress).run()
         _sweep(out / STAGING, job.name)
         return _row(job, store, skipped=False)
@@ -183,6 +185,8 @@ class _Conversion:
             factor = shrink_factor(job.slide, self._resolution, settings.mpp)
         self._image = ScaledImage(reader, factor)
         self._mpp = (self._resolution.y * factor, self._resolution.x * factor)
+        corner = origin_of(reader)
+        self._origin = (corner[0] * self._resolution.y, corner[1] * self._resolution.x)
         self._shapes = pyramid(*self._image.shape, settings.levels)
         self._codec = settings.make_codec()
         self._mask: TissueMask | None = None
@@ -259,11 +263,11 @@ class _Conversion:
             metadata = image_array(shape, self._settings.layout, self._codec)
             write_json(self._staged / str(level) / "zarr.json", metadata)
         name = Path(self._job.name).name
-        attributes = image_attributes(name, self._mpp, len(self._shapes), self._provenance())
+        attributes = image_attributes(name, self._mpp, len(self._shapes), self._provenance(), self._origin)
         write_json(self._staged / "zarr.json", group(attributes))
         if self._mask is not None:
             labels = self._staged / "labels"
-            write_label(labels, self._mask, self._mpp, self._shapes, self._settings.layout)
+            write_label(labels, self._mask, self._mpp, self._shapes, self._settings.layout, self._origin)
         settings = {"header": dict(self._header), "facts": self._facts()}
         write_manifest(self._staged, settings, {k: e for k, e in journal.entries.items() if e.sha256})
         thumbnail = self._out / THUMBNAILS / f"{self._job.name}.jpg"
@@ -293,6 +297,7 @@ class _Conversion:
             "reader": info.reader,
             "source_mpp": {"y": resolution.y, "x": resolution.x, "origin": resolution.origin},
             "source_shape": list(info.shape),
+            "source_origin": list(origin_of(self._reader)),
             "power": info.power,
             "exact": self._image.is_exact and self._settings.background == "keep" and self._codec.lossless,
             "settings": dict(self._settings.record()),

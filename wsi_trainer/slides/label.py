@@ -21,11 +21,12 @@ NAME = "tissue"
 
 
 def write_label(
-    folder: Path, mask: TissueMask, mpp: tuple[float, float], shapes: list[tuple[int, int]], layout: Layout
-) -> None:
+    folder: Path, mask: TissueMask, mpp: tuple[float, float], shapes: list[tuple[int, int]], layout: Layout,
+    origin: tuple[float, float] = (0.0, 0.0),
+) -> None:  # fmt: skip
     """Writes the group `labels` with the label `tissue`."""
     write_json(folder / "zarr.json", group({"ome": {"version": NGFF, "labels": [NAME]}}))
-    write_json(folder / NAME / "zarr.json", group(label_attributes(NAME, mpp, len(shapes))))
+    write_json(folder / NAME / "zarr.json", group(label_attributes(NAME, mpp, len(shapes), origin)))
     codec = ZstdCodec()
     for level, shape in enumerate(shapes):
         at = folder / NAME / str(level)

@@ -9,6 +9,7 @@ from PIL import Image, ImageFilter
 
 from .errors import SlideError
 from .readers import Reader
+from .readers.cropped import origin_of
 from .resample import ScaledImage
 from .settings import Settings
 from .tissue import MASK_MPP, TissueMask, draw_tissue, find_tissue
@@ -40,7 +41,7 @@ def find_mask(
         mask = find_tissue(np.asarray(picture.reduce(finer)), scale)
     elif settings.tissue == "geojson":
         shape = (-(-picture.height // finer), -(-picture.width // finer))
-        mask = draw_tissue(_geojson_of(slide, settings), shape, scale, factor)
+        mask = draw_tissue(_geojson_of(slide, settings), shape, scale, factor, origin_of(reader))
     if mask is not None and settings.background == "constant" and not mask.mask.any():
         raise SlideError(slide, "no tissue found, all of it would become background; give --background keep")
     picture.thumbnail((_LONGEST_THUMBNAIL, _LONGEST_THUMBNAIL), Image.Resampling.BOX)

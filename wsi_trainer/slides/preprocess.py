@@ -35,6 +35,7 @@ def preprocess(
     geojson: Path | None = None,
     background: Literal["keep", "constant"] = "keep",
     levels: int | None = None,
+    crop: Literal["none", "bounds"] = "none",
     export_ngff: Literal["0.4"] | None = None,
     overwrite: bool = False,
     scheduler: str | None = None,
@@ -58,6 +59,8 @@ def preprocess(
         geojson: Folder with SLIDE.geojson for --tissue geojson; by default beside the slides.
         background: constant paints all that is not tissue white, so that it costs nothing in training.
         levels: Levels of the pyramid; by default down to 512 px.
+        crop: bounds converts only the scanned part of slides whose canvas is larger (MRXS); positions in micrometres
+            stay those of the slide.
         export_ngff: 0.4 also writes OUT/ngff-0.4/NAME.zarr, for software that reads no OME-Zarr 0.5.
         overwrite: Make stores anew that were made with other settings.
         scheduler: dask for a local Dask cluster, or the address of a Dask scheduler.
@@ -70,7 +73,7 @@ def preprocess(
     Returns:
         0 if all slides are converted, 1 if some failed.
     """
-    settings = Settings(mpp, source_mpp, codec, tissue, geojson, background, levels)
+    settings = Settings(mpp, source_mpp, codec, tissue, geojson, background, levels, crop)
     stall = _stall_seconds(stall_minutes, scheduler)
     listed = list_slides(slides)
     part = part_of(listed, shard)

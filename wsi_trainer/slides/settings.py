@@ -29,6 +29,7 @@ class Settings:
         background: keep leaves all pixels as they are; constant paints what is not tissue in the fill value,
             so that its tiles are identical and free in training.
         levels: Levels of the pyramid; None makes as many as it takes to fit 512 px.
+        crop: none converts the whole canvas; bounds only the part that was scanned, where the file tells it.
         chunk: Side of what is read at once, in pixels.
         shard: Side of what is written at once and is one file.
         compression: Level of zstd.
@@ -42,6 +43,7 @@ class Settings:
     geojson: Path | None = None
     background: Literal["keep", "constant"] = "keep"
     levels: int | None = None
+    crop: Literal["none", "bounds"] = "none"
     chunk: int = 512
     shard: int = 4096
     compression: int = 3
@@ -75,4 +77,6 @@ class Settings:
         values = asdict(self)
         values.pop("geojson")
         values.pop("compression" if self.codec == "jpeg" else "quality")  # of the other codec
+        if self.crop == "none":
+            del values["crop"]  # as in stores that were made before it could be chosen
         return {"format": FORMAT, **values}

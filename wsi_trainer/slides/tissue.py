@@ -122,7 +122,9 @@ def _without_dust(mask: Mask) -> Mask:
     return np.asarray(keep[labels])
 
 
-def draw_tissue(path: Path, shape: tuple[int, int], scale: int, source_scale: float) -> TissueMask:
+def draw_tissue(
+    path: Path, shape: tuple[int, int], scale: int, source_scale: float, origin: tuple[int, int] = (0, 0)
+) -> TissueMask:
     """A mask from GeoJSON polygons, which hold full-resolution pixels of the slide.
 
     Args:
@@ -130,12 +132,13 @@ def draw_tissue(path: Path, shape: tuple[int, int], scale: int, source_scale: fl
         shape: Height and width of the mask.
         scale: Pixels of the image along one of the mask.
         source_scale: Pixels of level 0 of the slide along one of the mask.
+        origin: Where in level 0 of the slide the mask begins, y and x.
     """
     image = Image.new("1", (shape[1], shape[0]))
     draw = ImageDraw.Draw(image)
     for rings in _polygons(path):
         for number, ring in enumerate(rings):
-            points = [(x / source_scale - 0.5, y / source_scale - 0.5) for x, y, *_ in ring]
+            points = [((x - origin[1]) / source_scale - 0.5, (y - origin[0]) / source_scale - 0.5) for x, y, *_ in ring]
             draw.polygon(points, fill=int(number == 0))  # the first ring is the outline, others are holes
     return TissueMask(np.array(image, bool), scale)
 

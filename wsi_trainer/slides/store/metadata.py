@@ -64,41 +64,51 @@ def image_array(shape: tuple[int, int], layout: Layout, codec: Codec) -> dict[st
     return array((CHANNELS, *shape), shard, chunk, codec, "cyx")
 
 
-def _transformations(mpp: tuple[float, float], scale: int, channels: bool) -> list[dict[str, Any]]:
+def _transformations(
+    mpp: tuple[float, float], scale: int, channels: bool, origin: tuple[float, float]
+) -> list[dict[str, Any]]:
     """Scale and place of a level: the centre of its first pixel is that of the pixels it averages."""
     first = [1.0] if channels else []
     shift = [0.0] if channels else []
     steps: list[dict[str, Any]] = [{"type": "scale", "scale": [*first, mpp[0] * scale, mpp[1] * scale]}]
-    if scale > 1:
-        half = (scale - 1) / 2
-        steps.append({"type": "translation", "translation": [*shift, mpp[0] * half, mpp[1] * half]})
+    half = (scale - 1) / 2
+    place = [origin[0] + mpp[0] * half, origin[1] + mpp[1] * half]
+    if any(place):
+        steps.append({"type": "translation", "translation": [*shift, *place]})
     return steps
 
 
 def multiscale(
-    name: str, mpp: tuple[float, float], scales: Sequence[int], *, channels: bool, kind: str
-) -> dict[str, Any]:
-    """One NGFF multiscale; `scales` are the downsamplings of its datasets `0`, `1`, ..."""
+    name: str, mpp: tuple[float, float], scales: Sequence[int], *, channels: bool, kind: str,
+    origin: tuple[float, float] = (0.0, 0.0),
+) -> dict[str, Any]:  # fmt: skip
+    """One NGFF multiscale; `scales` are the downsamplings of its datasets `0`, `1`, ...
+
+    `origin` is where in the slide the image begins, in micrometres.
+    """
     space = [{"name": axis, "type": "space", "unit": "micrometer"} for axis in "yx"]
     return {
         "name": name,
         "type": kind,
         "axes": [{"name": "c", "type": "channel"}, *space] if channels else space,
         "datasets": [
-            {"path": str(level), "coordinateTransformations": _transformations(mpp, scale, channels)}
+            {"path": str(level), "coordinateTransformations": _transformations(mpp, scale, channels, origin)}
             for level, scale in enumerate(scales)
         ],
     }
 
 
-def image_attributes(name: str, mpp: tuple[float, float], levels: int, provenance: Mapping[str, Any]) -> dict[str, Any]:
+def image_attributes(
+    name: str, mpp: tuple[float, float], levels: int, provenance: Mapping[str, Any],
+    origin: tuple[float, float] = (0.0, 0.0),
+) -> dict[str, Any]:  # fmt: skip
     """The attributes of the image's group."""
     window = {"min": 0, "max": 255, "start": 0, "end": 255}
     scales = [2**level for level in range(levels)]
     return {
         "ome": {
             "version": NGFF,
-            "multiscales": [multiscale(name, mpp, scales, channels=True, kind="mean")],
+            "multiscales": [multiscale(name, mpp, scales, channels=True, kind="mean", origin=origin)],
             "omero": {
                 "channels": [
                     {"label": label, "color": colour, "window": window, "active": True} for label, colour in COLOURS
@@ -110,13 +120,15 @@ def image_attributes(name: str, mpp: tuple[float, float], levels: int, provenanc
     }
 
 
-def label_attributes(name: str, mpp: tuple[float, float], levels: int) -> dict[str, Any]:
+def label_attributes(
+    name: str, mpp: tuple[float, float], levels: int, origin: tuple[float, float] = (0.0, 0.0)
+) -> dict[str, Any]:
     """The attributes of the group of a label image, which has the levels of the image."""
     scales = [2**level for level in range(levels)]
     return {
         "ome": {
             "version": NGFF,
-            "multiscales": [multiscale(name, mpp, scales, channels=False, kind="any")],
+            "multiscales": [multiscale(name, mpp, scales, channels=False, kind="any", origin=origin)],
             "image-label": {
                 "version": NGFF,
                 "colors": [{"label-value": 1, "rgba": [0, 160, 0, 255]}],
