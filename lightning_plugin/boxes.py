@@ -43,8 +43,8 @@ class Box:
     def positions(self) -> int:
         """How many positions the box holds."""
         count = 1
-        for size in self.extent:
-            count *= size
+        for lo, hi in zip(self.lo, self.hi, strict=True):
+            count *= max(0, hi - lo)
         return count
 
     @property

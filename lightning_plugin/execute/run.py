@@ -134,11 +134,15 @@ class Stage:
                 self.mark(node)
 
     def mark(self, node: Node) -> None:
-        """Let the ledger know when backward comes by."""
+        """Let the ledger know when backward comes by, and what autograd makes there by itself."""
         ledger, who = self.ledger, (self.place, "backward")
         for v in node.outputs:
-            if ledger is not None and ledger.fakes and v.real is not None and v.real.requires_grad:
+            if ledger is None or v.real is None or not v.real.requires_grad:
+                continue
+            if ledger.fakes:
                 v.real.register_hook(lambda g: ledger.enter(who))
+            else:
+                ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
 
 
 def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None) -> list[Stage]:

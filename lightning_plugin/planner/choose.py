@@ -99,7 +99,7 @@ class Chooser:
     def true(self, plan: Plan) -> Plan:
         """A plan with the figures of its rehearsal in place of the model's."""
         if plan not in self.rehearsed:
-            account = rehearse(plan, self.network, self.search.intervals.coster)
+            account = rehearse(plan, self.network)
             self.search.learn(plan, account.forward, account.backward)
             segments = tuple(
                 dataclasses.replace(

@@ -43,20 +43,19 @@ class Coster(Peaks):
         super().__init__(network)
         self.rates = rates
 
-    def forward(self, program: Program, grid: Grid) -> Cost:
-        tiles = Diagonal(program, grid)
+    def forward(self, tiles: Diagonal) -> Cost:
+        program, grid = tiles.program, tiles.grid
         peak = max(self.forward_peak(program, need) for need in tiles.needs)
-        seconds, work = self.work(program, tiles.shares(), grid.tiles, 1.0)
+        seconds, work = self.work(program, tiles.shares, grid.tiles, 1.0)
         return Cost(peak, seconds, work)
 
-    def backward(self, program: Program, grid: Grid) -> Cost:
+    def backward(self, tiles: Diagonal) -> Cost:
         """Recompute and backward of every tile."""
-        tiles = Diagonal(program, grid)
+        program, grid = tiles.program, tiles.grid
         again = self.vectors(program) if grid.tiles > 1 else 0
         peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
-        shares = tiles.shares()
-        again_seconds, work = self.work(program, shares, grid.tiles, 1.0)
-        seconds, _ = self.work(program, shares, grid.tiles, 2.0)
+        again_seconds, work = self.work(program, tiles.shares, grid.tiles, 1.0)
+        seconds, _ = self.work(program, tiles.shares, grid.tiles, 2.0)
         return Cost(peak, again_seconds + seconds, work)
 
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:

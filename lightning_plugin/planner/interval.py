@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from lightning_plugin.boxes import Box, Grid, reference_of
+from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.program import Program, Target
 from lightning_plugin.graph import Value
@@ -14,6 +14,7 @@ from lightning_plugin.planner.cost import Cost, Coster
 from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.tiles import Diagonal
 from lightning_plugin.rules.base import ReduceOp
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
@@ -23,7 +24,8 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 #: What a search asks again and again.
 MEMOIZED = (
-    "program", "middle", "grids", "cost", "scan_cost", "kept_peak", "plain_work", "kept_seconds", "given_whole",
+    "program", "diagonal", "middle", "grids", "cost", "scan_cost", "kept_peak", "plain_work", "kept_seconds",
+    "given_whole",
 )  # fmt: skip
 
 
@@ -112,13 +114,16 @@ class Intervals:
 
     # Costs
 
+    def diagonal(self, begin: int, end: int, grid: Grid) -> Diagonal:
+        return Diagonal(self.work_of(begin, end), grid)
+
     def surround(self, where: Where) -> None:
         self.coster.spilled, self.coster.leaving = where.reads, where.leaving
 
     def cost(self, where: Where, grid: Grid, backward: bool) -> Cost:
-        program = self.work_of(where.begin, where.end)
+        tiles = self.diagonal(where.begin, where.end, grid)
         self.surround(where)
-        return self.coster.backward(program, grid) if backward else self.coster.forward(program, grid)
+        return self.coster.backward(tiles) if backward else self.coster.forward(tiles)
 
     def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
         """What a scan costs, or None where some operator turns an axis round."""
@@ -130,11 +135,10 @@ class Intervals:
 
     def middle(self, where: Where, grid: Grid, backward: bool) -> int:
         """The bytes of a tile in the middle: no more than `cost` says, and quickly known."""
-        program = self.work_of(where.begin, where.end)
+        tiles = self.diagonal(where.begin, where.end, grid)
         self.surround(where)
-        extents = [t.map.space.extent for t in program.targets]
-        need = program.boxes(grid.owned(grid.ends(extents), [c // 2 for c in grid.counts]))
-        return self.coster.backward_peak(program, need) if backward else self.coster.forward_peak(program, need)
+        peak = self.coster.backward_peak if backward else self.coster.forward_peak
+        return peak(tiles.program, tiles.middle)
 
     def taught(self, where: Where, how: str, cost: Cost) -> Cost:
         """A cost as rehearsals have corrected it."""
@@ -192,7 +196,7 @@ class Intervals:
         earlier = {id(v) for n in network.order[:begin] for v in n.maps}
         seen = {id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and id(v) not in earlier}
         self.surround(Where(begin, end))
-        return sum(self.coster.read_bytes(v, Box.whole(v.space.extent)) for v in seen.values())
+        return sum(self.coster.read_bytes(v, v.bytes) for v in seen.values())
 
     def plain_work(self, begin: int, end: int) -> float:
         profiles = [self.network.profiles[n.serial] for n in self.network.order[begin:end]]

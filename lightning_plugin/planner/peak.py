@@ -7,21 +7,115 @@ made and that of its output is let go.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.program import Program
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.profile import Profile
 from lightning_plugin.rules.base import ReduceOp, Source
 from lightning_plugin.rules.reduce import wide
 from lightning_plugin.rules.window import WindowOp
 from lightning_plugin.source import TensorSource
 
 
+class Books:
+    """Bytes that live now and at the worst moment; memory is let go when the last that holds it does."""
+
+    def __init__(self) -> None:
+        self.live = self.peak = 0
+        self.size: dict[int, int] = {}
+        self.owner: dict[int, int] = {}
+        self.holders: dict[int, int] = {}
+
+    def add(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def passing(self, size: int) -> None:
+        """Memory for a moment."""
+        self.peak = max(self.peak, self.live + size)
+
+    def make(self, key: int, size: int) -> None:
+        self.owner[key] = key
+        self.size[key] = size
+        self.holders[key] = 1
+        self.add(size)
+
+    def alias(self, key: int, source: int) -> None:
+        """Another name for memory that is there."""
+        self.owner[key] = self.owner[source]
+        self.hold(key)
+
+    def hold(self, key: int) -> None:
+        self.holders[self.owner[key]] += 1
+
+    def drop(self, key: int) -> None:
+        owner = self.owner.get(key)
+        if owner is None:
+            return
+        self.holders[owner] -= 1
+        if not self.holders[owner]:
+            self.live -= self.size.pop(owner)
+
+
 def tile_bytes(v: Value, box: Box) -> int:
     whole = Box.whole(v.space.extent).positions
     return v.bytes * box.positions // max(1, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a search asks of a node again and again; maps are by identity."""
+
+    node: Node
+    profile: Profile
+    reduce: bool
+    out: int
+    maps: tuple[int, ...]
+    touched: tuple[int, ...]
+    wants: tuple[int, ...]
+    grad: bool
+
+    @staticmethod
+    def of(node: Node, profile: Profile) -> Facts:
+        touched = dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map)))
+        return Facts(
+            node,
+            profile,
+            isinstance(node.op, ReduceOp),
+            id(node.outputs[0]),
+            tuple(id(v) for v in node.maps),
+            tuple(id(v) for v in touched),
+            tuple(id(v) for v in dict.fromkeys(node.maps) if v.requires_grad),
+            any(v.requires_grad for v in node.outputs),
+        )
+
+    @property
+    def measure(self) -> int:
+        """The map whose share of the whole is the share of the node's work."""
+        return self.maps[0] if self.reduce else self.out
+
+
+class Held:
+    """The tiles of one program's maps, in bytes and as shares of the whole maps."""
+
+    def __init__(self, need: Mapping[int, Box], per: Mapping[int, tuple[float, int]]) -> None:
+        self.need = need
+        self.share: dict[int, float] = {}
+        self.bytes: dict[int, int] = {}
+        for key, box in need.items():
+            positions = box.positions
+            each, whole = per[key]
+            self.share[key] = positions / whole
+            self.bytes[key] = int(each * positions)
+
+    def part(self, facts: Facts, size: int) -> int:
+        """This tile's part of what a whole node takes."""
+        return int(size * self.share.get(facts.measure, 0.0)) if size else 0
 
 
 class Peaks:
@@ -35,176 +129,141 @@ class Peaks:
         #: cotangent.
         self.leaving = False
 
-    def share(self, node: Node, need: dict[int, Box]) -> float:
-        """Which part of the whole operator a tile computes."""
-        v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
-        box = need.get(id(v))
-        return 0.0 if box is None else box.positions / max(1, Box.whole(v.space.extent).positions)
+    @cached_property
+    def facts(self) -> dict[int, Facts]:
+        return {n.serial: Facts.of(n, self.network.profiles[n.serial]) for n in self.network.order}
 
-    def away(self, program: Program, need: dict[int, Box]) -> dict[int, int]:
-        """The tiles of a segment's stored maps."""
-        stored = [t.stored for t in program.targets if t.stored is not None and id(t.stored) in need]
-        return {id(v): tile_bytes(v, need[id(v)]) for v in stored}
+    @cached_property
+    def per(self) -> dict[int, tuple[float, int]]:
+        """For every map its bytes a position, and its positions."""
+        maps = {id(v): v for n in self.network.order for v in (*n.maps, *n.outputs) if v.is_map}
+        wholes = {key: max(1, Box.whole(v.space.extent).positions) for key, v in maps.items()}
+        return {key: (v.bytes / wholes[key], wholes[key]) for key, v in maps.items()}
 
     def vectors(self, program: Program) -> int:
         """The gradients of vectors that a tile makes before they are added to those of earlier tiles."""
         return sum(v.bytes for v in program.vectors if v.requires_grad)
 
-    def read_bytes(self, v: Value, box: Box) -> int:
-        """What reading a tile allocates: nothing where it is a view of what lies on the device."""
+    def read_bytes(self, v: Value, size: int) -> int:
+        """What reading a tile of so many bytes allocates: nothing where it is a view of what lies on the device."""
         if v.node is not None and isinstance(v.node.op, Source):
             image = v.node.op.image
             there = isinstance(image, TensorSource) and image.tensor.device == v.node.op.device
-            return 0 if there else tile_bytes(v, box)
-        return tile_bytes(v, box) if id(v) in self.spilled else 0
+            return 0 if there else size
+        return size if id(v) in self.spilled else 0
 
-    def padded(self, node: Node, need: dict[int, Box]) -> int:
+    def padded(self, facts: Facts, held: Held) -> int:
         """What padding a border tile by hand allocates."""
-        op = node.op
-        if not isinstance(op, WindowOp) or id(node.outputs[0]) not in need:
+        op = facts.node.op
+        if not isinstance(op, WindowOp) or facts.out not in held.need:
             return 0
-        clips = op.clips(need[id(node.outputs[0])])
-        if all(c.before == c.after for c in clips):
+        if all(c.before == c.after for c in op.clips(held.need[facts.out])):
             return 0
-        return tile_bytes(node.maps[0], need[id(node.maps[0])])
+        return held.bytes[facts.maps[0]]
 
-    def forward_peak(self, program: Program, need: dict[int, Box]) -> int:
-        size: dict[int, int] = {}
-        alias: dict[int, int] = {}
-        away = self.away(program, need) if self.leaving else {}
-        live = 0
-        peak = 0
-        for v in program.reads:
-            if id(v) in need:
-                size[id(v)] = self.read_bytes(v, need[id(v)])
-                live += size[id(v)]
-        for place, node in enumerate(program.steps):
-            peak = max(peak, live + self.padded(node, need) + self.scratch(node, need))
-            if not isinstance(node.op, ReduceOp) and id(node.outputs[0]) in need:
-                out = node.outputs[0]
-                source = self.shares(program, node)
-                if source is not None:
-                    alias[id(out)] = alias.get(id(source), id(source))
-                else:
-                    size[id(out)] = tile_bytes(out, need[id(out)])
-                    live += size[id(out)]
-                    extra = self.extra(node, need)
-                    peak = max(peak, live + self.padded(node, need) + self.scratch(node, need) + extra)
-                if id(out) in away:
-                    peak = max(peak, live + away[id(out)])
-            live -= self.release(program, place, node, size, alias)
-        return peak
-
-    def scratch(self, node: Node, need: dict[int, Box]) -> int:
-        """What a node needs for a moment in forward."""
-        if isinstance(node.op, ReduceOp):
-            return 0  # forward accumulates, which the profile of backward's form says nothing about
-        return int(self.network.profiles[node.serial].scratch * self.share(node, need))
-
-    def scratch_backward(self, node: Node, need: dict[int, Box]) -> int:
-        return int(self.network.profiles[node.serial].scratch_backward * self.share(node, need))
-
-    def extra(self, node: Node, need: dict[int, Box]) -> int:
-        return int(self.network.profiles[node.serial].extra * self.share(node, need))
-
-    def shares(self, program: Program, node: Node) -> Value | None:
+    def source(self, program: Program, facts: Facts) -> int | None:
         """The input whose memory a node's result lies in."""
-        views = self.network.profiles[node.serial].views
-        if views is not None:
-            return node.maps[views]
-        return node.maps[0] if node.serial in program.overwrite else None
+        if facts.profile.views is not None:
+            return facts.maps[facts.profile.views]
+        return facts.maps[0] if facts.node.serial in program.overwrite else None
 
-    def release(self, program: Program, place: int, node: Node, size: dict[int, int], alias: dict[int, int]) -> int:
-        """What is let go when a node has run: tiles that nobody reads any more, under any of their names."""
-        freed = 0
-        for v in dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map))):
-            if program.last_use.get(id(v), -1) > place:
-                continue
-            owner = alias.pop(id(v), id(v))
-            others = any(o == owner for o in alias.values())
-            still = program.last_use.get(owner, -1) > place
-            if not others and not still:
-                freed += size.pop(owner, 0)
-        return freed
-
-    def backward_peak(self, program: Program, need: dict[int, Box], ends: int = 0) -> int:
-        """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
-        size: dict[int, int] = {}
-        owner: dict[int, int] = {}
-        holders: dict[int, int] = {}
-        live = peak = 0
-
-        def hold(key: int) -> None:
-            holders[key] = holders.get(key, 0) + 1
-
-        def drop(key: int) -> int:
-            holders[key] -= 1
-            return size.pop(key, 0) if not holders[key] else 0
-
+    def forward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
+        held = Held(need, self.per)
+        stored = {id(t.stored) for t in program.targets if t.stored is not None} if self.leaving else set()
+        books = Books()
         for v in program.reads:
             if id(v) in need:
-                owner[id(v)] = id(v)
-                size[id(v)] = self.read_bytes(v, need[id(v)])
-                live += size[id(v)]
-                hold(id(v))
-        saved: list[tuple[Node, list[int], int]] = []
-        stored = {id(t.stored) for t in program.targets if t.stored is not None}
+                books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
         for place, node in enumerate(program.steps):
-            p = self.network.profiles[node.serial]
-            reduce = isinstance(node.op, ReduceOp)
-            out = node.outputs[0]
-            if not reduce and id(out) not in need:
+            facts = self.facts[node.serial]
+            if not facts.reduce and facts.out in need:
+                working = self.padded(facts, held) + held.part(facts, facts.profile.scratch)
+                books.passing(working)
+                source = self.source(program, facts)
+                if source is not None:
+                    books.alias(facts.out, source)
+                else:
+                    books.make(facts.out, held.bytes[facts.out])
+                    books.passing(working + held.part(facts, facts.profile.extra))
+                if facts.out in stored:
+                    books.passing(held.bytes[facts.out])
+            for key in facts.touched:
+                if program.last_use.get(key, -1) <= place:
+                    books.drop(key)
+        return books.peak
+
+    def backward_peak(self, program: Program, need: Mapping[int, Box], ends: int = 0) -> int:
+        """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
+        held = Held(need, self.per)
+        books = Books()
+        for v in program.reads:
+            if id(v) in need:
+                books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
+        saved = self.recomputed(program, held, books)
+        stored = [id(t.stored) for t in program.targets if t.stored is not None and id(t.stored) in need]
+        books.add(ends + (sum(held.bytes[key] for key in stored) if self.leaving else 0))
+        self.pulled_back(saved, held, books)
+        books.passing(max((held.bytes[id(v)] for v in program.reads if id(v) in self.spilled & need.keys()), default=0))
+        return books.peak
+
+    def recomputed(self, program: Program, held: Held, books: Books) -> list[tuple[Facts, list[int], int]]:
+        """Forward with grad; for each node what it saved, and the bytes it saved besides."""
+        stored = {id(t.stored) for t in program.targets if t.stored is not None}
+        saved: list[tuple[Facts, list[int], int]] = []
+        for place, node in enumerate(program.steps):
+            facts = self.facts[node.serial]
+            profile = facts.profile
+            if not facts.reduce and facts.out not in held.need:
                 continue
+            if not facts.reduce:
+                source = self.source(program, facts)
+                if source is not None:
+                    books.alias(facts.out, source)
+                else:
+                    books.make(facts.out, held.bytes[facts.out])
+                if facts.out in stored:
+                    books.hold(facts.out)
             keys: list[int] = []
-            extra = 0
-            if not reduce:
-                source = self.shares(program, node)
-                owner[id(out)] = owner[id(source)] if source is not None else id(out)
-                if source is None:
-                    size[id(out)] = tile_bytes(out, need[id(out)])
-                    live += size[id(out)]
-                hold(owner[id(out)])
-                if id(out) in stored:
-                    hold(owner[id(out)])
-            grad = any(v.requires_grad for v in node.outputs)
-            if grad:
-                keys = [owner[id(node.maps[i])] for i in p.saves]
-                if not reduce and p.saves_output:
-                    keys.append(owner[id(out)])
-                extra = self.extra(node, need) + self.padded(node, need)
-                for k in keys:
-                    hold(k)
-                live += extra
-            saved.append((node, keys, extra))
-            passing = self.network.profiles[node.serial].scratch * self.share(node, need) if grad else 0
-            peak = max(peak, live + int(passing) + (0 if grad else self.extra(node, need) + self.padded(node, need)))
-            for v in dict.fromkeys((*node.maps, *(o for o in node.outputs if o.is_map))):
-                if program.last_use.get(id(v), -1) <= place and id(v) in owner:
-                    live -= drop(owner[id(v)])
+            extra = held.part(facts, profile.extra) + self.padded(facts, held)
+            if facts.grad:
+                keys = [books.owner[facts.maps[i]] for i in profile.saves]
+                if not facts.reduce and profile.saves_output:
+                    keys.append(books.owner[facts.out])
+                for key in keys:
+                    books.hold(key)
+                books.add(extra)
+                books.passing(held.part(facts, profile.scratch))
+            else:
+                books.passing(extra)
+            saved.append((facts, keys, extra if facts.grad else 0))
+            for key in facts.touched:
+                if program.last_use.get(key, -1) <= place and key in books.owner:
+                    books.drop(key)
+        return saved
+
+    def pulled_back(self, saved: list[tuple[Facts, list[int], int]], held: Held, books: Books) -> None:
+        """Backward: gradients of inputs are made, that of the result and what was saved are let go."""
         grads: dict[int, int] = {}
-        live += ends + (sum(self.away(program, need).values()) if self.leaving else 0)
-        peak = max(peak, live)
-        for node, keys, extra in reversed(saved):
-            if any(v.requires_grad for v in node.outputs):
+        for facts, keys, extra in reversed(saved):
+            if facts.grad:
                 made = 0
-                for v in dict.fromkeys(node.maps):
-                    if v.requires_grad and id(v) in need:
-                        size_in = tile_bytes(v, need[id(v)])
-                        if id(v) in grads:
-                            made = max(made, size_in)  # a second gradient is added to the first
-                        elif self.network.profiles[node.serial].views is None:
-                            grads[id(v)] = size_in
-                            live += size_in
-                        else:
-                            grads[id(v)] = grads.pop(id(node.outputs[0]), size_in)
-                peak = max(peak, live + made + self.scratch_backward(node, need))
-                if not isinstance(node.op, ReduceOp):
-                    live -= grads.pop(id(node.outputs[0]), 0)
-            for k in keys:
-                live -= drop(k)
-            live -= extra
-        adding = [tile_bytes(v, need[id(v)]) for v in program.reads if id(v) in self.spilled and id(v) in need]
-        return max(peak, live + max(adding, default=0))
+                for key in facts.wants:
+                    if key not in held.need:
+                        continue
+                    size = held.bytes[key]
+                    if key in grads:
+                        made = max(made, size)  # a second gradient is added to the first
+                    elif facts.profile.views is None:
+                        grads[key] = size
+                        books.add(size)
+                    else:
+                        grads[key] = grads.pop(facts.out, size)
+                books.passing(made + held.part(facts, facts.profile.scratch_backward))
+                if not facts.reduce:
+                    books.add(-grads.pop(facts.out, 0))
+            for key in keys:
+                books.drop(key)
+            books.add(-extra)
 
     def kept_peak(self, begin: int, end: int) -> int:
         """The most that a kept interval holds while it runs, forward or backward, gradients of its ends included."""

@@ -1,8 +1,8 @@
 """The exact memory of a plan: run it, forward and backward, on tensors without data, under a ledger.
 
 It is the executor that runs, so what the ledger sees is what a real step holds. Of each tile grid only the tiles that
-can be the worst are run: the first, after which gradients are there to be added to, and those that the cost model
-finds largest. Everything that is bound to values while the rehearsal lasts is put back.
+can be the worst are run: the first, after which gradients are there to be added to, and the largest. Of a scan all are
+run. Everything that is bound to values while the rehearsal lasts is put back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.cost import Coster
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.peak import tile_bytes
 from lightning_plugin.planner.profile import FAKES
 from lightning_plugin.planner.tiles import samples
 from lightning_plugin.rules.base import Captured, Source
@@ -87,7 +87,7 @@ class Scenery:
         return None
 
 
-def rehearse(plan: Plan, network: Network, coster: Coster) -> Account:
+def rehearse(plan: Plan, network: Network) -> Account:
     """Run a plan on fake tensors."""
     network.profiles  # noqa: B018  found before the ledger looks on
     nodes = network.nodes
@@ -95,7 +95,7 @@ def rehearse(plan: Plan, network: Network, coster: Coster) -> Account:
     ledger = Ledger(images[0].outputs[0].device if images else None, fakes=True)
 
     def tiles(program: Program, grid: Grid, backward: bool) -> Iterable[Sequence[Box]]:
-        return representative(program, grid, coster, backward, max(1, EFFORT // len(network.order)))
+        return representative(program, grid, max(1, EFFORT // len(network.order)))
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
@@ -135,15 +135,16 @@ def backward(nodes: Sequence[Node]) -> None:
         torch.autograd.backward(results, cotangents)
 
 
-def representative(program: Program, grid: Grid, coster: Coster, backward: bool, worst: int) -> Iterator[Sequence[Box]]:
-    """The first tile, and the ``worst`` largest of those that stand for all."""
-    extents = [t.map.space.extent for t in program.targets]
-    candidates = list(samples(grid, extents))
-    peak = coster.backward_peak if backward else coster.forward_peak
-    order = sorted(range(1, len(candidates)), key=lambda i: peak(program, program.boxes(candidates[i])), reverse=True)
+def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequence[Box]]:
+    """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together."""
+    candidates = list(samples(grid, [t.map.space.extent for t in program.targets]))
+    maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
+
+    def weight(owned: Sequence[Box]) -> int:
+        return sum(tile_bytes(maps[key], box) for key, box in program.boxes(owned).items() if key in maps)
+
     yield candidates[0]
-    for i in order[:worst]:
-        yield candidates[i]
+    yield from sorted(candidates[1:], key=weight, reverse=True)[:worst]
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from lightning_plugin.planner.rates import Rates
 WORTH_SHARING = 0.03
 #: Cuts inside stages that are considered; of more, those where least is alive.
 MOST_CUTS = 48
+#: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
+MOST_OPERATORS = 96
 
 
 @dataclass(frozen=True)
@@ -307,7 +309,7 @@ class Search:
             for before in front.get(begin, ()):
                 for j in range(i + 1, len(cuts)):
                     end = cuts[j]
-                    if j > i + 1 and stages[end - 1] != stages[begin]:
+                    if j > i + 1 and (stages[end - 1] != stages[begin] or end - begin > MOST_OPERATORS):
                         break
                     front.setdefault(end, []).extend(self.options(before, begin, end, j == i + 1))
             front.pop(begin, None)

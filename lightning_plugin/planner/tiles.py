@@ -56,6 +56,12 @@ class Diagonal:
                 found.append(self.program.boxes(owned))
         return found
 
+    @property
+    def middle(self) -> dict[int, Box]:
+        """What a tile in the middle holds of every map."""
+        return self.needs[len(self.needs) // 2]
+
+    @cached_property
     def shares(self) -> Mapping[int, float]:
         """For every node by its serial: how often all tiles together compute it, 1 where nothing is computed twice."""
         return {node.serial: self.total(node) for node in self.program.steps}

@@ -1,0 +1,121 @@
+"""Policies restrict the planner to what was published; halos and half precision are choices of their own."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_plugin import BudgetError, Plan, PlanError, TiledModule, make_plan
+from lightning_plugin.planner.policies import POLICIES
+from tests.exactness import TOLERANCE, compare
+
+SHAPE = (1, 3, 160, 150)
+
+
+def net(norm: bool = False) -> nn.Module:
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in (8, 8, 12, 12):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), *([nn.BatchNorm2d(width)] if norm else []), nn.ReLU()]
+        if width == 8 and channels == 8:
+            layers.append(nn.MaxPool2d(2))
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)).double()
+
+
+def plan_of(policy: str, budget: str = "3MiB", **how: Any) -> Plan:
+    return make_plan(net(), SHAPE, budget=budget, policy=policy, dtype=torch.float64, **how)
+
+
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "auto"])
+def test_auto_is_never_slower(policy: str) -> None:
+    best = plan_of("auto")
+    try:
+        other = plan_of(policy)
+    except BudgetError:
+        return
+    assert best.seconds <= 1.02 * other.seconds  # a plan within two percent of what was hoped for ends the search
+
+
+def test_policies_keep_to_what_they_allow() -> None:
+    sft = plan_of("sft")
+    assert len({s.forward for s in sft.segments} | {s.backward for s in sft.segments}) == 1
+    assert not any(s.keep or s.tier != "device" for s in sft.segments)
+    for name in ("overl", "overl-h", "2ps", "2ps-h"):
+        rows = plan_of(name)
+        assert all(set(s.forward.counts[1:]) == {1} and not s.keep for s in rows.segments)
+        shared = [s.halo == "share" for s in rows.segments if s.forward.tiles > 1]
+        assert shared and all(x == name.startswith("2ps") for x in shared)
+    assert len(plan_of("overl").segments) == 1
+    whole = plan_of("checkpoint_sequential", budget="12MiB")
+    assert all(s.forward.tiles == s.backward.tiles == 1 for s in whole.segments)
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
+def test_every_policy_is_exact_and_keeps_its_budget(policy: str, norm: bool) -> None:
+    plain = net(norm)
+    other = copy.deepcopy(plain)
+    x = torch.randn(SHAPE, dtype=torch.float64)
+    budget = (16 if policy == "checkpoint_sequential" else 8) * 2**20
+    tiled = TiledModule(other, budget=budget, policy=policy)
+    expected, actual = plain(x), tiled(x)
+    expected.square().sum().backward()
+    actual.square().sum().backward()
+    found = compare(plain, other, [actual], [expected], (None, None))
+    assert max(found.values()) < TOLERANCE
+    assert tiled.peak_bytes <= budget
+
+
+def test_an_unknown_name_is_told() -> None:
+    with pytest.raises(ValueError, match=r"no policy 'sfft'; there are auto, sft"):
+        plan_of("sfft")
+    with pytest.raises(ValueError, match="halo is"):
+        plan_of("auto", halo="both")
+
+
+def test_halos_are_shared_where_the_user_says_so() -> None:
+    sharing = plan_of("auto", budget="2MiB", halo="share")
+    assert any(s.halo == "share" for s in sharing.segments)
+    assert not any(s.halo == "share" for s in plan_of("auto", budget="2MiB", halo="recompute").segments)
+    assert Plan.from_json(sharing.to_json()) == sharing
+
+
+def test_what_turns_an_axis_round_cannot_share() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv(x.relu().flip(2)).mean((2, 3))
+
+    turned = Turned().double()
+    plan = make_plan(turned, (1, 3, 40, 40), budget="60KiB", dtype=torch.float64, policy="overl")
+    segments = tuple(replace(s, backward=s.forward, halo="share") for s in plan.segments)
+    tiled = TiledModule(turned, plan=replace(plan, segments=segments))
+    with pytest.raises(PlanError, match=r'cannot share halos; use halo="recompute"'):
+        tiled(torch.randn(1, 3, 40, 40, dtype=torch.float64))
+
+
+def test_half_precision_loses_digits_only_where_it_was_asked_for() -> None:
+    """Maps on the disk take half the room, or a quarter; what is computed from them is a little off, and no more."""
+    plain = net(norm=True)
+    x = torch.randn(SHAPE, dtype=torch.float64)
+    results = []
+    for half in (False, True):
+        other = copy.deepcopy(plain)
+        tiled = TiledModule(other, budget="900KiB", half=half)
+        tiled(x).square().sum().backward()
+        assert tiled.plan is not None
+        assert any(s.tier == "disk" for s in tiled.plan.segments)
+        assert any(s.half for s in tiled.plan.segments) == half
+        results.append([p.grad for p in other.parameters()])
+    exact, near = results
+    error = sum((a - b).norm() for a, b in zip(exact, near, strict=True)) / sum(a.norm() for a in exact)
+    assert 1e-8 < error < 0.05
