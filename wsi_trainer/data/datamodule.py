@@ -18,7 +18,7 @@ from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.loader import TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.sampling import EpochSampler, Visit
-from wsi_trainer.data.splits import complete_splits
+from wsi_trainer.data.splits import By, complete_splits
 from wsi_trainer.data.tissue import MaskSource, TissueMap, tissue_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.batch import SlideBatch
@@ -49,6 +49,12 @@ class DataConfig:
     """Share of the patients that choose the checkpoint, where the manifest has no split val."""
     test: float = 0.2
     """Share of the patients that are held out, where the manifest has no splits."""
+    split_by: By = "patient"
+    """What the splits that the manifest leaves open never divide: a patient, or a whole site, so that the model is
+    judged on sites that it was not trained on.
+    """
+    balance: bool = False
+    """Whether each class has its equal share of an epoch's visits, however rare it is."""
     turn: bool = True
     """Show each slide in one of its eight orientations in training."""
     shift: int = 0
@@ -120,7 +126,7 @@ class SlideDataset(Dataset[SlideBatch]):
 
     def _open(self, batch: SlideBatch, record: SlideRecord, visit: Visit) -> None:
         factors = [self.config.downsample, *self.config.context]
-        images = [open_image(record.path, factor) for factor in factors]
+        images = [open_image(record.path, factor, record.mpp) for factor in factors]
         turned = None if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
         shown = [None if turned is None else _coarser(turned, factor / factors[0]) for factor in factors]
         sources = [CheckedSource(_turned(image, how), record.slide) for image, how in zip(images, shown)]
@@ -198,7 +204,7 @@ class SlideData(pl.LightningDataModule):
     def split(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
         """The records with a split for each, in the same order."""
         strata = [replace(record, label=self.task.stratum(record.cells)) for record in records]
-        done = complete_splits(strata, self.config.validation, self.config.test, self.seed)
+        done = complete_splits(strata, self.config.validation, self.config.test, self.seed, self.config.split_by)
         return [replace(record, split=other.split) for record, other in zip(records, done)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,7 +227,8 @@ class SlideData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[SlideBatch]:
         settings, records = self.config, self.of("train")
         augmenter = Augmenter(self.seed, settings.turn, settings.shift, settings.stain, settings.tint)
-        sampler = EpochSampler(len(records), self.seed, *self._rank())
+        strata = [self.task.stratum(record.cells) for record in records] if settings.balance else None
+        sampler = EpochSampler(len(records), self.seed, *self._rank(), strata)
         self._loader = TrainLoader(self._dataset(records, augmenter), sampler, settings.workers)
         if self._place is not None:
             self._loader.load_state_dict(self._place)

@@ -41,6 +41,15 @@ class SlideRecord:
         """What a task may look at: the label and the cells of all other columns."""
         return {"label": self.label, **self.others}
 
+    @property
+    def mpp(self) -> float | None:
+        """Micrometres per pixel of the slide from the column `mpp`, which wins over what its file says."""
+        text = self.others.get("mpp", "")
+        try:
+            return float(text) if text else None
+        except ValueError as error:
+            raise UserError(f"slide {self.slide}: mpp is {text!r}; expected micrometres per pixel") from error
+
 
 def read_manifest(
     path: Path,
@@ -91,7 +100,9 @@ def write_manifest(path: Path, records: Sequence[SlideRecord]) -> None:
 
 
 def check_files(records: Sequence[SlideRecord]) -> None:
-    """Raise an error that names the first slide whose file is missing."""
+    """Raise an error that names the first slide whose file is missing, or whose resolution is no number."""
+    for record in records:
+        _ = record.mpp
     missing = [record for record in records if not record.path.exists()]
     if missing:
         raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +22,20 @@ class EpochSampler(Sampler[Visit]):
 
     It counts the epochs itself. Lightning's `set_epoch` comes too late for the first epoch of a resumed run,
     which would then be drawn as epoch 0 again.
+
+    With strata (the class of each slide) an epoch has as many visits as there are slides, and each class has its
+    equal share of them: slides of a rare class are visited several times, of a frequent one only some are, and
+    others in the next epoch.
     """
 
-    def __init__(self, slides: int, seed: int, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(
+        self, slides: int, seed: int, rank: int = 0, ranks: int = 1, strata: Sequence[str] | None = None
+    ) -> None:
+        if strata is not None and len(strata) != slides:
+            raise ValueError(f"{len(strata)} strata for {slides} slides")
         self.slides = slides
         self.seed = seed
+        self._classes = None if strata is None else _places(strata)
         self.rank, self.ranks = rank, ranks
         self.epoch = 0
         """The epoch that is drawn next."""
@@ -39,10 +48,28 @@ class EpochSampler(Sampler[Visit]):
     def __iter__(self) -> Iterator[Visit]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         skip, self.skip = self.skip, 0
-        order = np.random.default_rng((self.seed, epoch)).permutation(self.slides)
+        order = self._order(epoch)
         # No rank may run out of slides before the others: they would wait for its gradients for ever.
         shared = np.resize(order, len(self) * self.ranks)[self.rank :: self.ranks]
         return (Visit(int(slide), epoch) for slide in shared[skip:])
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """All visits of an epoch, a function of the seed and the epoch alone."""
+        draw = np.random.default_rng((self.seed, epoch))
+        if self._classes is None:
+            return draw.permutation(self.slides)
+        share, rest = divmod(self.slides, len(self._classes))
+        visits = []
+        for number, places in enumerate(self._classes):
+            # What does not divide evenly goes to another class each epoch.
+            wanted = share + ((number - epoch) % len(self._classes) < rest)
+            rounds = [draw.permutation(places) for _ in range(-(-wanted // len(places)))]
+            visits.append(np.concatenate(rounds)[:wanted] if rounds else places[:0])
+        return draw.permutation(np.concatenate(visits))
+
+
+def _places(strata: Sequence[str]) -> list[np.ndarray]:
+    return [np.flatnonzero([stratum == name for stratum in strata]) for name in sorted(set(strata))]
 
 
 class InOrder(Sampler[Visit]):

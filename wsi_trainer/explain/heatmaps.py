@@ -47,7 +47,7 @@ def write_heatmaps(
     field = receptive_field(model.backbone)
     maps = {}
     for record in track(records, description="maps", transient=True):
-        image = dense(open_image(record.path, downsample)).to(model.device)
+        image = dense(open_image(record.path, downsample, record.mpp)).to(model.device)
         attribution = attribute(model, image, target)
         maps[record.slide] = _Map(
             record, attribution, _picture(image), _scaled(_regions_of(record, regions), downsample)

@@ -55,7 +55,7 @@ class Estimate(Callback):
         sizes = {}
         for record in records:
             try:
-                image = open_image(record.path, self.slides.config.downsample)
+                image = open_image(record.path, self.slides.config.downsample, record.mpp)
             except (UserError, OSError) as error:
                 log.info("slide %s is left out of the estimate: %s", record.slide, error)
                 continue

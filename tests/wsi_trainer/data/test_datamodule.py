@@ -7,7 +7,7 @@ import pytest
 import tifffile
 import torch
 
-from wsi_trainer.data import DataConfig, SlideData, dense, open_image
+from wsi_trainer.data import DataConfig, SlideData, dense, open_image, read_manifest
 from wsi_trainer.errors import UserError
 
 
@@ -96,3 +96,35 @@ def test_an_unreadable_slide_and_bad_settings_are_named(tmp_path: Path) -> None:
         DataConfig(manifest=tmp_path, downsample=0)
     with pytest.raises(UserError, match=r"data\.validation is 1"):
         DataConfig(manifest=tmp_path, validation=1.0)
+
+
+def test_balanced_epochs_show_each_class_equally_often(manifest: Path) -> None:
+    text = manifest.read_text().replace("1.tif,b,train", "1.tif,a,train").replace("3.tif,b,train", "3.tif,a,train")
+    manifest.write_text(text)
+    plain = SlideData(DataConfig(manifest=manifest), ["a", "b"])
+    even = SlideData(DataConfig(manifest=manifest, balance=True), ["a", "b"])
+    assert sorted(int(b["label"]) for b in plain.train_dataloader()) == [0] * 6 + [1] * 2
+    assert sorted(int(b["label"]) for b in even.train_dataloader()) == [0] * 4 + [1] * 4
+    assert len(list(even.val_dataloader())) == 4  # evaluation shows each slide once
+
+
+def test_open_splits_keep_sites_whole(manifest: Path) -> None:
+    lines = [f"{i}.tif,{'ab'[i % 2]},site{i // 2}" for i in range(12)]
+    manifest.write_text("slide,label,site\n" + "\n".join(lines))
+    data = SlideData(DataConfig(manifest=manifest, split_by="site"), ["a", "b"])
+    sites = [{record.site for record in data.of(split)} for split in ("train", "val", "test")]
+    assert all(sites) and sum(map(len, sites)) == 6
+
+
+def test_the_manifest_says_how_large_pixels_are(manifest: Path) -> None:
+    text = "slide,label,mpp\n0.tif,a,0.5\n1.tif,b,half\n"
+    manifest.write_text(text)
+    first, second = read_manifest(manifest)
+    assert open_image(first.path, 4, first.mpp).mpp == pytest.approx((2.0, 2.0))
+    assert tuple(open_image(first.path, 4, first.mpp).shape) == (1, 3, 64, 80)
+    with pytest.raises(UserError, match=r"fill in the column mpp"):
+        open_image(first.path, 4)
+    with pytest.raises(UserError, match=r"slide 1\.tif: mpp is 'half'"):
+        _ = second.mpp
+    with pytest.raises(UserError, match=r"slide 1\.tif: mpp is 'half'"):
+        SlideData(DataConfig(manifest=manifest), ["a", "b"])
