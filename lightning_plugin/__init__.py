@@ -8,7 +8,10 @@ from lightning_plugin.errors import BarrierError, BudgetError, EngineError, Plan
 from lightning_plugin.lazy import LazyImage, materialize
 from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.calibrate import calibrate, calibrated
 from lightning_plugin.planner.make import make_plan
+from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.sweep import Sweep, sweep
 from lightning_plugin.source import TensorSource, TileSource
 from lightning_plugin.strategy.registration import register_all
 
@@ -24,16 +27,21 @@ __all__ = [
     "LazyImage",
     "Plan",
     "PlanError",
+    "Rates",
     "RecordingError",
     "SFTDDPStrategy",
     "SFTStrategy",
     "StepMonitor",
+    "Sweep",
     "TensorSource",
     "TileSource",
     "TiledModule",
+    "calibrate",
+    "calibrated",
     "check",
     "make_plan",
     "materialize",
+    "sweep",
 ]
 
 

@@ -13,6 +13,7 @@ from lightning_plugin.execute.validate import validate
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.rates import Rates
 from lightning_plugin.policy import fixed
 from lightning_plugin.rules.base import Barrier, Captured, Source
 from lightning_plugin.source import TensorSource
@@ -25,7 +26,8 @@ class Settings:
     ``tiles`` (and ``backward_tiles``) fix one grid for all segments; ``budget``, in bytes, leaves it to the planner.
     ``halo`` is "recompute" or "share" for all segments, or "auto": what is faster for each. ``half`` allows maps on
     lower tiers to be kept as bfloat16, which loses digits. ``policy`` restricts the planner (`planner.policies`).
-    ``plan`` is the last plan that ran, ``ledger`` what its step used where a budget is kept.
+    ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
+    when it was calibrated. ``plan`` is the last plan that ran, ``ledger`` what its step used where a budget is kept.
     """
 
     tiles: tuple[int, ...] | None = None
@@ -38,6 +40,7 @@ class Settings:
     halo: str = "auto"
     half: bool = False
     policy: str = "auto"
+    rates: Rates | None = field(default=None, init=False)
     plan: Plan | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
     barriers: tuple[str, ...] = field(default=(), init=False)
@@ -60,18 +63,19 @@ class Settings:
 
     def search(self, nodes: Sequence[Node]) -> Plan:
         """A plan within the budget."""
+        from lightning_plugin.planner.calibrate import local_rates
         from lightning_plugin.planner.choose import choose_plan
         from lightning_plugin.planner.network import Network
         from lightning_plugin.planner.policies import policy_of
-        from lightning_plugin.planner.rates import rates_of
         from lightning_plugin.planner.search import Lower
 
         assert self.budget is not None
         images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
         device = self.device or (images[0].device.type if images else "cpu")
         lower = Lower(None if device.split(":")[0] == "cpu" else self.host_budget or 64 * 2**30, self.disk, self.half)
+        self.rates = self.rates or local_rates(device)
         policy = policy_of(self.policy, self.halo)
-        plan = choose_plan(Network(tuple(nodes)), rates_of(device), self.budget, lower, policy)
+        plan = choose_plan(Network(tuple(nodes)), self.rates, self.budget, lower, policy)
         return replace(plan, shape=tuple(images[0].shape) if images else ())
 
     def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:

@@ -17,11 +17,12 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import ancestors
 from lightning_plugin.lazy import LazyImage, LazyTensor
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
-from lightning_plugin.planner.rates import rates_of
+from lightning_plugin.planner.rates import Rates, rates_of
 from lightning_plugin.planner.search import Lower
 from lightning_plugin.units import parse_bytes
 
@@ -59,11 +60,23 @@ def make_plan(
 
     ``image`` is a shape ``(N, C, *spatial)``, a tensor or a `LazyImage`. Nothing is read and no activation is
     allocated: parameters may even be on the meta device. ``device`` names the device whose rates rank the plans
-    (``"cuda:a100"``, ``"cpu"``); it need not be there. What does not fit goes to the host up to ``host_budget`` where
-    the device is not the CPU, then to disk where ``disk`` allows it; with ``half=True`` as bfloat16, which loses
-    digits. ``halo`` is "recompute", "share" or "auto"; ``policy`` names a published technique to plan by instead
-    (`planner.policies`).
+    (``"cuda:a100"``, ``"cpu"``); it need not be there. Where it is this machine's own and was calibrated (see
+    `calibrate`), what was measured counts; without ``device`` the built-in figures of a CPU do. What does not fit goes
+    to the host up to ``host_budget`` where the device is not the CPU, then to disk where ``disk`` allows it; with
+    ``half=True`` as bfloat16, which loses digits. ``halo`` is "recompute", "share" or "auto"; ``policy`` names a
+    published technique to plan by instead (`planner.policies`).
     """
+    with recorded(module, image, dtype) as (network, shape):
+        lower = lower_tiers(device, host_budget, disk, half)
+        plan = choose_plan(network, rates_for(device), parse_bytes(budget), lower, policy_of(policy, halo))
+    return dataclasses.replace(plan, shape=shape)
+
+
+@contextmanager
+def recorded(
+    module: nn.Module, image: Sequence[int] | Tensor, dtype: torch.dtype
+) -> Iterator[tuple[Network, tuple[int, ...]]]:
+    """What a step of a module on an image runs, and the image's shape; the recording is gone after the block."""
     if isinstance(image, LazyImage):
         lazy = LazyImage(image.source)
     elif isinstance(image, Tensor):
@@ -76,11 +89,19 @@ def make_plan(
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
     values = [scalar(t)._value for t in leaves]
-    kind = device or "cpu"
-    lower = Lower(None if kind.split(":")[0] == "cpu" else parse_bytes(host_budget or "64GiB"), disk, half)
-    network = Network(tuple(ancestors(values)))
-    plan = choose_plan(network, rates_of(kind), parse_bytes(budget), lower, policy_of(policy, halo))
-    return dataclasses.replace(plan, shape=tuple(lazy.shape))
+    yield Network(tuple(ancestors(values))), tuple(lazy.shape)
+
+
+def rates_for(device: str | None) -> Rates:
+    """The rates that rank plans: the built-in table's where no device is named."""
+    return rates_of("cpu") if device is None else local_rates(device)
+
+
+def lower_tiers(device: str | None, host_budget: int | str | None, disk: bool, half: bool) -> Lower:
+    """The tiers below a device: a CPU has no host below it."""
+    if device is None or device.split(":")[0] == "cpu":
+        return Lower(None, disk, half)
+    return Lower(parse_bytes(host_budget or "64GiB"), disk, half)
 
 
 @contextmanager

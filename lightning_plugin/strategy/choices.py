@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.make import signature
+from lightning_plugin.planner.rates import Rates
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.feedback import Feedback
 
@@ -47,6 +48,7 @@ class RunSettings(Settings):
             **self.limits(),
             "plans": {key: plan.to_json() for key, plan in self.plans.items()},
             "roomy": sorted(self.roomy),
+            "rates": None if self.rates is None else asdict(self.rates),
         }
 
     def limits(self) -> dict[str, Any]:
@@ -69,6 +71,8 @@ class RunSettings(Settings):
         if self.limits() == {name: state[name] for name in self.limits()}:
             self.plans |= {key: Plan.from_json(text) for key, text in state["plans"].items()}
             self.roomy |= set(state["roomy"])
+            if state.get("rates") is not None:
+                self.rates = Rates(**state["rates"])
 
 
 def digest(nodes: Sequence[Node]) -> str:

@@ -19,12 +19,17 @@ from wsi_trainer.doctor.packages import check_packages
 COLOURS = {Status.OK: "green", Status.ABSENT: "dim", Status.WARNING: "yellow", Status.FAILED: "bold red"}
 
 
-def doctor(json: bool = False) -> int:
+def doctor(json: bool = False, calibrate: bool = False) -> int:
     """Try everything that training needs and say what works, what is missing and how to add it.
 
     Args:
         json: print the checks as JSON instead of a table
+        calibrate: first measure how fast this machine's device is, for some seconds, so that plans fit it
     """
+    if calibrate:
+        import lightning_plugin
+
+        lightning_plugin.calibrate()
     checks = examine()
     if json:
         listed = [asdict(check) for check in checks]

@@ -18,6 +18,7 @@ def check_machine(folder: Path) -> list[Check]:
         attempt(GROUP, "device", device, "pip install 'torch>=2.11,<2.14'"),
         attempt(GROUP, "memory", memory),
         Check(GROUP, "cores", Status.OK, f"{usable_cores()} usable of {os.cpu_count()}"),
+        rates(),
         disk("disk, working folder", folder),
         disk("disk, temporary folder", Path(tempfile.gettempdir())),
     ]
@@ -57,6 +58,21 @@ def container_limit() -> int | None:
 def usable_cores() -> int:
     """The cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def rates() -> Check:
+    """How fast the device is, by which plans are ranked: as measured, or not measured yet."""
+    from lightning_plugin import calibrated
+
+    found = calibrated()
+    if found is None:
+        detail = "not measured: built-in figures rank the plans"
+        return Check(GROUP, "rates", Status.ABSENT, detail, "wsi-train doctor --calibrate")
+    figures = (
+        f"{found.flops / 1e9:.0f} GFLOP/s, memory {found.memory / 1e9:.1f} GB/s, host {found.host / 1e9:.1f} GB/s, "
+        f"disk {found.disk / 1e9:.2f} GB/s, {found.call * 1e6:.0f} µs for a call"
+    )
+    return Check(GROUP, "rates", Status.OK, figures)
 
 
 def disk(name: str, folder: Path) -> Check:

@@ -1,35 +1,160 @@
-"""The command `plan`: what a training step on a slide of some size would be, without slide or device."""
+"""The command `plan`: what a training step on an image of some size would be, without image or device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from argparse import SUPPRESS
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
+import torch
+from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
+from rich.progress import track
+from torch import nn
 
+from lightning_plugin import Plan, make_plan, sweep
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.command import instantiate, make_parser, parse
 from wsi_trainer.fit.config import AUTO
-from wsi_trainer.fit.planning import plan_step
+from wsi_trainer.fit.plan_model import build_model, on_any_device
+from wsi_trainer.fit.planning import Step
+from wsi_trainer.models import SlideClassifier
+
+#: Budgets of a sweep.
+POINTS = 10
 
 
 def plan(words: Sequence[str]) -> int:
     """Plan a model at an image size under a memory budget, and print the plan."""
-    parser = make_parser("plan", "Plan a training step of a config: where tensors live, tile grids, cost.")
-    parser.add_argument("--height", type=int, required=True, help="height of the slide in pixels")
-    parser.add_argument("--width", type=int, required=True, help="width of the slide in pixels")
-    parser.add_argument("--device", type=str, default="cpu", help="whose speed ranks the plans: cpu, cuda")
+    step = config_step(words) if names_config(words) else model_step(words)
+    return step()
+
+
+def names_config(words: Sequence[str]) -> bool:
+    """Whether the model is that of a config, in a file or by its keys, rather than one named by `--model`."""
+    config = [w for w in words if w.partition("=")[0] == "--config" or re.match(r"--(model|data|train)\.|--out\b", w)]
+    named = [w for w in words if w.partition("=")[0] == "--model"]
+    if config and named:
+        raise UserError(f"--model names a model and {config[0].partition('=')[0]} describes one; give one of the two")
+    return bool(config)
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """The options of both forms."""
+    parser.add_argument("--image", type=str, required=True, metavar="WxH", help="size in pixels, as 20480x20480")
+    parser.add_argument(
+        "--device", type=str, default="cpu", help="whose speed ranks the plans: cpu, cuda:a100, ...; need not be there"
+    )
+    parser.add_argument("--host-budget", type=str, default=None, help="host memory below a device that is not the CPU")
+    parser.add_argument("--disk", type=bool, default=True, help="whether what fits nowhere else may go to disk")
+    parser.add_argument("--half", type=bool, default=False, help="keep maps there as bfloat16, which loses digits")
+    parser.add_argument("--halo", type=str, default="auto", help="what tiles share is computed twice or handed on")
+    parser.add_argument("--policy", type=str, default="auto", help="a published technique instead: sft, overl, ...")
     parser.add_argument("--json", type=Path, default=None, help="also write the plan to this file")
     parser.add_argument("--picture", type=Path, default=None, help="also draw memory over the step, as PNG")
+    parser.add_argument(
+        "--sweep", type=Literal["budget"], default=None, help="also plan for other budgets, and print time against them"
+    )
+    parser.add_argument("--sweep-picture", type=Path, default=None, help="draw the sweep, as PNG")
+
+
+def config_step(words: Sequence[str]) -> Callable[[], int]:
+    """The step of a config's classifier on a slide."""
+    parser = make_parser("plan", "Plan a training step of a config: where tensors live, tile grids, cost.")
+    parser.add_argument("--budget", type=str, default=None, help="device memory; without it train.budget")
+    add_options(parser)
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
-    if config.budget is None or config.budget == AUTO:
-        raise UserError("a plan needs a budget: give --train.budget, such as 8GiB")
+    budget = options.budget or config.budget
+    if budget is None or budget == AUTO:
+        raise UserError("a plan needs a budget: give --budget or --train.budget, such as 8GiB")
     factors = [factor / data.downsample for factor in data.context]
-    found = plan_step(model, options.height, options.width, config.budget, options.device, factors)
-    Console(width=160).print(str(found), highlight=False, markup=False)
+    return partial(report, lambda then: then(step_of(model, factors), torch.uint8), options, budget)
+
+
+def model_step(words: Sequence[str]) -> Callable[[], int]:
+    """The step of a model by name."""
+    parser = ArgumentParser(
+        prog="wsi-train plan",
+        description="Plan a training step under a memory budget, without image, device or activations: where tensors "
+        "live, tile grids, cost. The model is named by --model; or it is that of a config, with the options of "
+        "`wsi-train fit`: see `wsi-train plan --config CONFIG --help`.",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model",
+        type=str,
+        required=True,
+        help="a backbone (VGG, ResNet, ...) in a slide classifier; timm:NAME; or package.module:callable, which "
+        "returns a module",
+    )
+    parser.add_argument("--budget", type=str, required=True, help="device memory for the step, as 512MiB or 11GiB")
+    parser.add_argument("--config", default=SUPPRESS, help="plan the model of this config instead of --model")
+    add_options(parser)
+    options = parse(parser, words)
+    build = build_model(options.model)
+
+    def planned(then: Callable[[nn.Module, torch.dtype], Any]) -> Any:
+        return on_any_device(build, lambda module: then(step_of(module), pixel_type(module)))
+
+    return partial(report, planned, options, options.budget)
+
+
+def step_of(module: nn.Module, factors: Sequence[float] = ()) -> nn.Module:
+    """The module as it trains; a slide classifier with its further magnifications, each so much coarser."""
+    module.train()
+    if not isinstance(module, SlideClassifier):
+        return module
+    module.standardise.eval()  # it would write the statistics of a slide that is not there
+    return Step(module, factors or [4.0**level for level in range(1, module.levels)])
+
+
+def pixel_type(module: nn.Module) -> torch.dtype:
+    """Slides have bytes; another network is given floating-point numbers."""
+    return torch.uint8 if isinstance(module, SlideClassifier) else torch.float32
+
+
+def report(planned: Callable[..., Any], options: Namespace, budget: str) -> int:
+    """Plan, print, and write what was asked for."""
+    if options.sweep_picture is not None and options.sweep is None:
+        raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
+    width, height = pixels(options.image)
+    console = Console(width=200)
+    names = ("device", "host_budget", "disk", "half", "halo", "policy")
+    arguments: dict[str, Any] = {"budget": budget, **{name: options[name] for name in names}}
+
+    def run(module: nn.Module, dtype: torch.dtype) -> tuple[Plan, Any]:
+        shape = (1, 3, height, width)
+        if options.sweep is None:
+            return make_plan(module, shape, dtype=dtype, **arguments), None
+        tell = partial(track, description="planning", console=Console(stderr=True), transient=True)
+        found = sweep(module, shape, dtype=dtype, count=POINTS, tell=tell, **arguments)
+        assert found.asked is not None
+        return found.asked, found
+
+    try:
+        found, swept = planned(run)
+    except ValueError as error:  # a size or a device that the engine does not know
+        raise UserError(str(error)) from error
+    console.print(str(found), highlight=False, markup=False)
+    if swept is not None:
+        console.print(f"\n{swept}", highlight=False, markup=False)
     if options.json is not None:
         options.json.write_text(found.to_json() + "\n", encoding="utf-8")
     if options.picture is not None:
         found.draw(str(options.picture))
+    if options.sweep_picture is not None:
+        swept.draw(str(options.sweep_picture))
     return 0
+
+
+def pixels(image: str) -> tuple[int, int]:
+    """Width and height from a text such as `20480x20480`."""
+    found = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", image)
+    if found is None or not int(found[1]) or not int(found[2]):
+        raise UserError(f"--image: '{image}' is not a size in pixels; write width x height, as 20480x20480")
+    return int(found[1]), int(found[2])

@@ -65,7 +65,7 @@ def plan_step(
         factors: How much coarser each further magnification is than the slide; by default as many, each by 4.
     """
     if height < 1 or width < 1:
-        raise UserError(f"a slide of {height} × {width} pixels cannot be planned; give --height and --width above 0")
+        raise UserError(f"a slide of {height} × {width} pixels cannot be planned")
     model.train()
     model.standardise.eval()  # it would write the statistics of a slide that is not there
     factors = factors or [4.0**level for level in range(1, model.levels)]

@@ -121,3 +121,17 @@ def test_attempt_turns_an_error_into_a_failed_check():
 
     check = attempt("readers", "x", broken, "pip install x")
     assert check == Check("readers", "x", Status.FAILED, "OSError: library not found", "pip install x")
+
+
+def test_rates_are_measured_when_asked(monkeypatch, tmp_path, capsys):
+    from lightning_plugin import Rates
+    from lightning_plugin.planner import calibrate
+
+    monkeypatch.setenv(calibrate.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(calibrate, "measure", lambda device: Rates(62e9, 7e9, 7e9, 1.5e9, 2e-5))
+    before = machine.rates()
+    assert (before.status, before.fix) == (Status.ABSENT, "wsi-train doctor --calibrate")
+    assert main(["doctor", "--json", "--calibrate"]) == 0
+    found = by_name_json(capsys.readouterr().out)["rates"]
+    assert found["status"] == "ok"
+    assert found["detail"].startswith("62 GFLOP/s, memory 7.0 GB/s, host 7.0 GB/s, disk 1.50 GB/s, 20 µs")

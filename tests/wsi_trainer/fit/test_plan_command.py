@@ -1,37 +1,141 @@
-"""`wsi-train plan`: every config plans for a slide that is not there."""
+"""`wsi-train plan`: configs and named models plan for an image that is not there."""
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from lightning_plugin import Plan
+from tests.lightning_plugin.stubs import timm_alone
 from wsi_trainer.cli import main
+from wsi_trainer.fit.plan_model import build_model, on_any_device
 
 SYNTHETIC = Path(__file__).resolve().parents[3] / "configs" / "synthetic.yaml"
+HERE = "tests.wsi_trainer.fit.test_plan_command"
 
 
-def words(side: int, *more: str) -> list[str]:
-    return ["plan", f"--config={SYNTHETIC}", f"--height={side}", f"--width={side}", *more]
+def of_config(image: str, *more: str) -> list[str]:
+    return ["plan", f"--config={SYNTHETIC}", f"--image={image}", *more]
+
+
+def of_model(name: str, *more: str) -> list[str]:
+    return ["plan", "--model", name, "--image", "4096x2048", "--budget", "64MiB", *more]
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1))
+
+
+class ReadsItsBuffer(nn.Module):
+    """A network that needs the value of a buffer, which a meta tensor does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.net = small()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x * float(self.scale))
+
+
+def needs_width(width: int) -> nn.Module:
+    return nn.Conv2d(3, width, 1)
+
+
+def not_a_module() -> str:
+    return "VGG"
 
 
 def test_plans_a_slide_that_no_memory_here_would_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json, picture = tmp_path / "plan.json", tmp_path / "plan.png"
-    options = ["--train.budget=2GiB", f"--json={json}", f"--picture={picture}"]
-    assert main(words(50_000, *options)) == 0
-    assert "1 x 3 x 50000 x 50000 within 2.0 GiB" in capsys.readouterr().out
+    assert main(of_config("50000x40000", "--budget=2GiB", f"--json={json}", f"--picture={picture}")) == 0
+    assert "1 x 3 x 40000 x 50000 within 2.0 GiB" in capsys.readouterr().out
     plan = Plan.from_json(json.read_text())
-    assert 0 < plan.peak_bytes <= 2 * 2**30 < 100 * 2**30 < plan.plain_bytes
-    assert picture.stat().st_size > 1000
+    assert 0 < plan.peak_bytes <= 2 * 2**30 < 80 * 2**30 < plan.plain_bytes
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_budget_of_a_config_is_that_of_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(of_config("2048x2048")) == 0
+    assert "within 64.0 MiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["vgg", f"{HERE}:small", f"{HERE}:ReadsItsBuffer"])
+def test_models_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(of_model(name)) == 0
+    assert "1 x 3 x 2048 x 4096 within 64.0 MiB" in capsys.readouterr().out
+
+
+def test_parameters_take_no_memory_where_their_values_are_not_needed() -> None:
+    def devices(module: nn.Module) -> set[str]:
+        return {t.device.type for t in (*module.parameters(), *module.buffers())}
+
+    assert on_any_device(build_model("resnet"), devices) == {"meta"}
+
+    def reading(module: nn.Module) -> set[str]:
+        assert isinstance(module, ReadsItsBuffer)
+        module.scale.item()
+        return devices(module)
+
+    assert on_any_device(build_model(f"{HERE}:ReadsItsBuffer"), reading) == {"cpu"}
+
+
+def test_a_module_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nets_of_mine.py").write_text("from torch import nn\ndef build():\n    return nn.Conv2d(3, 2, 1)\n")
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    assert isinstance(build_model("nets_of_mine:build")(), nn.Conv2d)
+    assert sys.path == path
+    sys.modules.pop("nets_of_mine")
+
+
+def test_models_of_timm(capsys: pytest.CaptureFixture[str]) -> None:
+    with timm_alone():
+        assert main(of_model("timm:test_vit", "--image=160x160")) == 0
+        capsys.readouterr()
+        assert main(of_model("timm:resnet81")) == 2
+    assert "timm has no 'resnet81'; did you mean" in capsys.readouterr().err
+
+
+def test_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "sweep.png"
+    options = ["--sweep=budget", f"--sweep-picture={picture}", "--device=cuda:a100"]
+    assert main(of_model(f"{HERE}:small", *options)) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("the smallest") == shown.count("asked for") == shown.count("plain PyTorch\n") == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("words", "message"),
     [
-        (["--train.budget=null"], "a plan needs a budget"),
-        (["--train.budget=1B"], "budget"),
-        (["--height=0"], "a slide of 0 × 512 pixels cannot be planned"),
+        (of_config("512x512", "--train.budget=null"), "a plan needs a budget"),
+        (of_config("512x512", "--train.budget=1B"), "budget"),
+        (of_config("0x512"), "--image: '0x512' is not a size in pixels"),
+        (of_config("512x512", "--model=VGG"), "--model names a model and --config describes one"),
+        (of_config("512x512", "--budget=lots"), "'lots' is not a size"),
+        (of_config("512x512", "--device=cuda:abacus"), "no rates for device 'cuda:abacus'"),
+        (of_config("512x512", "--sweep-picture=a.png"), "give --sweep budget too"),
+        (of_model("AlexNet"), "there is no backbone 'AlexNet'; valid: ConvNeXt,"),
+        (of_model("no.such.module:build"), "no.such.module:build cannot be imported"),
+        (of_model(f"{HERE}:smal"), "did you mean 'small'?"),
+        (of_model(f"{HERE}:needs_width"), "has to work without arguments"),
+        (of_model(f"{HERE}:not_a_module"), "is a str; it must be a module"),
+        (["plan", "--model=VGG", "--image=64x64"], "budget"),
+        (["plan", "--image=64x64", "--budget=1GiB"], "model"),
+        (of_model("VGG", "--buget=1GiB"), "did you mean '--budget'?"),
+        (of_model("VGG", "--sweep=time"), "choose from budget"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(512, *more)) == 2
-    assert message in capsys.readouterr().err
+def test_what_cannot_be_planned_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and message in error[0]
+
+
+def test_timm_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert main(of_model("timm:resnet18")) == 2
+    assert "timm:resnet18 needs timm" in capsys.readouterr().err

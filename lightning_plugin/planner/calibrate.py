@@ -1,0 +1,120 @@
+"""The rates of this machine's own device: measured once, in seconds, and kept in the user's cache.
+
+A file is valid for one device, one version of torch and one number of threads. Plans depend on rates, so nothing is
+measured behind the user's back: without a file the built-in table ranks the plans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from platformdirs import user_cache_path
+
+from lightning_plugin.planner.measure import measure
+from lightning_plugin.planner.rates import Rates, rates_of
+
+log = logging.getLogger(__name__)
+
+#: Names another folder for the files.
+VARIABLE = "LIGHTNING_PLUGIN_CACHE"
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def calibrate(device: str | torch.device | None = None) -> Rates:
+    """Measure how fast this machine's device is, and keep the result for later plans.
+
+    It takes some seconds, in which nothing else should run. `TiledModule` and the strategies use the result from then
+    on, and so does `make_plan` where ``device`` is this device's kind (``"cpu"``, ``"cuda"``). Plans that exist are not
+    changed, nor are those of a run that is resumed.
+    """
+    found = local(device)
+    rates = measure(found)
+    keep(rates, key(found))
+    return rates
+
+
+def calibrated(device: str | torch.device | None = None) -> Rates | None:
+    """What `calibrate` found for this device, this version of torch and this number of threads, if it was asked."""
+    about = key(local(device))
+    path = place(about)
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        rates = Rates(**data["rates"])
+        if data["key"] == about and all(r > 0 for r in asdict(rates).values()):
+            return rates
+        raise ValueError("it is of another device, or holds a rate that is not positive")
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("%s is ignored (%s); lightning_plugin.calibrate() writes it anew", path, error)
+        return None
+
+
+def local_rates(device: str) -> Rates:
+    """The rates of a device by name: measured, where it is this machine's own and was calibrated, else the table's."""
+    kind, _, number = device.partition(":")
+    if kind in kinds() and (not number or number.isdigit()):
+        found = calibrated(device)
+        if found is not None:
+            return found
+    return rates_of(device)
+
+
+def kinds() -> list[str]:
+    """The kinds of devices that this machine has."""
+    accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return ["cpu", *(name for name, there in accelerators.items() if there)]
+
+
+def local(device: str | torch.device | None) -> torch.device:
+    """The device that is meant: by default the accelerator, if there is one."""
+    found = torch.device(device if device is not None else kinds()[-1])
+    if found.type not in kinds():
+        raise ValueError(f"this machine has no device {found.type!r} to measure; it has {', '.join(kinds())}")
+    return found
+
+
+def key(device: torch.device) -> dict[str, Any]:
+    """What a measurement is valid for."""
+    return {"device": name_of(device), "torch": torch.__version__, "threads": torch.get_num_threads()}
+
+
+def name_of(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if CPUINFO.is_file():
+        for line in CPUINFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return f"{device.type}, {line.partition(':')[2].strip()}"
+    return f"{device.type}, {platform.processor() or platform.machine()}"
+
+
+def folder() -> Path:
+    """Where measurements are kept."""
+    given = os.environ.get(VARIABLE)
+    return Path(given) if given else user_cache_path("lightning_plugin", appauthor=False)
+
+
+def place(about: dict[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    return folder() / f"rates-{digest}.json"
+
+
+def keep(rates: Rates, about: dict[str, Any]) -> None:
+    """Write a file as a whole or not at all."""
+    path = place(about)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"key": about, "rates": asdict(rates)}, indent=1) + "\n"
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.replace(file.name, path)

@@ -1,0 +1,123 @@
+"""Timing what the rates stand for, on a real device."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightning_plugin.planner.rates import Rates
+
+#: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
+SIDES = {"cpu": 192, "cuda": 1024, "mps": 512}
+CHANNELS = 64
+SMALL = 8
+CALLS = 200
+TRANSFER = 128 * 2**20
+REPEATS = 3
+
+
+def measure(device: torch.device) -> Rates:
+    """Time a convolution, a pointwise operator, small operators and transfers."""
+    with torch.enable_grad():
+        memory = pointwise(device)
+        return Rates(
+            flops=convolution(device),
+            memory=memory,
+            host=memory if device.type == "cpu" else to_host(device),
+            disk=to_disk(),
+            call=call(device),
+        )
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """How long something takes once it has been done before."""
+    times = []
+    for _ in range(1 + REPEATS):
+        settle(device)
+        begin = time.perf_counter()
+        run()
+        settle(device)
+        times.append(time.perf_counter() - begin)
+    return max(median(times[1:]), 1e-9)
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what an accelerator still has to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def back_and_forth(function: Callable[[Tensor], Tensor], x: Tensor, *more: Tensor) -> Callable[[], object]:
+    """Forward, and backward with respect to the input and whatever else has a gradient."""
+    cotangent = torch.ones_like(function(x).detach())
+    return lambda: torch.autograd.grad(function(x), (x, *more), cotangent)
+
+
+def image(device: torch.device, channels: int, side: int) -> Tensor:
+    return torch.rand(1, channels, side, side, device=device, requires_grad=True)
+
+
+def convolution(device: torch.device) -> float:
+    """Floating-point operations a second of a 3×3 convolution, forward and backward."""
+    side = SIDES[device.type]
+    x = image(device, CHANNELS, side)
+    weight = torch.rand(CHANNELS, CHANNELS, 3, 3, device=device, requires_grad=True)
+    run = back_and_forth(lambda t: functional.conv2d(t, weight, padding=1), x, weight)
+    return 3 * 2 * CHANNELS * CHANNELS * 9 * side**2 / seconds(run, device)
+
+
+def pointwise(device: torch.device) -> float:
+    """Bytes a second that an operator without arithmetic to speak of reads and writes, forward and backward."""
+    x = image(device, CHANNELS, SIDES[device.type])
+    run = back_and_forth(functional.relu, x)
+    return 3 * 2 * x.nbytes / seconds(run, device)
+
+
+def call(device: torch.device) -> float:
+    """Seconds to start an operator, forward and backward, on next to no data."""
+    x = image(device, 1, SMALL)
+
+    def chain(t: Tensor) -> Tensor:
+        for _ in range(CALLS):
+            t = functional.relu(t)
+        return t
+
+    return seconds(back_and_forth(chain, x), device) / (3 * CALLS)
+
+
+def to_host(device: torch.device) -> float:
+    """Bytes a second between the device and pinned memory of the host, there and back."""
+    pinned = torch.empty(TRANSFER, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    there = torch.empty(TRANSFER, dtype=torch.uint8, device=device)
+
+    def both() -> None:
+        pinned.copy_(there)
+        there.copy_(pinned)
+
+    return 2 * TRANSFER / seconds(both, device)
+
+
+def to_disk() -> float:
+    """Bytes a second to and from a temporary file, once they are really written and no longer in the system's cache."""
+    data = memoryview(bytearray(os.urandom(TRANSFER)))
+    with tempfile.TemporaryFile(buffering=0, prefix="lightning-plugin-") as file:
+        begin = time.perf_counter()
+        written = 0
+        while written < len(data):
+            written += os.pwrite(file.fileno(), data[written:], written)
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        read = 0
+        while read < len(data):
+            read += os.preadv(file.fileno(), [data[read:]], read)
+        return 2 * TRANSFER / (time.perf_counter() - begin)

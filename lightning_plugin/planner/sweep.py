@@ -1,0 +1,118 @@
+"""Time against budget: plans of one network from the smallest budget that works to what plain PyTorch needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin.errors import BudgetError
+from lightning_plugin.plan import Plan
+from lightning_plugin.planner.choose import Chooser, budget_for
+from lightning_plugin.planner.make import lower_tiers, rates_for, recorded
+from lightning_plugin.planner.policies import policy_of
+from lightning_plugin.units import parse_bytes
+
+#: A budget under which every network is left whole.
+AMPLE = 1 << 60
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Plans by ascending budget, from the smallest that works to what plain PyTorch needs.
+
+    Where a larger budget only found a slower plan, the smaller budget's plan stands in its place.
+    ``plain`` keeps everything, as plain PyTorch does, and its budget is what that needs. ``asked`` is the plan of the
+    budget that the user asked for.
+    """
+
+    plans: tuple[Plan, ...]
+    plain: Plan
+    asked: Plan | None = None
+
+    def __str__(self) -> str:
+        from lightning_plugin.picture import sweep_table
+
+        return sweep_table(self)
+
+    def draw(self, path: str) -> None:
+        """Write a picture: predicted seconds of a step against the budget."""
+        from lightning_plugin.picture import draw_sweep
+
+        draw_sweep(self, path)
+
+
+def sweep(
+    module: nn.Module,
+    image: Sequence[int] | Tensor,
+    *,
+    budget: int | str | None = None,
+    count: int = 10,
+    device: str | None = None,
+    host_budget: int | str | None = None,
+    disk: bool = True,
+    dtype: torch.dtype = torch.float32,
+    halo: str = "auto",
+    half: bool = False,
+    policy: str = "auto",
+    tell: Callable[[range], Iterable[int]] = iter,
+) -> Sweep:
+    """Plan one network under ``count`` budgets, evenly spaced on a logarithmic scale.
+
+    The arguments are those of `make_plan`; ``budget`` is marked among the others. ``tell`` wraps the range of plans to
+    be made, so that a progress bar can count them.
+    """
+    with recorded(module, image, dtype) as (network, shape):
+        lower = lower_tiers(device, host_budget, disk, half)
+        chooser = Chooser(network, rates_for(device), lower, policy_of(policy, halo))
+        asked: Plan | None = None
+        plans: list[Plan] = []
+        between: list[int] = []
+        for turn in tell(range(max(2, count))):
+            if turn == 0:
+                asked = None if budget is None else chooser.choose(parse_bytes(budget))
+                plans.append(smallest(chooser))
+            elif turn == 1:
+                plans.append(ample(chooser))
+                between = spaced(plans[0].budget or 1, plans[1].budget or 1, count)
+            elif turn - 2 < len(between):
+                plans.append(chooser.choose(between[turn - 2]))
+    found = [dataclasses.replace(p, shape=shape) for p in never_slower(plans)]
+    return Sweep(tuple(found), found[-1], None if asked is None else dataclasses.replace(asked, shape=shape))
+
+
+def smallest(chooser: Chooser) -> Plan:
+    """The plan of the smallest budget that works."""
+    budget = 1
+    while True:
+        try:
+            return chooser.choose(budget)
+        except BudgetError as error:  # names the smallest; a barrier names only its own need, so ask again
+            budget = max(error.smallest, budget + 1)
+
+
+def ample(chooser: Chooser) -> Plan:
+    """The plan that keeps everything, under the budget that it needs."""
+    plan = chooser.choose(AMPLE)
+    return dataclasses.replace(plan, budget=budget_for(plan.peak_bytes))
+
+
+def spaced(low: int, high: int, count: int) -> list[int]:
+    """Budgets between two others, which are not among them; none where there is nothing between."""
+    if count < 3 or high <= low + count:
+        return []
+    step = (high / low) ** (1 / (count - 1))
+    return [round(low * step**i) for i in range(1, count - 1)]
+
+
+def never_slower(plans: Sequence[Plan]) -> list[Plan]:
+    """Plans by budget, each at least as fast as those of smaller budgets, which fit it too."""
+    found: list[Plan] = []
+    for plan in sorted(plans, key=lambda p: p.budget or 0):
+        if found and plan.seconds > found[-1].seconds:
+            plan = dataclasses.replace(found[-1], budget=plan.budget)
+        found.append(plan)
+    return found
