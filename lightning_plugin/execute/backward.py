@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.scan import ScanTile, run_tile, scan
 from lightning_plugin.execute.segment import SegmentRun, read_tile
 from lightning_plugin.execute.store import Adder, Cotangent, Handle
+from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import told
@@ -59,6 +61,8 @@ class Backward:
         self.needs = needs
         self.adders = {i: Adder(t) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
         self.wholes: dict[int, tuple[Tensor, Layout]] = {}
+        if self.segment.team is not None:
+            self.complete(self.segment.team)
         self.cotangents(grads)
 
     def cotangents(self, grads: Sequence[Tensor | None]) -> None:
@@ -92,13 +96,17 @@ class Backward:
                     self.scan()
                 else:
                     self.grid()
+            if segment.team is not None:
+                self.together(segment.team)
         for cotangent in self.maps.values():
             cotangent.clear()
         vectors = [self.adders[i].result() if i in self.adders else None for i in range(len(segment.program.vectors))]
         spreads = [self.whole(v, self.spreads[id(v)].dtype) for v in segment.spreads]
         images = [self.whole(v, v.dtype) for v in segment.images]
-        tokens = [torch.zeros(()) if need else None for need in self.needs[len(self.needs) - len(segment.boundaries) :]]
-        return (None, None, *vectors, *spreads, *images, *tokens[: len(segment.boundaries)])
+        kinds = [v.device for v in segment.boundaries]
+        needs = self.needs[len(self.needs) - len(kinds) :]
+        tokens = [torch.zeros((), device=d) if need else None for d, need in zip(kinds, needs, strict=True)]
+        return (None, None, *vectors, *spreads, *images, *tokens)
 
     def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
         found = self.wholes.get(id(v))
@@ -262,12 +270,35 @@ class Backward:
             return
         layout = v.space
         if id(v) not in self.wholes:
-            like = self.spreads.get(id(v), self.images.get(id(v)))
-            assert like is not None
-            self.wholes[id(v)] = (
-                torch.zeros_like(
-                    like, dtype=torch.promote_types(like.dtype, torch.float32), memory_format=torch.contiguous_format
-                ),
-                layout,
-            )
+            self.wholes[id(v)] = (self.blank(v), layout)
         layout.add_into(self.wholes[id(v)][0], Box.whole(layout.extent), gradient.to(self.wholes[id(v)][0].device), box)
+
+    def blank(self, v: Value) -> Tensor:
+        """Room for the gradient of something that is an ordinary tensor."""
+        like = self.spreads.get(id(v), self.images.get(id(v)))
+        assert like is not None
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+
+    # Several ranks: see [Note: team] in `team`
+
+    def complete(self, team: Team) -> None:
+        """The cotangents of this segment's boundaries, of which each rank has collected its tiles' share."""
+        program = self.segment.program
+        places = [i for i, t in enumerate(program.targets) if t.stored is not None]
+        there = team.any([c.data is not None for c in self.ctx.cotangents])
+        for i, cotangent, needed in zip(places, self.ctx.cotangents, there, strict=True):
+            if needed:
+                boxes = (owned[i] for owned in program.owned(self.segment.backward_grid))
+                cotangent.complete(team, (box for box in boxes if not box.empty))
+
+    def together(self, team: Team) -> None:
+        """The gradients of vectors and of ordinary maps, of which each rank has computed its tiles' share."""
+        adders = list(self.adders.values())
+        sums = team.totals([a.total for a in adders], [a.blank for a in adders])
+        for adder, total in zip(adders, sums, strict=True):
+            adder.total = total
+        maps = [v for v in (*self.segment.spreads, *self.segment.images) if self.wanted(v)]
+        shares = [self.wholes[id(v)][0] if id(v) in self.wholes else None for v in maps]
+        wholes = team.totals(shares, [partial(self.blank, v) for v in maps])
+        self.wholes = {id(v): (t, v.space) for v, t in zip(maps, wholes, strict=True) if t is not None}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.scan import run_tile, scan
-from lightning_plugin.execute.segment import SegmentRun, read_tile
+from lightning_plugin.execute.segment import SegmentRun, announced, read_tile
+from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.progress import told
 from lightning_plugin.rules.base import ReduceOp, Reduction
@@ -27,11 +30,15 @@ class Forward:
         self.totals: dict[int, Reduction] = {}
         #: What each tile of a scan was handed: backward begins with it.
         self.carried: list[dict[int, Tensor]] = []
+        #: What each piece of this rank's work made, until the ranks exchange it; see [Note: team] in `team`.
+        self.made: list[Made] = []
 
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         if self.segment.share:
             self.scan()
+        elif self.segment.team is not None:
+            self.together(self.segment.team)
         else:
             for members in self.segment.loop(self.segment.program, False, lambda v: v.handle):
                 self.tile(members)
@@ -71,9 +78,14 @@ class Forward:
             key = only_value(stored.space, tiles[0], box) if looking else None
             for other in members[1:]:
                 stored.handle.write(other[i], tiles[0])
+            if self.segment.team is not None:
+                self.made[-1].keys[i] = key
+                return
             for member in members:
                 stored.handle.constants.note(member[i], key)
 
+        if self.segment.team is not None:
+            self.made.append(Made())
         self.segment.program.run(members[0], self.read, self.vectors, emit, grad=False)
 
     def emit(self, i: int, box: Box, tiles: Sequence[Tensor], times: int) -> None:
@@ -85,7 +97,61 @@ class Forward:
         op = target.node.op
         assert isinstance(op, ReduceOp)
         part = repeated(op, op.partial(box, tiles, [self.vectors[id(v)] for v in target.node.vectors]), times)
+        if self.segment.team is not None:
+            self.made[-1].parts[i] = part
+        else:
+            self.merge(i, part)
+
+    def merge(self, i: int, part: Reduction) -> None:
+        op = self.segment.program.targets[i].node.op
+        assert isinstance(op, ReduceOp)
         self.totals[i] = op.merge(self.totals[i], part) if i in self.totals else part
+
+    # Several ranks
+
+    def together(self, team: Team) -> None:
+        """This rank's tiles, and from time to time what the other ranks have made of theirs."""
+        run = self.segment
+        for dealt in team.rounds(run.work(run.program, False, lambda v: v.handle)):
+            mine = (members for owner, members in dealt if owner == team.rank)
+            for members in told(announced(run.program, mine)):
+                self.tile(members)
+            made = [iter(rank) for rank in team.gather([m.on("cpu") for m in self.made])]
+            self.made.clear()
+            for owner, members in dealt:
+                self.receive(team, owner, members, next(made[owner]))
+
+    def receive(self, team: Team, owner: int, members: Sequence[Owned], made: Made) -> None:
+        """Take what a rank has made of a tile: in the order of the grid, so that all ranks add in the same order."""
+        for i, part in made.on(team.device).parts.items():
+            self.merge(i, part)
+        for i, target in enumerate(self.segment.program.targets):
+            handle = None if target.stored is None else target.stored.handle
+            box = members[0][i]
+            if handle is None or box.empty:
+                continue
+            shape = handle.layout.tile_shape(box)
+            mine = owner == team.rank
+            tile = handle.read(box).contiguous() if mine else torch.empty(shape, dtype=handle.dtype, device=team.device)
+            team.send(tile, owner)
+            for member in members:
+                if not mine:
+                    handle.write(member[i], tile)
+                if i in made.keys and handle.constants is not None:
+                    handle.constants.note(member[i], made.keys[i])
+
+
+@dataclass
+class Made:
+    """What a tile came to besides the boundaries it wrote, by target: its share of a reduction, the key of a boundary
+    that is constant."""
+
+    parts: dict[int, Reduction] = field(default_factory=dict)
+    keys: dict[int, bytes | None] = field(default_factory=dict)
+
+    def on(self, device: torch.device | str) -> Made:
+        parts = {i: replace(p, parts=tuple(t.to(device) for t in p.parts)) for i, p in self.parts.items()}
+        return Made(parts, self.keys)
 
 
 def repeated(op: ReduceOp, part: Reduction, times: int) -> Reduction:

@@ -31,7 +31,7 @@ class Lease:
 def run_segment(run: SegmentRun) -> None:
     """Run a segment forward; leaves the results in their values, with backward behind them."""
     for v in run.stored:
-        v.handle = Handle(v.space, v.dtype, v.device, run.tier, run.ledger, run.half, run.constants())
+        v.handle = Handle(v.space, v.dtype, v.device, run.tier, run.ledger, run.half, run.constants(), run.team)
     lease = Lease(tuple(v.handle for v in run.boundaries if v.handle is not None))
     marker = torch.empty(0)
 
@@ -56,7 +56,8 @@ class SegmentFunction(torch.autograd.Function):
         with torch.autocast(run.kind, enabled=False):
             work = Forward(run, inputs)
             results = work.run()
-        results.extend(torch.zeros(()) for _ in run.stored)
+        # On the segment's device, so that autograd runs all segments in one thread, in one order.
+        results.extend(torch.zeros((), device=v.device) for v in run.stored)
         ctx.run = run.bare()
         ctx.carried = work.carried
         ctx.handles = [weakref.ref(v.handle) for v in run.boundaries]  # type: ignore[arg-type]

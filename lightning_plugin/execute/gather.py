@@ -21,6 +21,7 @@ class GatherFunction(torch.autograd.Function):
         ctx.cotangent = handle.cotangent
         ctx.whole = handle.whole
         ctx.ledger = handle.ledger
+        ctx.team = handle.team
         out = handle.read(handle.whole)
         if not value.requires_grad:
             ctx.mark_non_differentiable(out)
@@ -29,6 +30,7 @@ class GatherFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        with watched(ctx.ledger):
-            ctx.cotangent.add(ctx.whole, grad)
-        return None, None, torch.zeros(())
+        if ctx.team is None or ctx.team.leads:  # all ranks have this gradient, and the cotangent is summed over ranks
+            with watched(ctx.ledger):
+                ctx.cotangent.add(ctx.whole, grad)
+        return None, None, torch.zeros((), device=grad.device)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_plugin.errors import RecordingError
+from lightning_plugin.errors import PlanError, RecordingError
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.program import Program, Target, resolve
 from lightning_plugin.execute.segment import SegmentRun, watched
+from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan, SegmentPlan
@@ -49,12 +50,12 @@ def run(nodes: Sequence[Node], session: Session) -> None:
     check_versions(nodes)
     plan = choose(nodes, session.settings)
     ledger = session.settings.begin(plan, nodes) if session.settings is not None else None
-    run_plan(plan, nodes, ledger)
+    run_plan(plan, nodes, ledger, None if session.settings is None else session.settings.team)
 
 
-def run_plan(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None) -> None:
+def run_plan(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None, team: Team | None = None) -> None:
     """Run forward, and leave in every vector a tensor whose ``grad_fn`` runs backward as the plan says."""
-    stages = prepare(plan, nodes, ledger)
+    stages = prepare(plan, nodes, ledger, team)
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
         with watched(ledger):
@@ -91,6 +92,7 @@ class Stage:
     fused: Mapping[int, Node] = field(default_factory=dict)
     ledger: Ledger | None = None
     place: int = 0
+    team: Team | None = None
     last: list[Value] = field(default_factory=list)
 
     def reads(self) -> list[Value]:
@@ -116,8 +118,14 @@ class Stage:
                 compute(v.node.inputs[0], self.ledger)
         plan = self.plan
         share = plan.halo == "share"
+        if share and self.team is not None:
+            raise PlanError(
+                f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
+                'halo="recompute"'
+            )
+        place, team = self.place, self.team
         run_segment(
-            SegmentRun(program, plan.forward, plan.backward, plan.tier, self.ledger, self.place, share, plan.half)
+            SegmentRun(program, plan.forward, plan.backward, plan.tier, self.ledger, place, share, plan.half, team)
         )
 
     def run_kept(self, nodes: Sequence[Node]) -> None:
@@ -145,7 +153,7 @@ class Stage:
                 ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
 
 
-def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None) -> list[Stage]:
+def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None, team: Team | None = None) -> list[Stage]:
     """The segments of a plan, and after which of them each map may go."""
     made: set[int] = set()
     stages = []
@@ -153,7 +161,7 @@ def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None) -> 
     for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True)):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
-        stages.append(Stage(segment, here, program, uses, fused, ledger, place))
+        stages.append(Stage(segment, here, program, uses, fused, ledger, place, team))
         made.update(id(v) for t in here for v in t.node.outputs if v.is_map and (segment.keep or t.stored is not None))
     seen: set[int] = set()
     for stage in reversed(stages):

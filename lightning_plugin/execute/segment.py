@@ -22,6 +22,7 @@ from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, 
 from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.rehearsal import REHEARSAL, tiles_of
 from lightning_plugin.execute.store import Handle
+from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.progress import told
@@ -42,6 +43,7 @@ class SegmentRun:
         place: int = 0,
         share: bool = False,
         half: bool = False,
+        team: Team | None = None,
     ):
         self.program = program
         self.ledger = ledger
@@ -51,6 +53,7 @@ class SegmentRun:
         self.tier = tier
         self.share = share
         self.half = half
+        self.team = team
         self.stored = [t.stored for t in program.targets if t.stored is not None]
         self.spreads = [v for v in program.reads if resident(v) is not None]
         # An image that a kept segment has made resident is an ordinary tensor: counted here too, it would get its
@@ -89,7 +92,16 @@ class SegmentRun:
     def loop(
         self, program: Program, backward: bool, handle: Callable[[Value], Handle | None]
     ) -> Iterator[Sequence[Owned]]:
-        """The tiles to evaluate, each with the tiles that are identical to it."""
+        """The tiles that this process evaluates, each with the tiles that are identical to it."""
+        work = self.work(program, backward, handle)
+        if self.team is not None:
+            work = self.team.mine(work)
+        return work if REHEARSAL.get() is not None else told(announced(program, work))
+
+    def work(
+        self, program: Program, backward: bool, handle: Callable[[Value], Handle | None]
+    ) -> Iterator[Sequence[Owned]]:
+        """All tiles, each with the tiles that are identical to it."""
         tiles = tiles_of(program, self.backward_grid if backward else self.forward_grid, backward)
 
         def constant(v: Value, box: Box) -> bytes | None:
@@ -99,8 +111,7 @@ class SegmentRun:
             values = v.node.op.image.constant(box) if is_source(v) else None  # type: ignore[union-attr]
             return None if values is None else key_of(values)
 
-        work = groups(program, tiles, constant) if self.alike else ([owned] for owned in tiles)
-        return work if REHEARSAL.get() is not None else told(announced(program, work))
+        return groups(program, tiles, constant) if self.alike else ([owned] for owned in tiles)
 
     @property
     def kind(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Constants
 from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.rehearsal import REHEARSAL
+from lightning_plugin.execute.team import Team
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.reduce import wide
@@ -64,12 +67,25 @@ class Cotangent:
         self.data: Memory | DiskFile | None = None
 
     def add(self, box: Box, gradient: Tensor) -> None:
+        data = self.room()
+        if isinstance(data, Memory):
+            data.add(box, gradient)
+        else:
+            data.write(box, data.read(box).add_(gradient))
+
+    def room(self) -> Memory | DiskFile:
+        """What holds it, zero until something was added."""
         if self.data is None:
             self.data = store(self.layout, wide(self.dtype), self.device, self.tier, zero=True)
-        if isinstance(self.data, Memory):
-            self.data.add(box, gradient)
-        else:
-            self.data.write(box, self.data.read(box).add_(gradient))
+        return self.data
+
+    def complete(self, team: Team, boxes: Iterable[Box]) -> None:
+        """Add up what the ranks have collected, box by box; see [Note: team] in `team`."""
+        data = self.room()
+        for box in boxes:
+            part = data.read(box).clone(memory_format=torch.contiguous_format)
+            team.sum(part)
+            data.write(box, part)
 
     def read(self, box: Box) -> Tensor:
         if self.data is None:
@@ -84,7 +100,8 @@ class Handle:
     """A stored map. Its cotangent outlives its data: see [Note: leases] in `function`.
 
     ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
-    ``constants`` is where it is known to be constant: see [Note: identical tiles] in `alike`.
+    ``constants`` is where it is known to be constant: see [Note: identical tiles] in `alike`. ``team`` are the ranks
+    that made it together.
     """
 
     def __init__(
@@ -96,6 +113,7 @@ class Handle:
         ledger: Ledger | None = None,
         half: bool = False,
         constants: Constants | None = None,
+        team: Team | None = None,
     ):
         self.layout = layout
         self.ledger = ledger
@@ -105,6 +123,7 @@ class Handle:
         self.data = store(layout, torch.bfloat16 if self.half else dtype, device, tier)
         self.cotangent = Cotangent(layout, dtype, device, tier)
         self.constants = constants
+        self.team = team
 
     def write(self, box: Box, tile: Tensor) -> None:
         self.data.write(box, tile.to(torch.bfloat16) if self.half else tile)
@@ -118,6 +137,7 @@ class Adder:
     """Sums gradients of one tensor over tiles, in float32 or wider."""
 
     def __init__(self, like: Tensor):
+        self.like = like
         self.dtype = like.dtype
         self.total: Tensor | None = None
 
@@ -130,6 +150,10 @@ class Adder:
                 self.total.mul_(times)
         else:
             self.total.add_(gradient, alpha=times)
+
+    def blank(self) -> Tensor:
+        """The sum of nothing."""
+        return torch.zeros_like(self.like, dtype=wide(self.dtype), memory_format=torch.contiguous_format)
 
     def result(self) -> Tensor | None:
         return None if self.total is None else self.total.to(self.dtype)

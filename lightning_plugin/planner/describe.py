@@ -12,8 +12,11 @@ from lightning_plugin.graph import Node
 from lightning_plugin.rules.base import Captured
 
 
-def signature(nodes: Sequence[Node]) -> tuple[Any, ...]:
-    """What two recordings have in common if and only if one's plan fits the other: structure, shapes, types."""
+def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
+    """What two recordings have in common if and only if one's plan fits the other: structure, shapes, types.
+
+    ``gradients``: also which parameters have a gradient already.
+    """
     place = {id(v): i for i, v in enumerate(v for n in nodes for v in n.outputs)}
     return tuple(
         (
@@ -22,7 +25,7 @@ def signature(nodes: Sequence[Node]) -> tuple[Any, ...]:
             tuple(place.get(id(v), -1) for v in n.inputs),
             tuple((v.shape, str(v.dtype), v.requires_grad) for v in n.outputs),
             n.inplace is not None,
-            isinstance(n.op, Captured) and n.op.tensor.is_leaf and n.op.tensor.grad is not None,
+            gradients and isinstance(n.op, Captured) and n.op.tensor.is_leaf and n.op.tensor.grad is not None,
         )
         for n in nodes
     )

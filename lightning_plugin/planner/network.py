@@ -23,7 +23,17 @@ from lightning_plugin.rules.base import Barrier, Captured, Gather, ReduceOp, Sou
 
 @dataclass(eq=False)
 class Network:
+    """``accumulates``: parameters have gradients already when a step begins, as in all steps of a training but the
+    first; else they have those that they have now."""
+
     nodes: tuple[Node, ...]
+    accumulates: bool = False
+
+    def has_gradient(self, node: Node) -> bool:
+        """Whether a step begins with a gradient of a tensor that the network uses."""
+        if not isinstance(node.op, Captured) or not node.op.tensor.is_leaf or not node.outputs[0].requires_grad:
+            return False
+        return self.accumulates or node.op.tensor.grad is not None
 
     @cached_property
     def stage(self) -> dict[int, int]:

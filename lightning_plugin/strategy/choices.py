@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from lightning_plugin.errors import BudgetError
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
@@ -14,6 +15,12 @@ from lightning_plugin.planner.make import signature
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.feedback import Feedback
+from lightning_plugin.units import format_bytes
+
+DIFFERENT = (
+    "the ranks share an image and have not recorded the same step on it: the module does something else on one rank "
+    'than on another. With split="image" a step may not depend on the rank.'
+)
 
 
 @dataclass(eq=False)
@@ -21,10 +28,13 @@ class RunSettings(Settings):
     """`Settings` whose plans can be saved, so that a resumed run goes on with the plans it had.
 
     ``ran`` are the plans of the step under way. ``roomy`` names the batches whose step the planner left whole: they
-    need no recording. ``feedback`` hears of every new plan, and of every run of one.
+    need no recording. ``reserved`` is the part of the budget that optimizers take. ``feedback`` hears of every new
+    plan, and of every run of one.
     """
 
     chosen: bool = True
+    accumulates: bool = True
+    reserved: int = field(default=0, init=False)
     ran: list[Plan] = field(default_factory=list, init=False)
     plans: dict[str, Plan] = field(default_factory=dict, init=False)
     roomy: set[str] = field(default_factory=set, init=False)
@@ -32,14 +42,39 @@ class RunSettings(Settings):
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
         key = digest(nodes)
+        if self.team is not None:
+            self.team.agree(key, DIFFERENT)
         if key not in self.plans:
             self.plans[key] = super().choose(nodes)
+            if self.team is not None:
+                self.team.agree(self.plans[key].to_json(), DIFFERENT)
             self.feedback.announce(self.plans[key])
         self.ran.append(self.plans[key])
         return self.plans[key]
 
+    def search(self, nodes: Sequence[Node], budget: int) -> Plan:
+        """A plan within what the optimizers leave of a budget."""
+        try:
+            plan = super().search(nodes, max(1, budget - self.reserved))
+        except BudgetError as refused:
+            if not self.reserved:
+                raise
+            smallest = refused.smallest + self.reserved
+            raise BudgetError(
+                f"{refused} Optimizers take {format_bytes(self.reserved)} besides, which leaves less of the budget of "
+                f"{format_bytes(budget)}: together at least {format_bytes(smallest)}.",
+                smallest,
+                refused.operator,
+            ) from refused
+        return replace(plan, budget=budget, peak_bytes=plan.peak_bytes + self.reserved)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the last step really held on the device at its worst moment, optimizers' state included."""
+        return 0 if self.ledger is None else self.ledger.peak_bytes + self.reserved
+
     def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:
-        self.feedback.runs(plan)
+        self.feedback.runs(plan, 1 if self.team is None else self.team.size)
         return super().begin(plan, nodes)
 
     def state(self) -> dict[str, Any]:
@@ -59,6 +94,7 @@ class RunSettings(Settings):
             "tiles": list(self.tiles or ()),
             "backward_tiles": list(self.backward_tiles or ()),
             "device": self.device,
+            "halo": self.halo,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -68,7 +104,7 @@ class RunSettings(Settings):
         """
         if not self.chosen and state["budget"] is not None:
             self.budget = state["budget"]
-        if self.limits() == {name: state[name] for name in self.limits()}:
+        if self.limits() == {name: state.get(name) for name in self.limits()}:
             self.plans |= {key: Plan.from_json(text) for key, text in state["plans"].items()}
             self.roomy |= set(state["roomy"])
             if state.get("rates") is not None:
@@ -77,4 +113,4 @@ class RunSettings(Settings):
 
 def digest(nodes: Sequence[Node]) -> str:
     """What two recordings share if and only if they can share a plan, as a text that is the same in every process."""
-    return hashlib.sha256(repr(signature(nodes)).encode()).hexdigest()
+    return hashlib.sha256(repr(signature(nodes, gradients=False)).encode()).hexdigest()

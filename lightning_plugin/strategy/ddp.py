@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -12,6 +13,7 @@ from lightning_plugin.strategy.layer_sync import revert, synchronize
 from lightning_plugin.strategy.resume import random_state
 from lightning_plugin.strategy.settle import settle
 from lightning_plugin.strategy.tiling import Tiling
+from lightning_plugin.strategy.together import join, same_batch, same_random_numbers
 
 
 class ParallelTiling(Tiling):
@@ -19,9 +21,15 @@ class ParallelTiling(Tiling):
 
         Trainer(strategy="sft_ddp", devices=4)
         Trainer(strategy=SFTDDPStrategy(budget="8GiB"), devices=4, num_nodes=2)
+        Trainer(strategy=SFTDDPStrategy(split="image"), devices=4)
 
-    Each process has its own images, as with Lightning's DDP: gradients are averaged over processes, and with
-    ``sync_batchnorm=True`` BatchNorm statistics are those of all images together, on CPUs too.
+    With ``split="batch"`` each process has its own images, as with Lightning's DDP: gradients are averaged over
+    processes, and with ``sync_batchnorm=True`` BatchNorm statistics are those of all images together, on CPUs too.
+
+    With ``split="image"`` all processes have the same batch, of one slide usually, and share its tiles. The result is
+    that of one process: statistics are those of the whole image, in every BatchNorm. What a plan stores between
+    segments is exchanged, and each process holds it whole, on the tier of the plan: the budget of each process is what
+    one process alone would need. What fits the budget without tiles is computed by every process.
 
     Args:
         budget: Device memory that a step may use in each process, such as ``"8GiB"``. Without it and without
@@ -32,6 +40,7 @@ class ParallelTiling(Tiling):
         disk: Whether what fits neither may go to temporary files.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
+        split: What the processes share: ``"batch"``, or the tiles of each ``"image"``.
         find_unused_parameters: As in `torch.nn.parallel.DistributedDataParallel`.
         process_group_backend: ``"nccl"`` or ``"gloo"``; by default what suits the device.
         start_method: How processes are started: ``"popen"`` runs the script again, the others are those of
@@ -42,6 +51,7 @@ class ParallelTiling(Tiling):
     strategy_name = "sft_ddp"
     _layer_sync: Any
     lightning_module: Any
+    root_device: torch.device
 
     def __init__(
         self,
@@ -51,11 +61,14 @@ class ParallelTiling(Tiling):
         host_budget: int | str | None = None,
         disk: bool = True,
         tile_over: int | str | None = None,
+        split: Literal["batch", "image"] = "batch",
         find_unused_parameters: bool = False,
         process_group_backend: str | None = None,
         start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
         **options: Any,
     ) -> None:
+        if split not in ("batch", "image"):
+            raise ValueError(f'split is "batch" or "image", not {split!r}')
         super().__init__(  # type: ignore[call-arg]
             find_unused_parameters=find_unused_parameters,
             process_group_backend=process_group_backend,
@@ -64,14 +77,39 @@ class ParallelTiling(Tiling):
         )
         self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over)
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
+        self.split = split
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self.split == "image":
+            self.settings.team, self.settings.budget = join(self.root_device, self.settings.budget)
+            self.settings.halo = "recompute"  # tiles that hand rows on run one after the other
+            self._least = self._least_bytes()
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """For the sampler that Lightning puts in: which part of the data is this rank's."""
+        if self.split == "image":
+            return {"num_replicas": 1, "rank": 0}
+        return super().distributed_sampler_kwargs  # type: ignore[misc,no-any-return]
 
     def setup(self, trainer: Any) -> None:
         """As Lightning's, with layers that synchronise under tiles and on any device."""
         asked, self._layer_sync = self._layer_sync, None
         if trainer.state.fn == "fit":
-            synchronize(self.lightning_module, everything=asked is not None)
+            synchronize(self.lightning_module, everything=asked is not None, alone=self.split == "image")
         super().setup(trainer)  # type: ignore[misc]
         self._layer_sync = asked
+        if self.settings.team is not None:
+            same_random_numbers(self.settings.team)
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """As `Tiling`'s; ranks that share an image have to be given the same one."""
+        batch = super().batch_to_device(batch, device, dataloader_idx)
+        if self.settings.team is not None:
+            same_batch(self.settings.team, batch)
+            same_random_numbers(self.settings.team)
+        return batch
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -90,6 +128,9 @@ class ParallelTiling(Tiling):
             revert(self.lightning_module)
         super().teardown()
         self._layer_sync = asked
+
+    def _own_state(self, states: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return states[0] if self.split == "image" else super()._own_state(states)
 
     def _random_states(self) -> list[dict[str, Any]]:
         states: list[Any] = [None] * dist.get_world_size()

@@ -67,16 +67,16 @@ class Feedback:
         self.meter.begin()
         self.bar.begin(getattr(self.trainer, "progress_bar_callback", None))
 
-    def runs(self, plan: Plan) -> None:
-        """A plan runs in the step."""
+    def runs(self, plan: Plan, ranks: int = 1) -> None:
+        """A plan runs in the step, its tiles shared among so many ranks."""
         self.plan = plan
-        grad = torch.is_grad_enabled()
-        self.meter.planned(plan, grad)
-        self.bar.more(tiles_of(plan, grad))
+        tiles = -(-tiles_of(plan, torch.is_grad_enabled()) // ranks)
+        self.meter.planned(plan, tiles)
+        self.bar.more(tiles)
 
-    def pause(self, ledger: Any) -> None:
-        """The step, or a backward pass of it, is over."""
-        self.meter.pause(ledger)
+    def pause(self, peak: int) -> None:
+        """The step, or a backward pass of it, is over; ``peak`` is what it has held."""
+        self.meter.pause(peak)
 
     def end(self) -> None:
         """Nothing more comes of the step."""

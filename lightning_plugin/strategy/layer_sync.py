@@ -18,14 +18,18 @@ from lightning_plugin.strategy.synced import synced_batch_norm
 
 
 class Synced:
-    """Mixed into the class of a BatchNorm; ``original`` is what the layer was."""
+    """Mixed into the class of a BatchNorm; ``original`` is what the layer was.
+
+    ``alone`` where every rank sees all of the batch, so that its own statistics are those of all.
+    """
 
     original: type[_BatchNorm]
+    alone = False
 
     def forward(self: Any, x: Tensor) -> Tensor:
         self._check_input_dim(x)
         group = getattr(self, "process_group", None)
-        if not self.training or not dist.is_initialized() or dist.get_world_size(group) == 1:
+        if self.alone or not self.training or not dist.is_initialized() or dist.get_world_size(group) == 1:
             return _BatchNorm.forward(self, x)
         tracked = self.track_running_stats
         return synced_batch_norm(
@@ -57,10 +61,10 @@ class AnyRank(_BatchNorm):
 
 
 @cache
-def synced(kind: type[_BatchNorm]) -> type[_BatchNorm]:
+def synced(kind: type[_BatchNorm], alone: bool = False) -> type[_BatchNorm]:
     """The class that does what ``kind`` does over all ranks."""
     base = AnyRank if issubclass(kind, nn.SyncBatchNorm) else kind
-    return type(f"Synced{kind.__name__}", (Synced, base), {"__module__": __name__, "original": kind})
+    return type(f"Synced{kind.__name__}", (Synced, base), {"__module__": __name__, "original": kind, "alone": alone})
 
 
 def is_batch_norm(module: nn.Module) -> bool:
@@ -73,11 +77,14 @@ def is_batch_norm(module: nn.Module) -> bool:
     )
 
 
-def synchronize(module: nn.Module, everything: bool) -> nn.Module:
-    """Change the BatchNorms of a module; without ``everything`` only those the user made `torch.nn.SyncBatchNorm`."""
+def synchronize(module: nn.Module, everything: bool, alone: bool = False) -> nn.Module:
+    """Change the BatchNorms of a module; without ``everything`` only those the user made `torch.nn.SyncBatchNorm`.
+
+    ``alone``: every rank sees all of the batch.
+    """
     for layer in module.modules():
         if is_batch_norm(layer) and (everything or isinstance(layer, nn.SyncBatchNorm)):
-            layer.__class__ = synced(type(layer))  # type: ignore[arg-type]
+            layer.__class__ = synced(type(layer), alone)  # type: ignore[arg-type]
     return module
 
 

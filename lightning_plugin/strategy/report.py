@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from lightning_plugin.plan import Plan
 from lightning_plugin.progress import LISTENERS, Kind
@@ -78,20 +77,19 @@ class Meter:
         if self not in LISTENERS:
             LISTENERS.append(self)
 
-    def planned(self, plan: Plan, grad: bool) -> None:
-        """A plan is about to run in this step."""
+    def planned(self, plan: Plan, tiles: int) -> None:
+        """A plan is about to run in this step, with so many tiles."""
         if self.report is not None:
-            self.report.planned_tiles += tiles_of(plan, grad)
+            self.report.planned_tiles += tiles
             self.report.predicted_peak_bytes = max(self.report.predicted_peak_bytes, plan.peak_bytes)
             self.report.recompute_share = max(self.report.recompute_share, plan.recompute)
 
-    def pause(self, ledger: Any) -> None:
-        """The step is over, or one of its backward passes: more may follow."""
+    def pause(self, peak: int) -> None:
+        """The step is over, or one of its backward passes: more may follow. ``peak`` is what it has held."""
         if self.report is None:
             return
         self.report.seconds = time.perf_counter() - self.report.began
-        if ledger is not None:
-            self.report.measured_peak_bytes = max(self.report.measured_peak_bytes, ledger.peak_bytes)
+        self.report.measured_peak_bytes = max(self.report.measured_peak_bytes, peak)
 
     def stop(self) -> None:
         if self in LISTENERS:

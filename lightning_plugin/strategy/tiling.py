@@ -19,7 +19,7 @@ from lightning_plugin.lazy import LazyTensor, materialize
 from lightning_plugin.plan import Plan
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
-from lightning_plugin.strategy.memory import default_budget
+from lightning_plugin.strategy.memory import default_budget, state_bytes
 from lightning_plugin.strategy.report import StepReport
 from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.settle import settle
@@ -74,6 +74,12 @@ class Tiling:
         return self.settings.plan
 
     @property
+    def peak_bytes(self) -> int:
+        """What the last step that was run tile by tile really held on the device at its worst moment: parameters,
+        gradients, optimizers' state, and what the step made."""
+        return self.settings.peak_bytes
+
+    @property
     def report(self) -> StepReport | None:
         """How the last step that was run tile by tile went: seconds, peak, what it waited for."""
         return self.settings.feedback.report
@@ -88,6 +94,8 @@ class Tiling:
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
+        optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
+        self.settings.reserved = sum(state_bytes(optimizer) for optimizer in optimizers)
         self.settings.feedback.connect(trainer)
 
     def _least_bytes(self) -> int:
@@ -153,7 +161,7 @@ class Tiling:
 
     def _pause(self, more: bool) -> None:
         """The step, or one of its backward passes, is over; ``more`` of it may follow."""
-        self.settings.feedback.pause(self.settings.ledger)
+        self.settings.feedback.pause(self.settings.peak_bytes)
         if not more:
             self.settings.feedback.end()
 
@@ -201,9 +209,14 @@ class Tiling:
 
     def _restore_random(self) -> None:
         assert self._resumed is not None
-        states, rank = self._resumed["random"], self.global_rank  # type: ignore[attr-defined]
-        if rank < len(states):
-            restore_random(states[rank], self.root_device)  # type: ignore[attr-defined]
+        state = self._own_state(self._resumed["random"])
+        if state is not None:
+            restore_random(state, self.root_device)  # type: ignore[attr-defined]
+
+    def _own_state(self, states: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """This rank's of the states that a checkpoint kept; none where there were fewer ranks."""
+        rank: int = self.global_rank  # type: ignore[attr-defined]
+        return states[rank] if rank < len(states) else None
 
     def teardown(self) -> None:
         self._images = []

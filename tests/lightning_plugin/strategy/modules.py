@@ -90,6 +90,14 @@ class Slides(pl.LightningModule):
         }
 
 
+class Noisy(Slides):
+    """With masks that are drawn by position and on vectors, and a max pooling."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.3)
+        self.net.stem = nn.Sequential(nn.Conv2d(3, 6, 5, 2, 2), nn.Dropout(0.2), nn.MaxPool2d(3, 2, 1))
+
+
 class Pictures(Dataset):
     """Dense random images with labels, the same in every process."""
 

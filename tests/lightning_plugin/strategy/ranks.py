@@ -17,6 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+#: In bytes: half of what a step on one image would hold without tiles.
+BUDGET = 200_000
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -185,6 +188,84 @@ class OwnOrder(torch.utils.data.Sampler):
 
     def __iter__(self) -> Any:
         return iter((2 * torch.randperm(len(self)) + dist_rank()).tolist())
+
+
+# Scenarios in which ranks share the tiles of each image
+
+
+def shared(folder: Path) -> None:
+    """Ranks whose own random numbers and weights differ, and a sampler that Lightning puts in."""
+    from lightning_plugin import SFTDDPStrategy
+    from tests.lightning_plugin.strategy.modules import Noisy, loader
+    from tests.lightning_plugin.strategy.training import TILES
+
+    class Own(Noisy):
+        def setup(self, stage: str) -> None:
+            if dist.get_rank():
+                torch.nn.init.zeros_(self.net.head.weight)
+
+    strategy = SFTDDPStrategy(**TILES, split="image")
+    module, run = fitted(folder, Own, strategy, loader(6, 1), use_distributed_sampler=True, max_epochs=1, max_steps=-1)
+    tiles: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(tiles, (strategy.report.tiles, strategy.report.planned_tiles))
+    losses: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(losses, torch.stack(module.losses))
+    found = {"state": module.state_dict(), "losses": losses, "tiles": tiles, "steps": run.global_step}
+    run.validate(module, loader(2, 1), verbose=False)
+    leave(folder, found | {"validated": run.logged_metrics["val_loss"]})
+
+
+def shared_budget(folder: Path) -> None:
+    """By hand, with two optimizers, under a budget; layers that the user made synchronise themselves."""
+    from lightning_plugin import SFTDDPStrategy
+    from tests.lightning_plugin.strategy.modules import Slides, loader
+
+    class Converted(Slides):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.SyncBatchNorm.convert_sync_batchnorm(self.net)
+
+    strategy = SFTDDPStrategy(budget=BUDGET, tile_over=1, split="image")
+    module, _ = fitted(folder, Converted, strategy, loader(6, 1), accumulate_grad_batches=2)
+    peaks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(peaks, (strategy.report.measured_peak_bytes, strategy.report.tiles))
+    leave(folder, {"state": module.state_dict(), "losses": gathered(module.losses), "peaks": peaks})
+
+
+def shared_networks(folder: Path) -> None:
+    """Random networks under random plans, cut into more and into fewer tiles than there are ranks."""
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+
+    from lightning_plugin.execute.team import Team
+    from tests.lightning_plugin.compared import Step, differences, wrong
+    from tests.lightning_plugin.networks import Case, cases
+
+    dist.init_process_group("gloo")
+    found: dict[str, Any] = {"networks": 0, "wrong": []}
+
+    @settings(max_examples=25, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=HealthCheck)
+    @seed(1)
+    @given(cases())
+    def every(case: Case) -> None:
+        case.plan.rows, case.plan.team = 0, Team.of(torch.device("cpu"))
+        plain, tiled = Step(case, None), Step(case, case.plan)
+        found["networks"] += bool(plain.loss.isfinite())
+        errors = wrong(case, differences(tiled, plain)) if plain.loss.isfinite() else {}
+        found["wrong"] += [errors] if errors else []
+
+    every()
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, found)
+    leave(folder, everyone)
+
+
+def strangers(folder: Path) -> None:
+    """Each rank brings an image of its own."""
+    from lightning_plugin import SFTDDPStrategy
+    from tests.lightning_plugin.strategy.modules import Slides
+    from tests.lightning_plugin.strategy.training import TILES
+
+    fitted(folder, Slides, SFTDDPStrategy(**TILES, split="image"))
 
 
 def unequal(folder: Path) -> None:

@@ -1,0 +1,63 @@
+"""``split="image"``: several processes on the tiles of one image compute what one process computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler
+
+from lightning_plugin import SFTDDPStrategy, SFTStrategy
+from tests.exactness import difference
+from tests.lightning_plugin.strategy.modules import Noisy, Slides, loader
+from tests.lightning_plugin.strategy.ranks import BUDGET, launch, succeed
+from tests.lightning_plugin.strategy.training import TILES, fit, state
+
+
+def test_training_is_that_of_one_process(tmp_path: Path) -> None:
+    """Train-mode BatchNorm, skip connections, attention and max pooling, dropout by position and on vectors."""
+    found = succeed("shared", tmp_path)
+    torch.manual_seed(0)
+    module = Noisy()
+    order = DistributedSampler(range(6), 1, 0)  # type: ignore[arg-type]  # what Lightning puts in, for one rank
+    run = fit(module, loader(6, 1, sampler=order), SFTStrategy(**TILES), seed=0, max_epochs=1, max_steps=-1)
+    assert found["steps"] == 6, "every rank has all images"
+    expected = state(module)
+    for losses in found["losses"]:
+        assert difference(losses, torch.stack(module.losses)) < 1e-9
+    weights = {k: difference(found["state"][k], expected[k], 1e-3) for k in found["state"] if "accuracy" not in k}
+    assert not {k: e for k, e in weights.items() if not e < 1e-9}
+    run.validate(module, loader(2, 1), verbose=False)
+    assert difference(found["validated"], run.logged_metrics["val_loss"]) < 1e-9
+    (first, planned), (second, _) = found["tiles"]
+    assert 0 < second <= first <= planned and first - second <= 12, "tiles are shared"
+
+
+def test_the_budget_of_one_process_is_enough_for_each(tmp_path: Path) -> None:
+    found = succeed("shared_budget", tmp_path)
+    torch.manual_seed(0)
+    module = Slides()
+    fit(module, loader(6, 1), "auto", max_steps=3, accumulate_grad_batches=2)
+    expected = module.state_dict()
+    weights = {k: difference(found["state"][k], expected[k], 1e-3) for k in found["state"] if "accuracy" not in k}
+    assert not {k: e for k, e in weights.items() if not e < 1e-9}
+    assert difference(found["losses"], torch.stack(module.losses)) < 1e-9
+    for peak, tiles in found["peaks"]:
+        assert tiles > 0 and 0 < peak <= BUDGET
+
+
+def test_any_network_under_any_plan_on_three_ranks(tmp_path: Path) -> None:
+    for found in succeed("shared_networks", tmp_path, world=3):
+        assert found["networks"] >= 20 and found["wrong"] == []
+
+
+def test_ranks_with_different_images_are_an_error_and_not_a_hang(tmp_path: Path) -> None:
+    for done in launch("strangers", tmp_path):
+        assert done.returncode not in (0, None)
+        assert "the ranks were given different batches" in done.stdout
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="split is"):
+        SFTDDPStrategy(split="slide")
