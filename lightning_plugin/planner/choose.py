@@ -62,7 +62,7 @@ class Chooser:
             assert isinstance(node.op, Barrier)
             whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.network.fixed_bytes
             if whole > limit:
-                smallest = budget_for(whole)
+                smallest = budget_for(max(whole, self.frugal.peak_bytes))  # what is around a barrier counts too
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
                     f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "

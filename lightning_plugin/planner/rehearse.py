@@ -102,7 +102,7 @@ def rehearse(plan: Plan, network: Network) -> Account:
 
     rehearsal = REHEARSAL.set(Rehearsal(tiles, away))
     try:
-        with torch.inference_mode(False), FAKES, dressed(nodes, ledger), ledger.watcher:
+        with torch.inference_mode(False), FAKES, dressed(network, ledger), ledger.watcher:
             ledger.begin()
             with torch.set_grad_enabled(network.trains):
                 run_plan(plan, nodes, ledger)
@@ -148,8 +148,9 @@ def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequenc
 
 
 @contextmanager
-def dressed(nodes: Sequence[Node], ledger: Ledger) -> Iterator[None]:
+def dressed(network: Network, ledger: Ledger) -> Iterator[None]:
     """Values and images bound to fake tensors, and everything as before afterwards."""
+    nodes = network.nodes
     values = {id(v): v for n in nodes for v in (*n.inputs, *n.outputs)}
     reals = {k: v.real for k, v in values.items()}
     ops = [(n, n.op) for n in nodes]
@@ -158,7 +159,7 @@ def dressed(nodes: Sequence[Node], ledger: Ledger) -> Iterator[None]:
             if isinstance(n.op, Captured):
                 n.outputs[0].real = leaf(n.outputs[0])
                 ledger.see(n.outputs[0].real)
-                if n.op.tensor.is_leaf and n.op.tensor.grad is not None and n.outputs[0].requires_grad:
+                if network.has_gradient(n):
                     n.outputs[0].real.grad = torch.empty_like(n.outputs[0].real)
                     ledger.see(n.outputs[0].real.grad)
             elif isinstance(n.op, Source):

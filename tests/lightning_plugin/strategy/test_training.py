@@ -20,9 +20,6 @@ def test_ten_steps_are_those_of_the_default_strategy() -> None:
         assert difference(torch.as_tensor(second.logged_metrics[name]), torch.as_tensor(value)) < 1e-9, name
 
 
-@pytest.mark.xfail(
-    raises=BudgetError, reason="the smallest budget is named for the first step; a later one may need more"
-)
 def test_a_budget_gives_the_same_training() -> None:
     with pytest.raises(BudgetError) as refused:
         fit(Slides(), loader(), SFTStrategy(budget=1, tile_over=1), max_steps=1)
