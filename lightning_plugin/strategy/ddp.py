@@ -82,8 +82,7 @@ class ParallelTiling(Tiling):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self.split == "image":
-            self.settings.team, self.settings.budget = join(self.root_device, self.settings.budget)
-            self.settings.halo = "recompute"  # tiles that hand rows on run one after the other
+            join(self.root_device, self.settings)
             self._least = self._least_bytes()
 
     @property

@@ -18,7 +18,9 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import ancestors
 from lightning_plugin.lazy import LazyTensor
+from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.rules.base import Source
+from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.resume import random_state, restore_random
 
 #: How many numbers of a tensor, or places of an image, tell one batch from another.
@@ -27,11 +29,14 @@ PROBES = 5
 SMALL = 4096
 
 
-def join(device: torch.device, budget: int | None) -> tuple[Team, int | None]:
-    """The team of all ranks, and the budget that all of them can keep."""
+def join(device: torch.device, settings: Settings) -> None:
+    """Make a team of all ranks, and let them plan alike: for the budget that all can keep, with one rank's rates."""
     team = Team.of(device)
-    budgets = team.gather(budget)
-    return team, None if None in budgets else min(b for b in budgets if b is not None)
+    budgets = team.gather(settings.budget)
+    settings.team = team
+    settings.budget = None if None in budgets else min(b for b in budgets if b is not None)
+    settings.rates = team.gather(local_rates(device.type))[0]
+    settings.halo = "recompute"  # tiles that hand rows on run one after the other
 
 
 def same_random_numbers(team: Team) -> None:
