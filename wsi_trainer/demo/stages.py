@@ -56,9 +56,9 @@ def write_maps(settings: DemoSettings, folder: RunFolder, console: Console) -> N
     """Write maps of the held-out slides, and compare them with the lesions that were generated."""
     parser = make_parser("heatmap", "Write maps.")
     options = parser.parse_object(settings.run_options(settings.out / "zarr" / "manifest.csv", "full"))
-    model, _, _ = instantiate(parser, options)
+    model, data, config = instantiate(parser, options)
     load_weights(model, folder.checkpoint("best"))
-    facts = write_heatmaps(model, folder, "test", settings.out / "slides" / "lesions")
+    facts = write_heatmaps(model, data, config, folder, regions=settings.out / "slides" / "lesions")
     console.print(f"{sentence_on_regions(facts)}.")
 
 

@@ -1,13 +1,21 @@
-"""How much each position of the last map adds to the score of a class."""
+"""Maps of what a score comes from, at the network's stride, without holding a slide."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from wsi_trainer.models import SlideClassifier
+from lightning_plugin import TiledModule, materialize
+from wsi_trainer.errors import UserError
+from wsi_trainer.explain.probe import AttentionScores, GatedFeatures, GatedPixels, at_rest
+from wsi_trainer.models import AttentionPooling, SlideClassifier
+
+Method = Literal["activation", "attention", "gradient", "integrated"]
+METHODS: tuple[str, ...] = get_args(Method)
 
 
 @dataclass(frozen=True)
@@ -15,9 +23,11 @@ class Attribution:
     """A map over the slide at the network's stride."""
 
     values: Tensor
-    """(rows, columns): gradient × activation of each position, summed over the channels."""
+    """(rows, columns): what each position adds to the score; of attention, its weight."""
     stride: int
     """Pixels of the slide for one position, in both directions."""
+    peak_bytes: int = 0
+    """What was held on the device at the worst moment; 0 where plain PyTorch made the map."""
 
     @property
     def positive(self) -> Tensor:
@@ -25,48 +35,79 @@ class Attribution:
         return self.values.clamp(min=0)
 
 
-def attribute(model: SlideClassifier, image: Tensor, target: int = 1) -> Attribution:
-    """The attribution of one image (1, 3, height, width) for a class.
+def attribute(
+    model: SlideClassifier,
+    image: Tensor,
+    target: int = 1,
+    method: Method = "activation",
+    *,
+    context: Sequence[Tensor] = (),
+    tissue: Sequence[Tensor] = (),
+    steps: int = 16,
+    budget: int | str | None = None,
+) -> Attribution:
+    """The map of one slide for a class.
 
-    The gradient is taken at the features that enter the head. Each position stands for the receptive field
-    around it.
+    Args:
+        model: The trained network.
+        image: The slide (1, 3, height, width), dense or a `LazyImage`.
+        target: Index of the class.
+        method: What a position's value is. `activation`: gradient × activation of the features that enter the head.
+            `attention`: the weight in the head's softmax. `gradient`: gradient × (pixel − glass), summed over the
+            position's pixels and colours. `integrated`: the same with the gradient's mean on the way from glass to
+            the slide; its sum is the score's difference between the two, up to the steps.
+        context: The slide at further magnifications, which are left as they are.
+        tissue: Which positions count, for the image and each of its context.
+        steps: Steps from glass to the slide, of `integrated`.
+        budget: Device memory, by tile-by-tile execution; None runs plain PyTorch.
     """
-    model.eval()
-    with torch.no_grad():
-        features = model.backbone(model.normalise(image))
-    features = features.detach().requires_grad_()
-    with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(_score(model, features, target), features)
-    return Attribution((gradient * features.detach()).sum(dim=1)[0], _stride(model.backbone))
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}; it must be one of {', '.join(METHODS)}")
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; it must be 1 or more")
+    with at_rest(model):
+        if method == "attention":
+            return _attention(model, image, target, tissue, budget)
+        kind = GatedFeatures if method == "activation" else GatedPixels
+        probe = _run(kind(model, target), budget)
+        levels = [(k + 0.5) / steps for k in range(steps)] if method == "integrated" else [1.0]
+        gradients = [_gate_gradient(probe, model, level, image, context, tissue) for level in levels]
+        return Attribution(torch.stack(gradients).mean(dim=0)[0, 0], model.stride, _peak(probe))
 
 
-def _score(model: SlideClassifier, features: Tensor, target: int) -> Tensor:
-    """The logit of the class; the negative class of a binary task has the negated one."""
-    logits = model.classifier(model.standardise(model.head(features)))[0]
-    if model.task.outputs == 1:
-        return logits[0] if target == 1 else -logits[0]
-    return logits[target]
+def _gate_gradient(
+    probe: nn.Module, model: SlideClassifier, level: float, image: Tensor, context: Sequence[Tensor],
+    tissue: Sequence[Tensor],
+) -> Tensor:  # fmt: skip
+    height, width = image.shape[2:]
+    shape = (1, 1, -(-height // model.stride), -(-width // model.stride))
+    gate = torch.full(shape, level, dtype=model.mean.dtype, device=model.device, requires_grad=True)
+    materialize(probe(gate, image, context, tissue)).backward()
+    assert gate.grad is not None
+    return gate.grad
 
 
-def receptive_field(backbone: nn.Module, size: int = 512) -> int:
-    """How many pixels across the backbone looks at for one position, found by asking for the gradient."""
-    backbone.eval()
-    generator = torch.Generator().manual_seed(0)
-    reference = next(backbone.parameters())
-    image = torch.rand(1, 3, size, size, generator=generator).to(reference).requires_grad_()
-    features = backbone(image)
-    rows, columns = features.shape[2:]
-    (gradient,) = torch.autograd.grad(features[0, :, rows // 2, columns // 2].sum(), image)
-    seen = gradient.abs().sum(dim=(0, 1)) > 0
-    extents = [int(line.nonzero().max() - line.nonzero().min()) + 1 for line in (seen.any(0), seen.any(1))]
-    return max(extents)
-
-
-def _stride(backbone: nn.Module) -> int:
-    stride = getattr(backbone, "stride", None)
-    if not isinstance(stride, int):
-        raise TypeError(
-            f"the backbone {type(backbone).__name__} has no integer attribute stride; set it to the pixels "
-            "of the slide for one position of its map"
+def _attention(
+    model: SlideClassifier, image: Tensor, target: int, tissue: Sequence[Tensor], budget: int | str | None
+) -> Attribution:
+    if not isinstance(model.head, AttentionPooling):
+        raise UserError(
+            f"the head {type(model.head).__name__} has no attention; choose another --method: activation, gradient "
+            "or integrated"
         )
-    return stride
+    probe = _run(AttentionScores(model), budget)
+    with torch.no_grad():
+        scores = materialize(probe(image))[0]
+        scores = scores[target if model.head.branches > 1 else 0]
+        if tissue:
+            counts = materialize(tissue[0])[0, 0, : scores.shape[0], : scores.shape[1]]
+            scores = scores.masked_fill(counts == 0, -torch.inf)
+        return Attribution(torch.softmax(scores.flatten(), 0).view_as(scores), model.stride, _peak(probe))
+
+
+def _run(probe: nn.Module, budget: int | str | None) -> nn.Module:
+    return probe if budget is None else TiledModule(probe, budget=budget)
+
+
+def _peak(probe: nn.Module) -> int:
+    return probe.peak_bytes if isinstance(probe, TiledModule) else 0

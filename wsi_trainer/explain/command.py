@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
 
 from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
+from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.fit.command import instantiate, make_parser, parse
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.fit.training import load_weights
@@ -15,17 +17,25 @@ from wsi_trainer.fit.training import load_weights
 
 def heatmap(words: Sequence[str]) -> int:
     """Write maps of what the model looked at."""
-    parser = make_parser("heatmap", "Write whole-slide maps of how much each position speaks for a class.")
+    parser = make_parser(
+        "heatmap",
+        "Write whole-slide maps of how much each position speaks for a class, tile by tile: an OME-Zarr layer, a PNG "
+        "overlay, GeoJSON outlines for QuPath and the top regions of each slide, in the folder heatmaps of the run.",
+    )
     parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
     parser.add_argument("--split", type=str, default="test", help="which slides: train, val or test")
     parser.add_argument("--regions", type=Path, default=None, help="folder with SLIDE.geojson, the true regions")
+    parser.add_class_arguments(MapOptions)
     options = parse(parser, words)
-    model, data, _ = instantiate(parser, options)
+    model, data, config = instantiate(parser, options)
+    maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
     folder = RunFolder(Path(options.out)).existing()
     load_weights(model, folder.checkpoint(options.checkpoint))
-    facts = write_heatmaps(model, folder, options.split, options.regions, downsample=data.downsample)
+    facts = write_heatmaps(model, data, config, folder, options.split, maps, options.regions)
     console = Console()
     console.print(f"{len(facts['slides'])} maps: {folder.heatmaps}", soft_wrap=True)
     if sentence := sentence_on_regions(facts):
         console.print(sentence)
+    for slide, reason in facts["skipped"].items():
+        console.print(f"left out: {slide}: {reason}", soft_wrap=True, markup=False)
     return 0

@@ -1,71 +1,101 @@
-"""Maps of all slides of a split: pictures, arrays, and the share that falls on annotated regions."""
+"""Maps of all slides of a split: layers, outlines, pictures, and the share that falls on annotated regions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.progress import track
-from torch import Tensor
-from torch.nn import functional
 
-from wsi_trainer.data import SlideRecord, dense, open_image, read_manifest
+from lightning_plugin import LazyImage
+from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image, read_manifest
+from wsi_trainer.data.sampling import Visit
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.attribution import Attribution, attribute, receptive_field
-from wsi_trainer.explain.overlay import draw_overlay
-from wsi_trainer.explain.regions import Rings, read_regions, shares_inside
+from wsi_trainer.explain.field import receptive_field
+from wsi_trainer.explain.options import MapOptions
+from wsi_trainer.explain.regions import Rings, read_regions
+from wsi_trainer.explain.score import index_of, targets_of
+from wsi_trainer.explain.slide_map import SlideMap, compute
+from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.fit.training import tissue_stride
+from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.slides.errors import SlideError
 
-SIDE = 512
+CPU_BUDGET = "2GiB"
+"""What maps use without a budget on a machine without an accelerator."""
+SPARE = 0.2
+"""The share of an accelerator's free memory that is left alone without a budget."""
 
 
 def write_heatmaps(
     model: SlideClassifier,
+    data: DataConfig,
+    config: TrainConfig,
     folder: RunFolder,
-    split: str,
+    split: str = "test",
+    options: MapOptions | None = None,
     regions: Path | None = None,
-    target: int = 1,
-    downsample: int = 1,
 ) -> dict[str, Any]:
-    """Write a picture and an array for each slide of the split; returns what is also in heatmaps.json.
+    """Write the map of each slide of the split, tile by tile; returns what is also in heatmaps.json.
 
     Args:
         model: The trained network.
+        data: How slides are read.
+        config: Where, and within which budget.
         folder: The run, which says the slides and gets the maps.
         split: Which slides.
+        options: What is mapped and written.
         regions: Folder with SLIDE.geojson, the true regions; without it shares are not computed.
-        target: Index of the class that the maps speak for.
-        downsample: How much the run shrinks its slides.
     """
-    records = [record for record in read_manifest(folder.splits) if record.split == split]
+    options = options or MapOptions()
+    target = index_of(model.task, options.target)
+    name = targets_of(model.task)[target]
+    columns = {"columns": model.task.columns, "filled": False}
+    records = [record for record in read_manifest(folder.splits, **columns) if record.split == split]  # type: ignore[arg-type]
     if not records:
         raise UserError(f"no slide is in the split {split}; the splits of this run are in {folder.splits}")
     folder.heatmaps.mkdir(parents=True, exist_ok=True)
     field = receptive_field(model.backbone)
-    maps = {}
-    for record in track(records, description="maps", transient=True):
-        image = dense(open_image(record.path, downsample, record.mpp)).to(model.device)
-        attribution = attribute(model, image, target)
-        maps[record.slide] = _Map(
-            record, attribution, _picture(image), _scaled(_regions_of(record, regions), downsample)
-        )
-    scale = max(float(one.attribution.values.max()) for one in maps.values())
-    name = model.task.classes[target]
-    entries = {slide: _write(one, folder, scale, field) for slide, one in maps.items()}
-    found = [e for slide, e in entries.items() if maps[slide].record.label == name and "mass_inside" in e]
-    facts: dict[str, Any] = {
-        "class": name,
-        "receptive_field": field,
-        "annotated_slides": len(found),
-        "slides": entries,
-    }
-    if found:
-        facts |= {key: float(np.mean([entry[key] for entry in found])) for key in ("mass_inside", "area_inside")}
+    model.to(device_of(config))
+    slides = SlideDataset(records, None, data, LazyImage, None, tissue_stride(model))
+    maps: dict[str, SlideMap] = {}
+    entries: dict[str, dict[str, Any]] = {}
+    skipped: dict[str, str] = {}
+    largest = 0.0
+    for place, record in enumerate(track(records, description="maps", transient=True)):
+        try:
+            one = _opened(slides[Visit(place, 0)], record, data, model, folder)
+            attribution = compute(model, one[1], options, target, budget_of(config, model.device))
+            entry = one[0].write(attribution.values, one[1], options, name)
+        except SlideError as error:
+            if data.on_error == "stop":
+                raise
+            skipped[record.slide] = error.reason
+            continue
+        maps[record.slide] = one[0]
+        entries[record.slide] = entry | {"peak_bytes": attribution.peak_bytes}
+        largest = max(largest, float(attribution.positive.max()))
+    for slide, drawn in maps.items():
+        entries[slide] |= drawn.overlay(largest, _regions_of(drawn.record, regions), field)
+    facts = _facts(name, options, field, entries, skipped, maps)
     write_json(folder.heatmaps / "heatmaps.json", facts)
     return facts
+
+
+def device_of(config: TrainConfig) -> torch.device:
+    """Where maps are made: as the run's Trainer would choose."""
+    gpu = config.accelerator in (AUTO, "cuda", "gpu") and torch.cuda.is_available()
+    return torch.device("cuda" if gpu else "cpu")
+
+
+def budget_of(config: TrainConfig, device: torch.device) -> int | str:
+    """The budget of a map: that of the run where it names one, else most of what is free."""
+    if config.budget is not None and config.budget != AUTO:
+        return config.budget
+    return int(torch.cuda.mem_get_info(device)[0] * (1 - SPARE)) if device.type == "cuda" else CPU_BUDGET
 
 
 def sentence_on_regions(facts: dict[str, Any]) -> str:
@@ -80,36 +110,32 @@ def sentence_on_regions(facts: dict[str, Any]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Map:
-    record: SlideRecord
-    attribution: Attribution
-    picture: tuple[np.ndarray, tuple[int, int]]
-    """A small image of the slide, and the height and width of what it shows."""
-    regions: list[Rings]
+def _opened(
+    batch: SlideBatch, record: SlideRecord, data: DataConfig, model: SlideClassifier, folder: RunFolder
+) -> tuple[SlideMap, SlideBatch]:
+    if "failure" in batch:
+        raise SlideError(record.slide, batch["failure"])
+    height, width = batch["image"].shape[2:]
+    mpp = open_image(record.path, data.downsample, record.mpp).mpp
+    return SlideMap(folder.heatmaps, record, (height, width), mpp, data.downsample, model.stride), batch
 
 
-def _write(one: _Map, folder: RunFolder, scale: float, field: int) -> dict[str, Any]:
-    name = one.record.slide.replace("/", "_")
-    np.save(folder.heatmaps / f"{name}.npy", one.attribution.values.cpu().numpy())
-    picture, size = one.picture
-    overlay = draw_overlay(picture, one.attribution, size, scale, one.regions)
-    overlay.save(folder.heatmaps / f"{name}.png")
-    entry: dict[str, Any] = {"picture": f"{name}.png", "array": f"{name}.npy"}
-    if one.regions:
-        shares = shares_inside(one.attribution, one.regions, field)
-        entry |= {"mass_inside": shares.mass, "area_inside": shares.area}
-    return entry
-
-
-def _picture(image: Tensor) -> tuple[np.ndarray, tuple[int, int]]:
-    factor = max(1, -(-max(image.shape[2:]) // SIDE))
-    small = functional.avg_pool2d(image.float(), factor)[0].permute(1, 2, 0).byte().cpu().numpy()
-    return small, (small.shape[0] * factor, small.shape[1] * factor)
-
-
-def _scaled(regions: list[Rings], downsample: int) -> list[Rings]:
-    return [[[(x / downsample, y / downsample) for x, y in ring] for ring in rings] for rings in regions]
+def _facts(
+    name: str, options: MapOptions, field: int, entries: dict[str, dict[str, Any]], skipped: dict[str, str],
+    maps: dict[str, SlideMap],
+) -> dict[str, Any]:  # fmt: skip
+    found = [e for slide, e in entries.items() if maps[slide].record.label == name and "mass_inside" in e]
+    facts: dict[str, Any] = {
+        "class": name,
+        "method": options.method,
+        "receptive_field": field,
+        "annotated_slides": len(found),
+        "slides": entries,
+        "skipped": skipped,
+    }
+    if found:
+        facts |= {key: float(np.mean([entry[key] for entry in found])) for key in ("mass_inside", "area_inside")}
+    return facts
 
 
 def _regions_of(record: SlideRecord, folder: Path | None) -> list[Rings]:

@@ -24,21 +24,25 @@ def draw_overlay(
         attribution: The map.
         size: Height and width of the slide that the picture shows.
         scale: The value that is drawn in full colour; one for all slides makes their pictures comparable.
-        regions: Annotated regions in pixels of the full resolution.
+        regions: Annotated regions in pixels of the slide.
     """
     slide = Image.fromarray(picture)
-    values = attribution.positive.float().numpy()
-    covered = Image.fromarray(np.clip(values / max(scale, 1e-30), 0, 1)).resize(
-        (round(values.shape[1] * attribution.stride), round(values.shape[0] * attribution.stride)),
-        Image.Resampling.NEAREST,
-    )
-    strength = np.asarray(covered.crop((0, 0, size[1], size[0])).resize(slide.size, Image.Resampling.BILINEAR))
+    values = np.clip(attribution.positive.float().numpy() / max(scale, 1e-30), 0, 1)
+    strength = _resized(values, attribution.stride, size, slide.size)
     colours = colormaps["inferno"](0.25 + 0.75 * strength)[..., :3]
     grey = np.asarray(slide.convert("L").convert("RGB"), dtype=np.float32) / 255
-    weight = np.sqrt(np.clip(strength, 0, 1))[..., None]
+    weight = np.sqrt(strength)[..., None]
     mixed = Image.fromarray((255 * ((1 - weight) * (0.35 + 0.65 * grey) + weight * colours)).astype(np.uint8))
     shrink = slide.size[0] / size[1]
     for outline, *_ in regions or []:
         points = [(x * shrink, y * shrink) for x, y in [*outline, outline[0]]]
         ImageDraw.Draw(mixed).line(points, fill=(0, 190, 120), width=2)
     return mixed
+
+
+def _resized(values: np.ndarray, stride: int, size: tuple[int, int], picture: tuple[int, int]) -> np.ndarray:
+    """The map in the size of the picture. The last position may reach beyond the slide, or not to its end."""
+    rows, columns = (-(-side // stride) for side in size)
+    whole = np.pad(values, ((0, max(0, rows - values.shape[0])), (0, max(0, columns - values.shape[1]))))
+    shown = (0.0, 0.0, size[1] / stride, size[0] / stride)
+    return np.asarray(Image.fromarray(whole).resize(picture, Image.Resampling.BOX, box=shown))

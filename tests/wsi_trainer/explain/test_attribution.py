@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wsi_trainer.explain.attribution import attribute, receptive_field
+from wsi_trainer.errors import UserError
+from wsi_trainer.explain.attribution import attribute
+from wsi_trainer.explain.field import receptive_field
 from wsi_trainer.models import VGG, AveragePooling, MaxPooling, MultiClassTask, ResNet, SlideClassifier
 
 
@@ -40,7 +42,7 @@ def test_the_other_class_has_the_negated_map() -> None:
 
 def test_the_evidence_of_a_maximum_is_where_the_maximum_is() -> None:
     model = SlideClassifier(backbone=Shrink(), head=MaxPooling)
-    nn.init.ones_(model.classifier.weight)
+    nn.init.ones_(model.classifier.weight)  # type: ignore[arg-type]
     image = torch.full((1, 3, 40, 24), 210, dtype=torch.uint8)
     image[..., 16:20, 8:12] = 250
     attribution = attribute(model, image)
@@ -69,7 +71,23 @@ class WeighedShrink(Shrink):
         return super().forward(x) * self.weight
 
 
-def test_a_backbone_without_a_stride_is_named() -> None:
-    backbone = nn.Conv2d(3, 4, 1)
-    with pytest.raises(TypeError, match="Conv2d has no integer attribute stride"):
-        attribute(SlideClassifier(backbone=backbone), torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+def test_a_backbone_with_a_wrong_stride_is_named() -> None:
+    class Wrong(WeighedShrink):
+        stride = 8
+
+    with pytest.raises(ValueError, match="10 × 6 positions where its stride gives 5 × 3"):
+        attribute(SlideClassifier(backbone=Wrong()), torch.zeros(1, 3, 40, 24, dtype=torch.uint8))
+
+
+def test_attention_needs_a_head_that_has_it() -> None:
+    with pytest.raises(UserError, match="AveragePooling has no attention"):
+        attribute(SlideClassifier(backbone=Shrink()), torch.zeros(1, 3, 8, 8, dtype=torch.uint8), method="attention")
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = SlideClassifier(backbone=VGG((4, 8)), frozen_stages=1).train()
+    wanted = [parameter.requires_grad for parameter in model.parameters()]
+    attribute(model, torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+    assert model.training and not model.backbone._forward_hooks and not model.backbone._forward_pre_hooks
+    assert [p.requires_grad for p in model.parameters()] == wanted and not all(wanted)
+    assert all(p.grad is None for p in model.parameters())

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from PIL import Image
 
 from wsi_trainer.cli import main
+from wsi_trainer.explain.regions import read_regions
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.report.contents import Run, slide_rows
 from wsi_trainer.synthetic import generate
@@ -30,7 +32,9 @@ def test_writes_a_picture_and_an_array_for_each_slide(
     run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, lesions = run
-    assert main(["heatmap", f"--config={folder.config}", f"--regions={lesions}"]) == 0
+    assert (
+        main(["heatmap", f"--config={folder.config}", f"--regions={lesions}", "--size=64", "--train.budget=64MiB"]) == 0
+    )
     assert "of what speaks for '1'" in capsys.readouterr().out.replace("\n", " ")
     facts = json.loads((folder.heatmaps / "heatmaps.json").read_text())
     assert facts["annotated_slides"] >= 1 and 0 < facts["area_inside"] < 1
@@ -40,6 +44,10 @@ def test_writes_a_picture_and_an_array_for_each_slide(
         values = np.load(folder.heatmaps / entry["array"])
         assert values.ndim == 2 and np.isfinite(values).all()
         assert max(Image.open(folder.heatmaps / entry["picture"]).size) <= 512
+        np.testing.assert_array_equal(zarr.open_array(folder.heatmaps / entry["layer"] / "0", mode="r")[:], values)
+        assert len(read_regions(folder.heatmaps / entry["outlines"])) == entry["outlined_regions"]
+        assert all(Image.open(folder.heatmaps / one["picture"]).size == (one["width"], 64) for one in entry["top"])
+        assert 0 < entry["peak_bytes"] <= 64 * 2**20
     assert main(["report", str(folder.path)]) == 0
     page = folder.report.read_text(encoding="utf-8")
     assert "map of " in page and "has no maps of what" not in page
@@ -48,3 +56,17 @@ def test_writes_a_picture_and_an_array_for_each_slide(
 def test_a_split_without_slides_is_named(run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["heatmap", f"--config={run[0].config}", "--split=holdout"]) == 2
     assert "no slide is in the split holdout" in capsys.readouterr().err
+
+
+def test_another_method_and_target_are_said(
+    run: tuple[RunFolder, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["heatmap", f"--config={run[0].config}", "--split=val", "--train.budget=64MiB"]
+    assert main([*words, "--method=integrated", "--steps=2", "--target=0", "--top=0"]) == 0
+    facts = json.loads((run[0].heatmaps / "heatmaps.json").read_text())
+    assert facts["class"] == "0" and facts["method"] == "integrated"
+    assert all(not entry["top"] for entry in facts["slides"].values())
+    assert main([*words, "--method=attention"]) == 2
+    assert "choose another --method" in capsys.readouterr().err
+    assert main([*words, "--target=2"]) == 2
+    assert "--target is '2'; this model has 0, 1" in capsys.readouterr().err
