@@ -7,8 +7,8 @@ from typing import Any
 
 class Monitoring:
     """Logs, for every step that was run tile by tile, to the Trainer's loggers: predicted and measured peak, the
-    share of work that was recomputed, seconds, the shares of them spent waiting for pixels and for the disk, and the
-    number of tiles::
+    share of work that was recomputed, seconds, those of them spent waiting for pixels and for the disk (and their
+    share), the number of tiles, and how many of them were identical to another and cost nothing::
 
         Trainer(strategy="sft", callbacks=[StepMonitor()])
 

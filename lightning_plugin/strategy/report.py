@@ -49,6 +49,8 @@ class StepReport:
             "measured_peak_bytes": self.measured_peak_bytes,
             "recompute_share": self.recompute_share,
             "step_seconds": self.seconds,
+            "input_seconds": self.input_seconds,
+            "spill_seconds": self.spill_seconds,
             "input_share": self.input_seconds / seconds,
             "spill_share": self.spill_seconds / seconds,
             "tiles": self.tiles,

@@ -63,12 +63,15 @@ def test_the_plan_is_in_tensorboard(tmp_path: Path) -> None:
 def test_every_step_is_reported(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     strategy = SFTStrategy(budget="1GiB", tile_over=1)
-    data = Each(*[next(iter(slow(0.0)))] * 3)
+    data = Each(*[next(iter(slow(0.05)))] * 3)
     fit(Slides(), data, strategy, max_steps=3, callbacks=[StepMonitor()], logger=logger, log_every_n_steps=1)
     header, *rows = [line.split(",") for line in (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()]
     measured = [float(r[header.index("sft/measured_peak_bytes")]) for r in rows if r[header.index("sft/tiles")]]
     assert len(measured) == 3 and all(0 < m <= strategy.plan.peak_bytes <= 2**30 for m in measured)
-    assert {"sft/predicted_peak_bytes", "sft/recompute_share", "sft/input_share", "sft/step_seconds"} <= set(header)
+    told = ("predicted_peak_bytes", "recompute_share", "input_share", "input_seconds", "spill_seconds", "step_seconds")
+    assert {f"sft/{name}" for name in (*told, "identical_tiles_saved")} <= set(header)
+    waited = [float(r[header.index("sft/input_seconds")]) for r in rows if r[header.index("sft/tiles")]]
+    assert all(seconds >= 0.05 for seconds in waited), "each step reads the image, which takes that long"
 
 
 def test_tiles_are_counted() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lightning_plugin import BudgetError, LazyImage, SFTStrategy
+from lightning_plugin.strategy.memory import state_bytes
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import assert_same, fit, fit_both, trainer
@@ -43,6 +44,33 @@ def test_lazy_images_of_a_dataset_can_be_given_again_in_every_epoch() -> None:
     fit(plain, loader(4, 1), max_epochs=3)
     fit(tiled, torch.utils.data.DataLoader(Lazy(), batch_size=None), SFTStrategy(tiles=(2, 2)), max_epochs=3)
     assert_same(tiled, plain)
+
+
+def test_what_was_planned_and_used_is_there_to_read() -> None:
+    """The optimizer's state is counted before it exists."""
+    strategy = SFTStrategy(budget="1MiB", tile_over=1)
+    fit(module := Slides(), loader(2), strategy, max_steps=1)
+    state = sum(p.numel() * p.element_size() for p in module.parameters())
+    assert strategy.plan is not None and strategy.plan.budget == 2**20
+    assert 3 * state < strategy.peak_bytes <= strategy.plan.peak_bytes <= 2**20
+    assert strategy.settings.reserved == state, "a momentum for each parameter"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "per_parameter"),
+    [
+        ("SGD", {}, 0),
+        ("SGD", {"momentum": 0.9}, 1),
+        ("AdamW", {}, 2),
+        ("AdamW", {"amsgrad": True}, 3),
+        ("LBFGS", {}, 2),
+    ],
+)
+def test_what_an_optimizer_will_hold(kind: str, options: dict, per_parameter: int) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(5, 3)), torch.nn.Parameter(torch.zeros(7))]
+    optimizer = getattr(torch.optim, kind)(parameters, lr=0.1, **options)
+    assert state_bytes(optimizer) == per_parameter * 4 * 22
+    assert not optimizer.state and all(p.grad is None for p in parameters), "nothing is done to it"
 
 
 def test_the_name_alone_is_enough() -> None:
