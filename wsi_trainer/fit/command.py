@@ -16,6 +16,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit import training
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.parser import make_parser as make_parser  # the other commands import it from here
+from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models import SlideClassifier
 
@@ -65,11 +66,13 @@ def run(
 ) -> RunFolder:
     """Train with these options, and test on a split."""
     folder = RunFolder(Path(options.out))
-    if folder.config.is_file() and resume is None:
+    first = is_first()  # with several devices the others run this command too, and write nothing
+    if first and folder.config.is_file() and resume is None:
         raise UserError(f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last")
     folder.path.mkdir(parents=True, exist_ok=True)
     model, data, config = instantiate(parser, options)
-    folder.config.write_text(parser.dump(options), encoding="utf-8")
+    if first:
+        folder.config.write_text(parser.dump(options), encoding="utf-8")
     training.train(model, data, config, folder, resume, progress)
     show(training.test(model, data, config, folder, split, progress=progress))
     return folder

@@ -36,6 +36,11 @@ def fit_folds(
     if resume not in (None, "last"):
         raise UserError(f"--ckpt_path is {resume}; a cross-validation continues with --ckpt_path last")
     model, data, config = instantiate(parser, options)
+    if config.devices > 1:
+        raise UserError(
+            f"--folds with train.devices {config.devices}: train the folds one by one on the manifests that a run with "
+            "one device writes into the folder folds, each with --data.manifest"
+        )
     manifests = divide(model.task, data.manifest, data.root, count, config.seed, data.validation, by, out.path)
     split = held_out(data.manifest, data.root)
     out.config.write_text(parser.dump(options), encoding="utf-8")

@@ -35,6 +35,7 @@ from wsi_trainer.fit.facts import memory_facts
 from wsi_trainer.fit.failures import FailureLog
 from wsi_trainer.fit.memory_watch import MemoryWatch
 from wsi_trainer.fit.quiet import logged_to
+from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.trackers import check_trackers, make_loggers
 from wsi_trainer.metrics import LOWER_IS_BETTER
@@ -63,8 +64,9 @@ def train(
     check_settings(model, data, config)
     slides = make_data(model, data, config)
     model.task.prepare(slides.targets_of("train"))
-    write_manifest(folder.splits, slides.records)
-    write_json(folder.environment, environment())
+    if is_first():
+        write_manifest(folder.splits, slides.records)
+        write_json(folder.environment, environment())
     checkpoint = None if resume is None else start_of(folder, resume)
     if checkpoint is None and (match := model.load_pretrained()):
         Console().print(str(match), highlight=False, markup=False, soft_wrap=True)

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from wsi_trainer.fit.command import instantiate, make_parser, parse
+from wsi_trainer.fit.planning import plan_step
+from wsi_trainer.fit.training import check_settings
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("*.yaml"))
-ADDITIONS = {"card-11gib.yaml", "cpu-only.yaml"}
+ADDITIONS = {"card-11gib.yaml", "cpu-only.yaml", "multi-gpu.yaml"}
 """Configs that change the machine only, to be put after one with a model."""
 
 
 def words(config: Path) -> list[str]:
-    base = config.with_name("synthetic.yaml") if config.name in ADDITIONS else None
+    base = config.with_name("demo.yaml") if config.name in ADDITIONS else None
     return [f"--config={path}" for path in (base, config) if path]
 
 
@@ -23,11 +25,35 @@ def test_is_accepted_and_its_network_classifies_a_small_slide(config: Path) -> N
     options = parse(parser, words(config))
     model, _, train = instantiate(parser, options)
     assert train.budget is not None and train.budget == options.train.budget
-    image = torch.zeros(1, 3, 128, 160, dtype=torch.uint8)
+    images = [torch.zeros(1, 3, 128 // 4**level, 160 // 4**level, dtype=torch.uint8) for level in range(model.levels)]
     with torch.no_grad():
-        probabilities = model.eval().task.probabilities(model(image))
-    assert probabilities.shape == (1, len(model.task.classes))
-    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(1))
+        predicted = model.eval().task.predict(model(images[0], images[1:]))
+    assert predicted.shape == (1, len(model.task.names)) and predicted.isfinite().all()
+    if model.task.classes:
+        torch.testing.assert_close(predicted.sum(dim=1), torch.ones(1))
+
+
+LONG = {"subtype", "survival"}
+"""Whose plans take minutes."""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.full] if path.stem in LONG else []) for path in CONFIGS],
+)
+def test_plans_a_step_without_data(config: Path) -> None:
+    parser = make_parser("fit", "")
+    model, data, train = instantiate(parser, parse(parser, words(config)))
+    check_settings(model, data, train)
+    assert train.budget is not None
+    factors = [factor / data.downsample for factor in data.context]
+    plan = plan_step(model, 3072, 2304, train.budget, "cuda", factors)
+    assert plan.budget is not None and 0 < plan.peak_bytes <= plan.budget
+
+
+def test_there_is_one_for_everything_a_user_would_start_from() -> None:
+    names = {"demo", "tumour-detection", "subtype", "grading", "survival", "multi-gpu", "card-11gib", "cpu-only"}
+    assert names <= {path.stem for path in CONFIGS}
 
 
 def test_an_addition_changes_only_the_machine() -> None:

@@ -33,7 +33,7 @@ def test_killed_and_continued(
     budget = "1MiB" if engine == "tiled" else "null"
     more = [f"--train.budget={budget}", "--model.dropout=0.3", "--train.checkpoint_every=1", "--train.resamples=5"]
     command = ["fit", *common, f"--data.manifest={square_slides}", *more, "--train.accumulate=2"]
-    command.append(f"--train.epochs={count(ci=5, full=25)}")
+    command.append(f"--train.epochs={count(ci=5, full=12)}")
     kills = count(ci=1, full=25)
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path), str(kills), "7", *command],

@@ -12,12 +12,12 @@ from tests.lightning_plugin.stubs import timm_alone
 from wsi_trainer.cli import main
 from wsi_trainer.fit.plan_model import build_model, on_any_device
 
-SYNTHETIC = Path(__file__).resolve().parents[3] / "configs" / "synthetic.yaml"
+DEMO = Path(__file__).resolve().parents[3] / "configs" / "demo.yaml"
 HERE = "tests.wsi_trainer.fit.test_plan_command"
 
 
 def of_config(image: str, *more: str) -> list[str]:
-    return ["plan", f"--config={SYNTHETIC}", f"--image={image}", *more]
+    return ["plan", f"--config={DEMO}", f"--image={image}", *more]
 
 
 def of_model(name: str, *more: str) -> list[str]:
