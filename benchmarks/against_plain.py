@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from benchmarks.record import write
+from benchmarks.keep import keep_case
 from lightning_plugin import Plan, TiledModule, make_plan
 from tests.zoo import ZOO
 
@@ -133,7 +133,7 @@ def main() -> None:
                 f"{name} {options.side}² {share}: {found['ratio']:.2f} of plain's {found['plain_seconds']:.1f} s "
                 f"(aim {found['aim']}), recompute {found['recompute_share']:.2f}"
             )
-            write("against_plain", f"{name} {options.side} {share}", found)
+            keep_case("against_plain", f"{name} {options.side} {share}", found)
 
 
 if __name__ == "__main__":

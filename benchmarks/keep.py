@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tests.conftest import RESULTS, environment
 
@@ -18,3 +21,23 @@ def keep(name: str, values: dict[str, Any]) -> Path:
     record = {"name": name, "environment": environment(), "values": values}
     path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
     return path
+
+
+def keep_case(name: str, case: str, values: dict[str, Any]) -> None:
+    """Put one case into `benchmarks/results/NAME.json`, with the machine it ran on; other cases stay."""
+    path = RESULTS / f"{name}.json"
+    known = json.loads(path.read_text()) if path.exists() else {"name": name, "cases": {}}
+    known["cases"][case] = {"machine": machine(), **values}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What a timing depends on."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        **environment(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+    }

@@ -18,6 +18,7 @@ SHAPE = (1, 3, 160, 150)
 
 
 def net(norm: bool = False) -> nn.Module:
+    torch.manual_seed(7)
     layers: list[nn.Module] = []
     channels = 3
     for width in (8, 8, 12, 12):
@@ -105,7 +106,7 @@ def test_what_turns_an_axis_round_cannot_share() -> None:
 
 def test_half_precision_loses_digits_only_where_it_was_asked_for() -> None:
     """Maps on the disk take half the room, or a quarter; what is computed from them is a little off, and no more."""
-    plain = net(norm=True)
+    plain = net()
     x = torch.randn(SHAPE, dtype=torch.float64)
     results = []
     for half in (False, True):
@@ -118,4 +119,4 @@ def test_half_precision_loses_digits_only_where_it_was_asked_for() -> None:
         results.append([p.grad for p in other.parameters()])
     exact, near = results
     error = sum((a - b).norm() for a, b in zip(exact, near, strict=True)) / sum(a.norm() for a in exact)
-    assert 1e-8 < error < 0.05
+    assert 1e-8 < error < 0.01

@@ -1,0 +1,115 @@
+"""Ours against the published ways to plan, on the convolutional part of VGG-16 with global pooling.
+
+    python -m benchmarks.policies [--limit 65536] [--side 768] [--rounds 3]
+
+For each policy: the largest square image whose training step is planned under 1 GiB (planning only: nothing is run),
+and the time of a step at one size under one budget, predicted and measured. Steps of all policies and of plain PyTorch
+take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+from benchmarks.against_plain import step, vgg16
+from benchmarks.keep import keep_case
+from lightning_plugin import BudgetError, TiledModule, make_plan
+from lightning_plugin.planner.policies import POLICIES
+from lightning_plugin.units import format_bytes
+
+GIB = 2**30
+#: Sides are multiples of this.
+UNIT = 256
+
+
+def feasible(net: nn.Module, side: int, policy: str, budget: int) -> bool:
+    try:
+        make_plan(net, (1, 3, side, side), budget=budget, policy=policy)
+    except BudgetError:
+        return False
+    return True
+
+
+def largest(net: nn.Module, policy: str, limit: int) -> int:
+    """The largest side under 1 GiB, up to a limit, by doubling and halving."""
+    low, high = 0, 4
+    while high * UNIT <= limit and feasible(net, high * UNIT, policy, GIB):
+        low, high = high, 2 * high
+    if high * UNIT > limit:
+        return low * UNIT
+    while high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        if feasible(net, middle * UNIT, policy, GIB):
+            low = middle
+        else:
+            high = middle
+    return low * UNIT
+
+
+def times(side: int, share: float, rounds: int) -> dict[str, dict[str, Any]]:
+    """Seconds of a step of each policy, and of plain PyTorch, under parameters, gradients and a share of what plain
+    PyTorch holds."""
+    net = vgg16()
+    plain_bytes = make_plan(net, (1, 3, side, side), budget="1TiB").plain_bytes
+    budget = int(sum(2 * p.numel() * p.element_size() for p in net.parameters()) + share * plain_bytes)
+    x = torch.randn(1, 3, side, side)
+    modules: dict[str, nn.Module] = {"plain": net}
+    found: dict[str, dict[str, Any]] = {"plain": {"peak_bytes": None, "predicted_seconds": None}}
+    for policy in POLICIES:
+        try:
+            plan = make_plan(net, (1, 3, side, side), budget=budget, policy=policy)
+        except BudgetError as error:
+            found[policy] = {"needs_bytes": error.smallest, "budget_bytes": budget}
+            continue
+        modules[policy] = TiledModule(net, plan=plan)
+        found[policy] = {
+            "budget_bytes": budget,
+            "peak_bytes": plan.peak_bytes,
+            "predicted_seconds": plan.seconds,
+            "recompute_share": plan.recompute,
+        }
+    seconds: dict[str, list[float]] = {name: [] for name in modules}
+    for turn in track(range(rounds + 1), description="steps"):
+        for name, module in modules.items():
+            taken = step(module, x)
+            if turn:  # the first warms up
+                seconds[name].append(taken)
+    for name, taken_all in seconds.items():
+        found[name]["seconds"] = statistics.median(taken_all)
+        found[name]["ratio"] = statistics.median(t / p for t, p in zip(taken_all, seconds["plain"], strict=True))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, default=65536, help="the largest side that is tried")
+    parser.add_argument("--side", type=int, default=768, help="side of the image that is timed")
+    parser.add_argument("--share", type=float, default=0.25, help="of plain PyTorch's activations, as budget")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("largest", "times"), default=None)
+    options = parser.parse_args()
+    table = Table("policy", "largest side under 1 GiB", "seconds", "of plain's", "predicted", "peak")
+    with torch.device("meta"):
+        net = vgg16()
+    sides = {p: largest(net, p, options.limit) for p in track(POLICIES)} if options.only != "times" else {}
+    found = times(options.side, options.share, options.rounds) if options.only != "largest" else {}
+    for name in ("plain", *POLICIES):
+        row = {**found.get(name, {}), **({"largest_side": sides[name]} if name in sides else {})}
+        if row:
+            keep_case("policies", name, {"side": options.side, "share": options.share, "limit": options.limit, **row})
+        cells = [row.get("largest_side"), row.get("seconds"), row.get("ratio"), row.get("predicted_seconds")]
+        table.add_row(name, *(f"{c:.2f}" if isinstance(c, float) else str(c or "–") for c in cells),
+                      format_bytes(row["peak_bytes"]) if row.get("peak_bytes") else "–")  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

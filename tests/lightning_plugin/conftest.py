@@ -1,0 +1,42 @@
+"""A plan whose step exceeds its budget is a fault, in whatever test it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from lightning_plugin.graph import Node
+from lightning_plugin.ledger import Ledger
+from lightning_plugin.plan import Plan
+from lightning_plugin.settings import Settings
+
+
+class Watch:
+    """Looks at each ledger when its step is over: when the next begins, and at the end of the test."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, tuple[Plan, Ledger]] = {}
+
+    def over(self, settings: Settings) -> None:
+        plan, ledger = self.steps.pop(id(settings), (None, None))
+        if plan is not None and ledger is not None and plan.budget is not None:
+            assert ledger.peak_bytes <= plan.budget, f"a step held {ledger.peak_bytes} bytes under {plan}"
+
+
+@pytest.fixture(autouse=True)
+def steps_keep_their_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    watch, begin = Watch(), Settings.begin
+    known: list[Settings] = []  # so that no identity is given anew
+
+    def watched(self: Settings, plan: Plan, nodes: Sequence[Node]) -> Ledger:
+        watch.over(self)
+        ledger = begin(self, plan, nodes)
+        known.append(self)
+        watch.steps[id(self)] = plan, ledger
+        return ledger
+
+    monkeypatch.setattr(Settings, "begin", watched)
+    yield
+    for settings in known:
+        watch.over(settings)
