@@ -1,6 +1,6 @@
 """How fast slides are read and converted, against what decoding and encoding alone cost.
 
-    python -m benchmarks.slides --work DIR [--side 8192]
+    python -m benchmarks.slides --work DIR [--side 8192] [--what converting]
 
 writes benchmarks/results/slides.json and the pictures docs/figures/slides-*.png. Rates are megabytes of pixels
 for each second of processor time, which other work on the machine disturbs little, and of wall time.
@@ -12,11 +12,13 @@ import argparse
 import json
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from wsi_trainer.synthetic import SlideSpec, write_slide
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "slides.json"
+CONVERTING = ("decode + encode alone", "wsi-train preprocess")
 Read = Callable[[int, int, int], Any]
 """Reads the square tile of a size at (y, x)."""
 
@@ -74,14 +77,21 @@ def tiles(side: int, size: int) -> list[tuple[int, int]]:
     return [places[i] for i in np.random.default_rng(0).permutation(len(places))]
 
 
-def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list[Callable[[], int]]]]:
-    """Decoding alone: the compressed tiles lie in memory, nothing is looked up, copied or put together."""
+def compressed_tiles(slide: Path) -> list[bytes]:
+    """The tiles of the finest level of a TIFF as they lie in the file."""
     with tifffile.TiffFile(slide) as tif:
         page = tif.pages[0]
         spans = list(zip(page.dataoffsets, page.databytecounts))
     data = slide.read_bytes()
-    order = np.random.default_rng(0).permutation(len(spans))
-    jpegs = [data[o : o + n] for o, n in (spans[i] for i in order)]
+    return [data[start : start + size] for start, size in spans]
+
+
+def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list[Callable[[], int]]]]:
+    """Decoding alone: the compressed tiles lie in memory, nothing is looked up, copied or put together."""
+    tiles = compressed_tiles(slide)
+    jpegs = [tiles[i] for i in np.random.default_rng(0).permutation(len(tiles))]
+    with tifffile.TiffFile(slide) as tif:
+        side_of_tile = tif.pages[0].tilewidth
     chunks = []
     for row in range(side // level.layout.shard):
         for column in range(side // level.layout.shard):
@@ -99,7 +109,6 @@ def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list
             kept.buffer = np.empty(3 * size * size, np.uint8)
         return kept.buffer[: math.prod(shape)].reshape(shape)
 
-    side_of_tile = page.tilewidth
     return [
         (
             "JPEG alone",
@@ -152,33 +161,77 @@ def _read(read: Read, y: int, x: int, size: int) -> int:
     return 3 * size * size
 
 
-def measure_converting(slide: Path, work: Path, side: int) -> list[Rate]:
-    """Conversion against decoding every tile and encoding every chunk of every level, and nothing else."""
-    whole = side * side * 3
-    reader, codec = open_reader(slide, "tiff"), ZstdCodec()
+def alone(slide: Path, store: Path) -> list[Callable[[], int]]:
+    """What no converter can go without: decoding every tile of the slide's finest level once, and encoding every
+    chunk of every level that is written, with its checksum.
 
-    def floor(y: int, x: int) -> int:
-        pixels = np.ascontiguousarray(np.moveaxis(reader.read(0, y, x, 512, 512), 2, 0))
-        codec.encode(pixels)
-        if (y // 512) % 2 == 0 and (x // 512) % 2 == 0:  # a chunk of the next level for each four; the rest is 1/12
-            codec.encode(np.ascontiguousarray(pixels))
-        return pixels.nbytes
+    Both from memory to memory that is there already. Not among it: reading and writing files, taking pixels apart
+    into planes, halving them for the pyramid, hashes, the thumbnail, and waiting for the disk.
+    """
+    jpegs, kept, codec = compressed_tiles(slide), threading.local(), ZstdCodec()
 
-    places = [(y, x) for y in range(0, side, 512) for x in range(0, side, 512)]
-    rates = []
+    def decode(data: bytes) -> int:
+        if not hasattr(kept, "tile"):
+            kept.tile = np.empty_like(imagecodecs.jpeg8_decode(data))
+        return int(imagecodecs.jpeg8_decode(data, out=kept.tile).nbytes)
+
+    def encode(chunk: np.ndarray) -> int:
+        codec.encode(chunk)
+        return 0  # the pixels were counted when they were decoded
+
+    chunks = [chunk for level in stored_levels(store) for chunk in all_chunks(level)]
+    return [*(partial(decode, data) for data in jpegs), *(partial(encode, chunk) for chunk in chunks)]
+
+
+def stored_levels(store: Path) -> list[StoredLevel]:
+    """All levels of a store."""
+    paths = sorted(path for path in store.iterdir() if path.name.isdigit())
+    shapes = [json.loads((path / "zarr.json").read_bytes())["shape"][1:] for path in paths]
+    return [StoredLevel(path, tuple(shape), Settings().layout) for path, shape in zip(paths, shapes)]
+
+
+def all_chunks(level: StoredLevel) -> list[np.ndarray]:
+    """The pixels of all chunks that are not absent."""
+    chunks = [level.chunk(row, column) for row, column in level.chunks(0, 0, *level.shape)]
+    return [chunk for chunk in chunks if chunk is not None]
+
+
+def measure_converting(slide: Path, store: Path, work: Path, side: int, pairs: int = 4) -> list[Rate]:
+    """Conversion and its floor in turns, so that both meet the same moods of the machine; the best of each."""
+
+    def run(threads: int) -> int:
+        out = work / f"run{threads}"
+        shutil.rmtree(out, ignore_errors=True)
+        convert(Job(slide, "slide"), out, Settings(tissue="none"), threads=threads)
+        return side * side * 3
+
+    floor, rates = alone(slide, store), []
     for threads in (1, 2):
-        jobs = [lambda y=y, x=x: floor(y, x) for y, x in places]
-        rates.append(measure("decode + encode alone", 512, threads, jobs, repeats=2))
-
-        def run(threads: int = threads) -> int:
-            settings = Settings(tissue="none")
-            convert(Job(slide, f"run{threads}"), work, settings, threads=threads, overwrite=True)
-            (work / f"run{threads}.zarr" / "manifest.json").unlink()
-            os.rename(work / f"run{threads}.zarr", work / f"done{time.monotonic_ns()}")
-            return whole
-
-        rates.append(measure("wsi-train preprocess", 512, threads, [run], repeats=2))
+        ways = {"decode + encode alone": floor, "wsi-train preprocess": [partial(run, threads)]}
+        tried: dict[str, list[Rate]] = {what: [] for what in ways}
+        for _ in range(pairs):
+            for what, jobs in ways.items():
+                tried[what].append(measure(what, 512, threads, jobs, repeats=1))
+        for what, found in tried.items():
+            best = (max(rate.per_cpu for rate in found), max(rate.per_wall for rate in found))
+            rates.append(Rate(what, 512, threads, *best))
     return rates
+
+
+def kept_rates(converting: bool) -> list[Rate]:
+    """The part of the record that is not measured anew."""
+    rates = [Rate(**rate) for rate in json.loads(RESULT.read_text())["rates"]]
+    return [rate for rate in rates if (rate.what in CONVERTING) == converting]
+
+
+def measured(what: str) -> tuple[str, ...]:
+    """The parts of the record that are measured anew."""
+    return ("reading", "converting") if what == "all" else (what,)
+
+
+def kept_load() -> dict[str, float]:
+    """The load of the machine with which the parts of the record were measured."""
+    return dict(json.loads(RESULT.read_text()).get("load", {})) if RESULT.exists() else {}
 
 
 def main() -> None:
@@ -186,6 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--side", type=int, default=8192)
+    parser.add_argument("--what", choices=("all", "reading", "converting"), default="all", help="what is measured anew")
     options = parser.parse_args()
     work, side = options.work, options.side
     work.mkdir(parents=True, exist_ok=True)
@@ -193,13 +247,24 @@ def main() -> None:
     if not slide.exists():
         write_slide(slide, SlideSpec(side, side, tissue=0.6, noise=True), threads=2)
     convert(Job(slide, "slide"), work, Settings(tissue="none"), threads=2)
-    rates = measure_reading(slide, work / "slide.zarr", side) + measure_converting(slide, work, side)
+    store = work / "slide.zarr"
+    reading = measure_reading(slide, store, side) if options.what != "converting" else kept_rates(converting=False)
+    converting = (
+        measure_converting(slide, store, work, side) if options.what != "reading" else kept_rates(converting=True)
+    )
+    rates = reading + converting
     table = Table("what", "tile", "threads", "MB / CPU s", "MB / s")
     for rate in rates:
         table.add_row(rate.what, str(rate.tile or ""), str(rate.threads), f"{rate.per_cpu:.0f}", f"{rate.per_wall:.0f}")
     Console().print(table)
     RESULT.parent.mkdir(parents=True, exist_ok=True)
-    record = {"environment": environment(), "side": side, "rates": [asdict(rate) for rate in rates]}
+    record = {
+        "environment": environment(),
+        "side": side,
+        # How many processes wanted the processors at the end: with more than there are, wall times mean little.
+        "load": {**kept_load(), **{part: round(os.getloadavg()[0], 1) for part in measured(options.what)}},
+        "rates": [asdict(rate) for rate in rates],
+    }
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
     draw(record, ROOT / "docs" / "figures" / "slides-reading.png")
 

@@ -25,6 +25,7 @@ from .journal import Entry, Journal, replace_file
 from .layout import CHANNELS, FILL, Layout, shard_key, z_order
 from .level import StoredLevel
 from .shard import ShardEncoder, encode_shard
+from .spares import Spares
 
 Planes = NDArray[np.uint8]
 """Pixels as channel, y, x."""
@@ -54,7 +55,7 @@ class PyramidWriter:
         self._threads, self._progress = max(1, threads), progress
         self._grids = [layout.grid(*shape) for shape in shapes]
         self._complete = self._find_complete()
-        self._kept = threading.local()
+        self._kept, self._spares = threading.local(), Spares()
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -115,9 +116,18 @@ class PyramidWriter:
         if done and not wanted:
             return None
         pixels = self._assemble(level, row, column, halves)
-        if not done:
+        half = self._half_of(pixels)
+        if done:
+            self._spares.give(pixels)
+        else:
             self._encode_later(level, row, column, pixels)
-        return None if pixels is None else halve(pixels)
+        return half
+
+    def _half_of(self, pixels: Planes | None) -> Planes | None:
+        if pixels is None:
+            return None
+        height, width = pixels.shape[1:]
+        return halve(pixels, self._spares.take((CHANNELS, -(-height // 2), -(-width // 2))))
 
     def _level0(self) -> Iterator[Future[Planes | None]]:
         """The missing shards of level 0 in Z-order, a few of them ahead of the one that is asked for."""
@@ -144,7 +154,8 @@ class PyramidWriter:
         for top, left, pixels in self._read(y, x, height, width):
             planes = to_planes(pixels, self._scratch()[:, : pixels.shape[0], : pixels.shape[1]])
             if half is None:
-                half = np.full((CHANNELS, -(-height // 2), -(-width // 2)), FILL, np.uint8)
+                half = self._spares.take((CHANNELS, -(-height // 2), -(-width // 2)))
+                half.fill(FILL)
             halve(planes, half[:, top // 2 :, left // 2 :])
             if encoder is not None:
                 encoder.add(top // size, left // size, planes)
@@ -172,12 +183,14 @@ class PyramidWriter:
         if all(half is None for _, half in halves):
             return None
         _, _, height, width = self._box(level, row, column)
-        pixels = np.full((CHANNELS, height, width), FILL, np.uint8)
+        pixels = self._spares.take((CHANNELS, height, width))
+        pixels.fill(FILL)
         side = self._layout.shard // 2
         for (_, r, c), half in halves:
             if half is not None:
                 y, x = (r - 2 * row) * side, (c - 2 * column) * side
                 pixels[:, y : y + half.shape[1], x : x + half.shape[2]] = half
+                self._spares.give(half)
         return pixels
 
     def _encode_later(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
@@ -197,6 +210,7 @@ class PyramidWriter:
 
     def _encode_and_write(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
         parts = [] if pixels is None else encode_shard(pixels, self._layout, self._codec)
+        self._spares.give(pixels)
         self._write_later(level, row, column, parts)
 
     def _write_later(self, level: int, row: int, column: int, parts: list[bytes]) -> None:
