@@ -11,6 +11,7 @@ from lightning_plugin.errors import BudgetError
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.choose import exact_bytes
 from lightning_plugin.planner.make import signature
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.settings import Settings
@@ -60,9 +61,10 @@ class RunSettings(Settings):
             if not self.reserved:
                 raise
             smallest = refused.smallest + self.reserved
-            raise BudgetError(
-                f"{refused} Optimizers take {format_bytes(self.reserved)} besides, which leaves less of the budget of "
-                f"{format_bytes(budget)}: together at least {format_bytes(smallest)}.",
+            raise type(refused)(
+                f"no plan keeps {format_bytes(budget)}, of which the optimizers will take "
+                f"{format_bytes(self.reserved)}. Give at least {exact_bytes(smallest)}. "
+                f"For a step without them: {refused}",
                 smallest,
                 refused.operator,
             ) from refused

@@ -30,8 +30,7 @@ class MemoryWatch(Callback):
         strategy = trainer.strategy
         if not isinstance(strategy, SFTStrategy) or strategy.plan is None:
             return
-        ledger = strategy.settings.ledger
-        self.step_peak_bytes = max(self.step_peak_bytes, ledger.peak_bytes if ledger else 0)
+        self.step_peak_bytes = max(self.step_peak_bytes, strategy.peak_bytes)
         if self.plan is None or strategy.plan.plain_bytes > self.plan.plain_bytes:
             self.plan = strategy.plan
             self.image_shape = tuple(batch["image"].shape)
