@@ -11,7 +11,7 @@ PAGES = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 def test_the_page_on_rules_adds_one() -> None:
     page = PAGES / "add-a-rule.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    names: dict[str, object] = {"__name__": "page"}
+    names: dict[str, object] = {"__name__": __name__}  # dataclasses look their module up
     exec(compile("\n".join(blocks), str(page), "exec"), names)
     result = names["result"]
     assert result.exact, result  # type: ignore[attr-defined]
