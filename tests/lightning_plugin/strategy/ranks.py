@@ -5,6 +5,7 @@ Every scenario is a function of a folder; rank 0 leaves what it found there.
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import subprocess
@@ -254,9 +255,31 @@ def shared_networks(folder: Path) -> None:
         found["wrong"] += [errors] if errors else []
 
     every()
+    found["glass"] = on_glass(Team.of(torch.device("cpu")))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, found)
     leave(folder, everyone)
+
+
+def on_glass(team: Any) -> dict[str, Any]:
+    """Identical tiles of a slide that is mostly glass: what was saved on this rank, and the largest error."""
+    from lightning_plugin import LazyImage, TiledModule
+    from lightning_plugin.progress import LISTENERS
+    from tests.exactness import difference
+    from tests.lightning_plugin.test_identical_tiles import Count, plainly, slide
+
+    torch.manual_seed(0)
+    net = plainly().double()
+    tiled, glass, count = TiledModule(copy.deepcopy(net), tiles=(9, 7)), slide(), Count()
+    tiled.settings.team = team
+    LISTENERS.append(count)
+    tiled(LazyImage(glass)).sum().backward()
+    LISTENERS.remove(count)
+    net(glass.tensor).sum().backward()
+    floor = 1e-3 * max(p.grad.abs().max().item() for p in net.parameters())
+    pairs = zip((*tiled.parameters(), *tiled.buffers()), (*net.parameters(), *net.buffers()), strict=True)
+    errors = [difference(*((a, b) if a.grad is None else (a.grad, b.grad)), floor) for a, b in pairs]
+    return {"saved": count.saved, "tiles": count.tiles, "error": max(errors)}
 
 
 def strangers(folder: Path) -> None:
