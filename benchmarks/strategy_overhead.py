@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.record import write
+from benchmarks.keep import keep_case
 from lightning_plugin import LazyImage, SFTStrategy
 from tests.zoo import ZOO
 
@@ -137,7 +137,7 @@ def main() -> None:
     table = Table("batch", "plain", "sft", "ratio", "ratio of processor time", "target")
     for kind in options.kinds or ("dense", "recorded"):
         found = compare(kind, options.side, options.pairs, options.threads)
-        write("strategy_overhead", kind, found)
+        keep_case("strategy_overhead", kind, found)
         seconds = (f"{found[name]:.2f} s" for name in ("plain_seconds", "sft_seconds"))
         table.add_row(kind, *seconds, f"{found['ratio']:.3f}", f"{found['cpu_ratio']:.3f}", f"{TARGET}")
     Console().print(table)
