@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DistributedSampler
 
-from lightning_plugin import SFTDDPStrategy, SFTStrategy
+from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy
+from lightning_plugin.strategy.layer_sync import synchronize
+from lightning_plugin.strategy.together import fingerprint
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Noisy, Slides, loader
 from tests.lightning_plugin.strategy.ranks import BUDGET, launch, succeed
@@ -58,6 +61,28 @@ def test_ranks_with_different_images_are_an_error_and_not_a_hang(tmp_path: Path)
     for done in launch("strangers", tmp_path):
         assert done.returncode not in (0, None)
         assert "the ranks were given different batches" in done.stdout
+
+
+def test_batches_are_told_apart_without_being_read() -> None:
+    image, label = torch.randn(2, 3, 40, 50), torch.tensor([1, 0])
+    first = fingerprint({"image": LazyImage.from_tensor(image), "label": label, "path": "/here/slide.svs"})
+    assert fingerprint({"image": LazyImage.from_tensor(image), "label": label, "path": "/there/slide.svs"}) == first
+    assert fingerprint({"image": LazyImage.from_tensor(image + 1), "label": label}) != first
+    assert fingerprint({"image": LazyImage.from_tensor(image), "label": 1 - label}) != first
+    turned = LazyImage.from_tensor(image.movedim(1, -1)).movedim(-1, 1)
+    assert fingerprint([turned]) != fingerprint([turned + 0, torch.zeros(1)])
+
+
+def test_every_rank_gets_all_slides_and_goes_on_with_the_first_ranks_random_numbers() -> None:
+    strategy = SFTDDPStrategy(split="image")
+    assert strategy.distributed_sampler_kwargs == {"num_replicas": 1, "rank": 0}
+    assert strategy._own_state([{"first": 1}, {"second": 2}]) == {"first": 1}
+
+
+def test_a_batch_norm_alone_sees_the_whole_image() -> None:
+    layer = synchronize(nn.SyncBatchNorm(3), everything=False, alone=True)
+    x = torch.randn(2, 3, 4, 4)
+    assert torch.equal(layer(x), nn.BatchNorm2d(3)(x)), "on a CPU too, where PyTorch's own refuses"
 
 
 def test_other_words_are_refused() -> None:
