@@ -120,12 +120,12 @@ def rehearse(plan: Plan, network: Network) -> Account:
 
 
 def backward(nodes: Sequence[Node]) -> None:
-    """Pull back a cotangent for each result that no other node reads."""
-    read = {id(v) for n in nodes for v in n.inputs}
-    results = [
-        v.real for n in nodes for v in n.outputs
-        if not v.is_map and id(v) not in read and v.real is not None and v.real.grad_fn is not None
-    ]  # fmt: skip
+    """Pull back a cotangent for each result that no other node reads on to a loss.
+
+    Being read without gradient, as running statistics read a pooled vector, does not keep a loss from coming later.
+    """
+    read = {id(v) for n in nodes if any(o.is_map or differentiable(o) for o in n.outputs) for v in n.inputs}
+    results: list[Any] = [v.real for n in nodes for v in n.outputs if id(v) not in read and differentiable(v)]
     for n in nodes:  # let go of what only the values of this rehearsal hold, as a step does
         for v in n.outputs:
             if not isinstance(n.op, Captured):
@@ -133,6 +133,11 @@ def backward(nodes: Sequence[Node]) -> None:
     if results:
         cotangents = [torch.empty_like(r) for r in results]
         torch.autograd.backward(results, cotangents)
+
+
+def differentiable(vector: Value) -> bool:
+    """Whether a computed vector leads back to something that wants a gradient."""
+    return not vector.is_map and vector.real is not None and vector.real.grad_fn is not None
 
 
 def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequence[Box]]:

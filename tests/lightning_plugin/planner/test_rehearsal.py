@@ -1,0 +1,30 @@
+"""What is rehearsed is what a step does."""
+
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, TiledModule
+
+
+class Watching(nn.Module):
+    """Takes a statistic of its pooled vector, without gradient, before anything else is done with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
+        self.last = nn.Linear(8, 2)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = self.layers(x).mean(dim=(2, 3))
+        self.seen.copy_(pooled.detach().mean(dim=0))  # executes: a write into an ordinary tensor
+        out: Tensor = self.last(pooled)
+        return out
+
+
+def test_a_statistic_that_is_read_first_does_not_hide_the_backward_pass() -> None:
+    tiled = TiledModule(Watching(), budget="4MiB")
+    out = tiled(LazyImage.from_tensor(torch.rand(1, 3, 128, 128)))
+    assert tiled.plan is not None and all(s.backward_bytes > 0 for s in tiled.plan.segments)
+    out.sum().backward()
+    assert tiled.peak_bytes <= tiled.plan.peak_bytes <= 4 * 2**20
