@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wsi_trainer.data import read_manifest
+from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import Interval, Predictions, auc, paired_difference
+from wsi_trainer.metrics import (
+    MULTI_LABEL_SCORES,
+    RISK_SCORES,
+    SCORES,
+    VALUE_SCORES,
+    AnyPredictions,
+    Interval,
+    MultiLabelPredictions,
+    Predictions,
+    RiskPredictions,
+    Score,
+    ValuePredictions,
+    paired_difference,
+    read_predictions,
+)
+from wsi_trainer.report.rows import SlideRow, errors, words
 
 Curves = dict[str, list[float]]
 
@@ -20,7 +37,7 @@ class Run:
 
     name: str
     folder: RunFolder
-    predictions: Predictions
+    predictions: AnyPredictions
     scores: dict[str, Any]
     curves: Curves
     memory: dict[str, Any]
@@ -31,34 +48,11 @@ class Run:
         return Run(
             name,
             folder.existing(),
-            Predictions.read(folder.predictions(split)),
+            read_predictions(folder.predictions(split)),
             read_json(folder.evaluation(split)),
             read_curves(folder.metrics),
             read_json(folder.memory),
         )
-
-
-@dataclass(frozen=True)
-class SlideRow:
-    """One line of the table of slides."""
-
-    slide: str
-    path: Path
-    patient: str
-    label: str
-    predicted: str
-    error: float
-    """One minus the probability of the true class: the worst mistakes have the highest."""
-    probability: float
-    """Of the predicted class."""
-    baseline: float | None
-    """The error of the baseline on this slide."""
-    map: Path | None
-    """The picture of what the model looked at."""
-
-    @property
-    def wrong(self) -> bool:
-        return self.label != self.predicted
 
 
 def read_curves(folder: Path) -> Curves:
@@ -75,36 +69,49 @@ def read_curves(folder: Path) -> Curves:
 
 def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
     """The slides, worst mistakes first."""
-    paths = {record.slide: record.path for record in read_manifest(run.folder.splits)}
-    errors = _errors(run.predictions)
-    other = _errors(baseline.predictions) if baseline else {}
+    paths = _paths(run.folder.splits)
+    found = errors(run.predictions)
+    other = {} if baseline is None else dict(zip(baseline.predictions.slides, errors(baseline.predictions)))
     entries = read_json(run.folder.heatmaps / "heatmaps.json").get("slides", {})
-    maps = {slide: run.folder.heatmaps / entry["picture"] for slide, entry in entries.items()}
     rows = []
     for index, slide in enumerate(run.predictions.slides):
-        probabilities = run.predictions.probabilities[index]
-        predicted = int(probabilities.argmax())
+        said = words(run.predictions, index)
         rows.append(
             SlideRow(
                 slide=slide,
                 path=paths[slide],
                 patient=run.predictions.patients[index],
-                label=run.predictions.classes[run.predictions.labels[index]],
-                predicted=run.predictions.classes[predicted],
-                error=errors[slide],
-                probability=float(probabilities[predicted]),
-                baseline=other.get(slide),
-                map=maps.get(slide),
+                site=run.predictions.sites[index] if run.predictions.sites else "",
+                label=said.label,
+                predicted=said.predicted,
+                error=float(found[index]),
+                probability=said.probability,
+                baseline=float(other[slide]) if slide in other else None,
+                map=run.folder.heatmaps / entries[slide]["picture"] if slide in entries else None,
+                wrong=said.wrong,
             )
         )
     return sorted(rows, key=lambda row: -row.error)
 
 
+def _paths(splits: Path) -> dict[str, Path]:
+    """Where the slides are, whatever the columns of their labels."""
+    return {record.slide: record.path for record in read_manifest(splits, labelled=False)}
+
+
+def main_score(predictions: AnyPredictions) -> tuple[str, Score]:
+    """The score that stands for all: the first of the kind of predictions."""
+    kinds: dict[type, Mapping[str, Score]] = {
+        Predictions: SCORES,
+        MultiLabelPredictions: MULTI_LABEL_SCORES,
+        ValuePredictions: VALUE_SCORES,
+        RiskPredictions: RISK_SCORES,
+    }
+    return next(iter(kinds[type(predictions)].items()))
+
+
 def difference(run: Run, baseline: Run) -> Interval:
-    """AUC of the run minus that of the baseline, paired by slide."""
-    return paired_difference(run.predictions, baseline.predictions, auc)
-
-
-def _errors(predictions: Predictions) -> dict[str, float]:
-    right = predictions.probabilities[range(len(predictions)), predictions.labels]
-    return {slide: 1 - float(value) for slide, value in zip(predictions.slides, right, strict=True)}
+    """The main score of the run minus that of the baseline, paired by slide."""
+    if type(run.predictions) is not type(baseline.predictions):
+        raise UserError(f"{baseline.folder.path} predicts something else than {run.folder.path}; give another baseline")
+    return paired_difference(run.predictions, baseline.predictions, main_score(run.predictions)[1])  # type: ignore[arg-type]

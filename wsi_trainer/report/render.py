@@ -14,11 +14,16 @@ from lightning_plugin import Plan
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.report import figures
-from wsi_trainer.report.contents import Run, difference, slide_rows
+from wsi_trainer.metrics import MultiLabelPredictions, Predictions, RiskPredictions, ValuePredictions
+from wsi_trainer.report import class_figures, figures, other_figures
+from wsi_trainer.report.class_figures import Curve
+from wsi_trainer.report.contents import Run, difference, main_score, slide_rows
 from wsi_trainer.report.pictures import map_picture, slide_picture
+from wsi_trainer.report.rows import ERRORS, OTHER_ERROR
 
-NOT_THERE_YET = ("Precision-recall curves and results by site are not part of this page yet.",)
+TABLES = (("Results by class", "per_class"), ("Results by site", "per_site"))
+MOST_CHOICES = 20
+"""Different labels beyond which there is no choice of one."""
 MOST_ROWS = 500
 """Rows with pictures; beyond this only the worst mistakes are listed."""
 
@@ -55,43 +60,67 @@ def write_report(
 def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], title: str | None) -> dict[str, Any]:
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
-    binary = len(run.predictions.classes) == 2
+    facts_on_maps = read_json(run.folder.heatmaps / "heatmaps.json")
+    labels = sorted({row.label for row in rows})
     return {
         "title": title or run.folder.path.resolve().name,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         "split": split,
         "runs": runs,
         "other": other,
+        "main": main_score(run.predictions)[0],
         "difference": None if other is None else difference(run, other),
-        "figures": _figures(run, runs, binary),
+        "figures": figures_of(runs),
         "rows": rows[:MOST_ROWS],
         "row_count": len(rows),
+        "labels": labels if len(labels) <= MOST_CHOICES else [],
+        "sites": sorted({row.site for row in rows} - {""}),
+        "error_means": ERRORS.get(type(run.predictions), OTHER_ERROR),
+        "tables": [(title, run.scores[key]) for title, key in TABLES if run.scores.get(key)],
         "picture": slide_picture,
         "map_picture": map_picture,
-        "regions": sentence_on_regions(read_json(run.folder.heatmaps / "heatmaps.json")),
+        "maps": facts_on_maps,
+        "regions": sentence_on_regions(facts_on_maps),
         "memory": _memory(run, facts),
         "plan": _plan(run.folder),
         "environment": _flat(read_json(run.folder.environment)),
         "config": run.folder.config.read_text(encoding="utf-8"),
-        "absent": _absent(run, binary),
+        "absent": _absent(run),
     }
 
 
-def _figures(run: Run, runs: list[Run], binary: bool) -> list[tuple[str, str]]:
-    pictures = []
-    if binary:
-        pictures.append(
-            (
-                "ROC, bands hold 95 % of bootstrap resamples",
-                figures.roc({r.name: r.predictions for r in runs}),
-            )
-        )
+def figures_of(runs: list[Run]) -> list[tuple[str, str]]:
+    """The captions and pictures of one or more runs on the same slides."""
+    run, pictures = runs[0], []
+    said, name = run.predictions, run.name
     if any(r.curves for r in runs):
         pictures.append(("Training", figures.training({r.name: r.curves for r in runs})))
-    pictures.append((f"Confusion, {run.name}", figures.confusion(run.predictions)))
-    if binary:
-        pictures.append((f"Calibration, {run.name}", figures.calibration(run.predictions)))
+    if isinstance(said, ValuePredictions):
+        return [("Predicted against true", other_figures.scatter(said)), *pictures]
+    if isinstance(said, RiskPredictions):
+        return [("Survival by predicted risk, split at the median", other_figures.survival(said)), *pictures]
+    curves, own = _class_curves(runs), _class_curves(runs[:1])
+    if curves:
+        pictures += [
+            ("ROC, bands hold 95 % of bootstrap resamples", class_figures.roc(curves)),
+            ("Precision and recall, bands likewise", class_figures.precision_recall(curves)),
+            (f"Calibration, {name}", class_figures.reliability(own)),
+        ]
+    if isinstance(said, Predictions):
+        pictures.append((f"Confusion, {name}", class_figures.confusion_matrix(said)))
     return pictures
+
+
+def _class_curves(runs: list[Run]) -> list[Curve]:
+    """One curve for each run where there are two classes, else one for each class of the first run."""
+    said = runs[0].predictions
+    if isinstance(said, MultiLabelPredictions):
+        curves = [Curve(label, said.of(label), 1) for label in said.classes]
+    elif isinstance(said, Predictions) and len(said.classes) > 2:
+        curves = [Curve(label, said, index) for index, label in enumerate(said.classes)]
+    else:
+        curves = [Curve(r.name, r.predictions, 1) for r in runs if isinstance(r.predictions, Predictions)]
+    return [curve for curve in curves if curve.defined]
 
 
 def _plan(folder: RunFolder) -> tuple[str, str] | None:
@@ -122,16 +151,14 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
     return lines | facts
 
 
-def _absent(run: Run, binary: bool) -> list[str]:
-    absent = list(NOT_THERE_YET)
+def _absent(run: Run) -> list[str]:
+    absent = []
     if not (run.folder.heatmaps / "heatmaps.json").is_file():
         absent.append("This run has no maps of what the model looked at: `wsi-train heatmap` writes them.")
     if run.memory.get("engine") == "plain PyTorch":
         absent.append(
             "This run used plain PyTorch, not tile-by-tile execution: there is no plan and no memory picture."
         )
-    if not binary:
-        absent.append("ROC and calibration of more than two classes are not part of this page yet.")
     return absent
 
 

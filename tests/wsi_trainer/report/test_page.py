@@ -110,7 +110,7 @@ def test_more_than_two_classes_have_a_page_too(make_run: MakeRun, tmp_path: Path
     rows = folder.predictions("test").read_text().splitlines()
     folder.predictions("test").write_text("\n".join([rows[0], *(row + ",0.0" for row in rows[1:])]))
     page = write_report(folder).read_text(encoding="utf-8")
-    assert "ROC and calibration of more than two classes are not part" in page
+    assert "Precision and recall, bands likewise" in page and "Confusion, full resolution" in page
 
 
 def test_a_resumed_run_has_one_curve(tmp_path: Path) -> None:
