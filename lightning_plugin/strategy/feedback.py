@@ -54,7 +54,7 @@ class Feedback:
             return
         self.told.add((stage, str(plan)))
         log.info("%s: %s", stage, plan)
-        folder = self.trainer.log_dir if self.trainer.loggers else None
+        folder = folder_of(self.trainer.loggers[0]) if self.trainer.loggers else None
         if folder is not None and not self.trainer.fast_dev_run:
             write_plan(plan, Path(folder), stage)
         for logger in self.trainer.loggers:
@@ -88,6 +88,12 @@ class Feedback:
         self.explained.add(str(self.plan))
         if self.trainer is None or self.trainer.is_global_zero:
             log.info("%s", report)
+
+
+def folder_of(logger: Any) -> str | None:
+    """Where a logger writes. `Trainer.log_dir` says so too, but asks all ranks, of which only one tells of plans."""
+    folder = getattr(logger, "log_dir", None) or getattr(logger, "save_dir", None)
+    return None if folder is None else str(folder)
 
 
 def write_plan(plan: Plan, folder: Path, stage: str) -> None:

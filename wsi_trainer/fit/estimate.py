@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
-from lightning_plugin import Plan, SFTStrategy
+from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
 from wsi_trainer.data import SlideData, SlideRecord, open_image
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
@@ -40,7 +40,7 @@ class Estimate(Callback):
         if not sizes["train"]:
             return
         strategy: Any = trainer.strategy
-        budget = strategy.settings.budget if isinstance(strategy, SFTStrategy) else None
+        budget = strategy.settings.budget if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) else None
         largest = max(sizes["train"].values(), key=lambda size: size[0] * size[1])
         data = self.slides.config
         factors = [factor / data.downsample for factor in data.context]

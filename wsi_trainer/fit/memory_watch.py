@@ -7,7 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
-from lightning_plugin import Plan, SFTStrategy
+from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
 from wsi_trainer.models import SlideBatch
 
 
@@ -28,7 +28,7 @@ class MemoryWatch(Callback):
         batch_idx: int,
     ) -> None:
         strategy = trainer.strategy
-        if not isinstance(strategy, SFTStrategy) or strategy.plan is None:
+        if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
             return
         self.step_peak_bytes = max(self.step_peak_bytes, strategy.peak_bytes)
         if self.plan is None or strategy.plan.plain_bytes > self.plan.plain_bytes:

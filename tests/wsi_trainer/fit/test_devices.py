@@ -1,0 +1,46 @@
+"""Several devices: each has slides of its own, and one of them writes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from wsi_trainer.data.sampling import EpochSampler, InOrder
+from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.models.gathered import Gathered
+
+PROGRAM = "import sys; from wsi_trainer.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_ranks_share_the_slides_and_none_runs_out_before_the_others() -> None:
+    for slides in (1, 5, 6):
+        shares = [[visit.slide for visit in EpochSampler(slides, 3, rank, 2)] for rank in range(2)]
+        assert len(shares[0]) == len(shares[1]) == len(EpochSampler(slides, 3, 0, 2))
+        assert set(shares[0]) | set(shares[1]) == set(range(slides))
+        looked_at = [visit.slide for rank in range(2) for visit in InOrder(slides, rank, 2)]
+        assert sorted(looked_at) == list(range(slides))
+
+
+def test_what_was_gathered_of_one_slide_stays_a_row() -> None:
+    gathered = Gathered()
+    assert [len(values) for values in gathered.rows()] == [0, 0]
+    gathered.update(torch.tensor([1]), torch.tensor([[0.25]]))
+    targets, predicted = gathered.rows()
+    assert targets.tolist() == [1] and predicted.tolist() == [[0.25]]
+
+
+@pytest.mark.full
+def test_two_processes_train_one_network(words: list[str], square_slides: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    options = [f"--data.manifest={square_slides}", "--train.budget=64MiB", "--train.devices=2", "--train.epochs=2"]
+    done = subprocess.run(
+        [sys.executable, str(program), "fit", *words, *options],
+        capture_output=True, text=True, timeout=300, cwd=Path(__file__).resolve().parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = RunFolder(tmp_path / "run")
+    assert read_json(folder.evaluation("test"))["slides"] == 2
+    assert torch.load(folder.checkpoint("last"), weights_only=False)["global_step"] == 2 * 3  # of 6 slides, two at once
