@@ -23,7 +23,7 @@ import torch
 from rich.progress import track
 from torch import nn
 
-from benchmarks.record import write
+from benchmarks.keep import keep_case
 from lightning_plugin import make_plan
 from tests.zoo import ZOO
 
@@ -134,7 +134,7 @@ def main() -> None:
         for name in track(names, "planning"):
             found = row(name)
             print(found)
-            write("planner_speed", name, found)
+            keep_case("planner_speed", name, found)
 
 
 if __name__ == "__main__":
