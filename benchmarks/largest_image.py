@@ -1,0 +1,168 @@
+"""The largest square image that one training step of VGG-16's convolutional part takes under a memory limit.
+
+    python -m benchmarks.largest_image [--limit 1GiB] [--prove 2048]
+
+Plain PyTorch, `checkpoint_sequential` and `save_on_cpu` are run on tensors without data under a ledger, and the largest
+side within the limit is found by halving: nothing is computed, so that the figure is exact and takes seconds. Ours is
+planned. `--prove` runs one real step of ours at a side, and writes what it really held. Writes
+benchmarks/results/largest_image.json and docs/figures/largest-image.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint_sequential
+
+from benchmarks.against_plain import step, vgg16
+from benchmarks.keep import FIGURES, keep
+from lightning_plugin import BudgetError, TiledModule, make_plan
+from lightning_plugin.ledger import Ledger
+from lightning_plugin.units import format_bytes, parse_bytes
+
+UNIT = 32
+#: Sides of ours beyond this are planned and not tried.
+LARGEST = 131072
+
+
+def plainly(net: nn.Module, x: Tensor) -> Tensor:
+    return net(x)  # type: ignore[no-any-return]
+
+
+def checkpointed(segments: int) -> Callable[[nn.Module, Tensor], Tensor]:
+    def run(net: nn.Module, x: Tensor) -> Tensor:
+        layers = nn.Sequential(*net.features)  # type: ignore[misc]
+        return checkpoint_sequential(layers, segments, x, use_reentrant=False).mean((2, 3))
+
+    return run
+
+
+def peak(run: Callable[[nn.Module, Tensor], Tensor], side: int, saved_away: bool = False) -> int:
+    """The most that a step holds: parameters, gradients, activations; the image is the user's own."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        net, x = vgg16(), torch.empty(1, 3, side, side)
+        ledger = Ledger(fakes=True)
+        ledger.ignore(x)
+        for p in net.parameters():
+            ledger.see(p)
+        ledger.begin()
+        kept: list[Tensor] = []
+
+        def pack(t: Tensor) -> Any:
+            # What is saved goes to another device's memory, and comes back as a copy. Parameters stay where they are.
+            if isinstance(t, nn.Parameter):
+                return t
+            return t.shape, t.dtype
+
+        def unpack(packed: Any) -> Tensor:
+            return packed if isinstance(packed, Tensor) else torch.empty(packed[0], dtype=packed[1])
+
+        away = torch.autograd.graph.saved_tensors_hooks(pack, unpack) if saved_away else None
+        with ledger.watcher:
+            if away is not None:
+                with away:
+                    loss = run(net, x).sum()
+            else:
+                loss = run(net, x).sum()
+            loss.backward()
+        del kept
+        return ledger.peak
+
+
+def largest(fits: Callable[[int], bool], limit: int = LARGEST) -> int:
+    """The largest side that fits, to a few percent, by doubling and halving."""
+    low, high = 0, 4
+    while high * UNIT <= limit and fits(high * UNIT):
+        low, high = high, 2 * high
+    if high * UNIT > limit:
+        return low * UNIT
+    while high - low > max(1, low // 32):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * UNIT) else (low, middle)
+    return low * UNIT
+
+
+def planned(limit: int, disk: bool) -> Callable[[int], bool]:
+    with torch.device("meta"):
+        net = vgg16()
+
+    def fits(side: int) -> bool:
+        try:
+            make_plan(net, (1, 3, side, side), budget=limit, disk=disk)
+        except BudgetError:
+            return False
+        return True
+
+    return fits
+
+
+def rows(limit: int) -> dict[str, int]:
+    ways: dict[str, Callable[[int], bool]] = {
+        "plain PyTorch": lambda side: peak(plainly, side) <= limit,
+        **{
+            f"checkpoint_sequential, {n} segments": lambda side, n=n: peak(checkpointed(n), side) <= limit  # type: ignore[misc]
+            for n in (2, 4, 8)
+        },
+        "save_on_cpu, a GPU and its host": lambda side: peak(plainly, side, saved_away=True) <= limit,
+        "ours, memory only": planned(limit, disk=False),
+        "ours, with disk": planned(limit, disk=True),
+    }
+    return {name: largest(fits) for name, fits in track(list(ways.items()), description="largest images")}
+
+
+def prove(side: int, limit: int) -> dict[str, Any]:
+    """One real step."""
+    net = vgg16()
+    tiled = TiledModule(net, budget=limit)
+    begin = time.perf_counter()
+    step(tiled, torch.randn(1, 3, side, side))
+    return {"side": side, "peak_bytes": tiled.peak_bytes, "seconds": time.perf_counter() - begin}
+
+
+def draw(found: dict[str, int], limit: int) -> None:
+    names = list(found)
+    figure, axis = plt.subplots(figsize=(7.5, 0.5 * len(names) + 1.2), layout="constrained")
+    colours = ["#2a7f62" if n.startswith("ours") else "#8a94a6" for n in names]
+    bars = axis.barh(names, [found[n] for n in names], color=colours)
+    axis.bar_label(bars, [f"{found[n]:,}²" + (" and more" if found[n] >= LARGEST else "") for n in names], padding=4)
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    axis.set_xlim(right=max(found.values()) * 3)
+    axis.set_xlabel("pixels on a side")
+    axis.set_title(f"Largest image for a training step of VGG-16 under {format_bytes(limit)}", loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FIGURES / "largest-image.png", dpi=130)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", default="1GiB")
+    parser.add_argument("--prove", type=int, default=0, help="side of a real step of ours")
+    options = parser.parse_args()
+    limit = parse_bytes(options.limit)
+    found = rows(limit)
+    proof = prove(options.prove, limit) if options.prove else None
+    keep("largest_image", {"limit": limit, "sides": found, "largest tried": LARGEST, "proof": proof})
+    draw(found, limit)
+    table = Table("way", "side")
+    for name, side in found.items():
+        table.add_row(name, f"{side}" + (" and more" if side >= LARGEST else ""))
+    Console().print(table, proof or "")
+
+
+if __name__ == "__main__":
+    main()
