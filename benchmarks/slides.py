@@ -86,6 +86,12 @@ def compressed_tiles(slide: Path) -> list[bytes]:
     return [data[start : start + size] for start, size in spans]
 
 
+def many(pieces: list[bytes], decode: Callable[[bytes], int], at_once: int = 16) -> list[Callable[[], int]]:
+    """Jobs of several pieces each: one job for each small piece would cost as much as decoding it."""
+    groups = [pieces[start : start + at_once] for start in range(0, len(pieces), at_once)]
+    return [lambda group=group: sum(map(decode, group)) for group in groups]
+
+
 def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list[Callable[[], int]]]]:
     """Decoding alone: the compressed tiles lie in memory, nothing is looked up, copied or put together."""
     tiles = compressed_tiles(slide)
@@ -112,9 +118,9 @@ def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list
     return [
         (
             "JPEG alone",
-            [lambda j=j: imagecodecs.jpeg8_decode(j, out=buffer(side_of_tile, side_of_tile, 3)).nbytes for j in jpegs],
+            many(jpegs, lambda j: imagecodecs.jpeg8_decode(j, out=buffer(side_of_tile, side_of_tile, 3)).nbytes),
         ),
-        ("zstd alone", [lambda c=c: codec.decode(c, buffer(3, size, size)).nbytes for c in chunks]),
+        ("zstd alone", many(chunks, lambda c: codec.decode(c, buffer(3, size, size)).nbytes)),
     ]
 
 
@@ -180,7 +186,7 @@ def alone(slide: Path, store: Path) -> list[Callable[[], int]]:
         return 0  # the pixels were counted when they were decoded
 
     chunks = [chunk for level in stored_levels(store) for chunk in all_chunks(level)]
-    return [*(partial(decode, data) for data in jpegs), *(partial(encode, chunk) for chunk in chunks)]
+    return [*many(jpegs, decode), *(partial(encode, chunk) for chunk in chunks)]
 
 
 def stored_levels(store: Path) -> list[StoredLevel]:

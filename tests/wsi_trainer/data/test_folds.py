@@ -1,5 +1,6 @@
 """Folds hold out each slide once, keep patients and sites whole, and survive a file."""
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,3 +112,21 @@ def test_impossible_folds_say_why() -> None:
         folds([record("a", 1, 0, site="x"), record("b", 1, 0, site="y")], 2, by="site")
     with pytest.raises(UserError, match="patient p1 has slides in two splits"):
         folds([record("a", 1, 0, "test"), record("b", 1, 0, "train")], 2)
+
+
+def test_sites_of_a_real_cohort(shared_data: Path) -> None:
+    """TCGA lung: 941 slides of two classes from many sites, some with a single slide."""
+    with (shared_data / "labels" / "tcga_lung_labels.csv").open(newline="") as file:
+        records = [
+            SlideRecord(row["slide"], Path(row["slide"]), row["subtype"], row["patient"], "", row["site"])
+            for row in csv.DictReader(file)
+        ]
+    held: list[str] = []
+    for fold in folds(records, 5, by="site"):
+        sites = [{r.site for r in fold if r.split == split} for split in ("train", "val", "test")]
+        assert sum(map(len, sites)) == len({r.site for r in records})
+        test = [r for r in fold if r.split == "test"]
+        assert 0.12 < len(test) / len(records) < 0.28
+        assert 0.25 < sum(r.label == "squamous" for r in test) / len(test) < 0.75
+        held += [r.slide for r in test]
+    assert sorted(held) == sorted(r.slide for r in records)
