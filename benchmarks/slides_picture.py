@@ -36,10 +36,10 @@ def draw(record: dict[str, Any], path: Path) -> None:
         axes.annotate(decoder, (2048, floor), va="bottom", ha="right", fontsize=8)
         axes.set_xscale("log", base=2)
         axes.set_xticks([256, 512, 1024, 2048], ["256", "512", "1024", "2048"])
-        axes.set_ylim(0)
+        axes.set_ylim(0, 1.3 * floor)  # room for the legend above the line
         axes.set_title(f"Reading {'JPEG TIFF' if kind == 'TIFF' else 'zarr (zstd, chunks of 512 px)'}", fontsize=10)
         axes.set_xlabel("side of the tile, px")
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, ncols=2, loc="upper left")
     panels[0].set_ylabel("MB of pixels per CPU second")
     _draw_conversion(panels[2], record["rates"])
     for axes in panels:
