@@ -44,6 +44,7 @@ class Estimate(Callback):
         largest = max(sizes["train"].values(), key=lambda size: size[0] * size[1])
         data = self.slides.config
         factors = [factor / data.downsample for factor in data.context]
+        Console().print("planning a step on the largest slide, to say what the run costs", highlight=False)
         device = pl_module.device.type
         plan = plan_step(pl_module, *largest, budget or UNLIMITED, device, factors)
         facts = estimate(plan, sizes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
