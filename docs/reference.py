@@ -2,6 +2,8 @@
 
 import ast
 import contextlib
+import importlib
+import inspect
 import io
 import os
 import shutil
@@ -35,7 +37,7 @@ def modules(package: str) -> Iterator[str]:
         parts = path.relative_to(ROOT).with_suffix("").parts
         if parts[-1] == "__init__":
             parts = parts[:-1]
-        hidden = any(part.startswith("_") for part in parts)
+        hidden = any(part.startswith(("_", "flavour_")) for part in parts)  # a flavour repeats the strategies' classes
         if not hidden and ast.get_docstring(ast.parse(path.read_text())):
             yield ".".join(parts)
 
@@ -46,9 +48,15 @@ def module_page(name: str) -> str:
     An inner package shows its exports without indexing them: they are indexed where they are defined.
     """
     inner_package = "." in name and (ROOT / Path(*name.split(".")) / "__init__.py").is_file()
-    options = ["members", "show-inheritance", *(["no-index"] if inner_package else [])]
+    options = ["members", "show-inheritance", *(["no-index"] if inner_package or hidden_by_export(name) else [])]
     lines = [name, "=" * len(name), "", f".. automodule:: {name}", *(f"   :{option}:" for option in options)]
     return "\n".join(lines) + "\n"
+
+
+def hidden_by_export(name: str) -> bool:
+    """Whether the package exports something else under the module's name, as `lightning_plugin.check`."""
+    package, _, last = name.rpartition(".")
+    return bool(package) and not inspect.ismodule(getattr(importlib.import_module(package), last, inspect))
 
 
 def toctree(title: str, pages: list[str]) -> str:

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def small_map(rec: Any, vector: Value) -> Value:
-    """A vector (N, C, *space) as a map of that space."""
+    """A vector ``(N, C, *space)`` as a map of that space."""
     found: Value = rec.spread(vector, Layout.channels_first(vector.shape))
     return found
 

@@ -36,7 +36,7 @@ class TrainConfig:
     devices: int = 1
     """How many devices; with more than one each slide is worked on by one of them, and gradients are averaged."""
     monitor: str = "val_loss"
-    """Which number of the validation slides chooses the best checkpoint: val_loss, or val_ and a score of the task."""
+    """Which number of the validation slides chooses the best checkpoint: val_loss, or `val_` and a task's score."""
     patience: int | None = None
     """Stop after this many epochs without a better `monitor`; without it all epochs run."""
     checkpoint_every: int = 25
