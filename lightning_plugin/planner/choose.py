@@ -77,7 +77,7 @@ class Chooser:
         seen: set[Plan] = set()
         aim, hoped = limit, math.inf
         for turn in range(ROUNDS):
-            found = self.search.run(aim)
+            found = (self.search.whole(aim) if not turn else None) or self.search.run(aim)
             if found is None:
                 aim = int(1.1 * aim)
                 continue

@@ -30,6 +30,7 @@ from lightning_plugin.planner.peak import tile_bytes
 from lightning_plugin.planner.profile import FAKES
 from lightning_plugin.planner.tiles import samples
 from lightning_plugin.rules.base import Captured, Source
+from lightning_plugin.rules.window import WindowOp
 from lightning_plugin.source import TensorSource
 
 #: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
@@ -141,15 +142,26 @@ def differentiable(vector: Value) -> bool:
 
 
 def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequence[Box]]:
-    """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together."""
+    """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together, copies
+    that are padded at borders included."""
     candidates = list(samples(grid, [t.map.space.extent for t in program.targets]))
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
 
     def weight(owned: Sequence[Box]) -> int:
-        return sum(tile_bytes(maps[key], box) for key, box in program.boxes(owned).items() if key in maps)
+        need = program.boxes(owned)
+        held = sum(tile_bytes(maps[key], box) for key, box in need.items() if key in maps)
+        return held + sum(padding(node, need) for node in program.steps)
 
     yield candidates[0]
     yield from sorted(candidates[1:], key=weight, reverse=True)[:worst]
+
+
+def padding(node: Node, need: dict[int, Box]) -> int:
+    """The copy of its input that a window operator pads by hand."""
+    op, out = node.op, id(node.outputs[0])
+    if not isinstance(op, WindowOp) or out not in need or all(c.before == c.after for c in op.clips(need[out])):
+        return 0
+    return tile_bytes(node.maps[0], need[id(node.maps[0])])
 
 
 @contextmanager

@@ -10,6 +10,7 @@ with the coarsest grid that fits.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -299,6 +300,19 @@ class Search:
             self.intervals.only = only
             found += self.through()
         return self.finish(min(found, key=lambda p: (p.seconds, p.held))) if found else None
+
+    def whole(self, budget: int) -> Plan | None:
+        """Everything kept, as plain PyTorch does, where that fits: nothing is faster, and it is found at once."""
+        if not self.policy.keep or self.policy.uniform:
+            return None
+        self.budget = budget
+        done = Partial(0, 0.0, 0)
+        for begin, end in itertools.pairwise(self.cuts):
+            step = self.kept(done, begin, end)
+            if step is None:
+                return None
+            done = step
+        return self.finish(done)
 
     def through(self) -> list[Partial]:
         """From the image to the loss."""

@@ -1,0 +1,129 @@
+"""Writes docs/speed.md from the measured files: `python -m benchmarks.speed_page`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.exactness_page import table
+from lightning_plugin.units import format_bytes
+from tests.conftest import RESULTS
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "speed.md"
+
+INTRODUCTION = """# Speed and memory
+
+<!-- Written by `python -m benchmarks.speed_page`; edit benchmarks/speed_page.py instead. -->
+
+Every ratio is the median over pairs of steps that took turns in one run; every size is what a ledger counted. The files
+in `benchmarks/results/` hold all of it, with versions, processors and threads.
+"""
+
+
+def measured(name: str) -> Any:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def against_plain() -> str:
+    data = measured("against_plain")
+    if data is None:
+        return ""
+    rows = [
+        [
+            c["network"],
+            f"{c['side']}²",
+            c["share"],
+            f"{c['plain_seconds']:.1f} s",
+            f"**{c['ratio']:.2f}**",
+            f"{c['aim']:.2f}" if c["aim"] == c["aim"] else "–",
+            f"{100 * c['recompute_share']:.0f} %",
+            format_bytes(c["peak_bytes"]),
+            ", ".join(c["tiers"]),
+            f"{c['pairs']}, {c['machine']['threads']} thread(s)",
+        ]
+        for c in data["cases"].values()
+    ]
+    head = ["network", "image", "budget", "plain", "ratio", "aim", "forward recomputed", "peak", "tiers", "pairs"]
+    return (
+        "## Against plain PyTorch\n\nThe budget is what parameters and gradients take and a share of what plain "
+        "PyTorch holds for backward. A ratio below one means that tiles stay in the processor's cache, and that less "
+        "memory is asked of the system.\n\n" + table(head, rows)
+    )
+
+
+def policies() -> str:
+    data = measured("policies")
+    if data is None:
+        return ""
+    rows = []
+    for name, c in data["cases"].items():
+        side = c.get("largest_side")
+        rows.append(
+            [
+                f"`{name}`",
+                "–" if side is None else f"{side:,}²" + (" and more" if side >= c["limit"] else ""),
+                f"{c['seconds']:.1f} s" if "seconds" in c else f"needs {format_bytes(c['needs_bytes'])}",
+                f"{c['ratio']:.2f}" if "ratio" in c else "–",
+                f"{100 * c['recompute_share']:.0f} %" if "recompute_share" in c else "–",
+            ]
+        )
+    any_case = next(iter(data["cases"].values()))
+    return (
+        "## Against published ways to plan\n\nEach is a policy of the planner (`make_plan(..., policy=...)`). The "
+        "largest image is that of a training step of VGG-16's convolutional part under 1 GiB, planned; the time is "
+        f"that of a step on {any_case['side']}² pixels with a budget of parameters, gradients and "
+        f"{any_case['share']:.2g} of plain PyTorch's activations.\n\n"
+        + table(["policy", "largest image", "step", "of plain's", "forward recomputed"], rows)
+    )
+
+
+def largest_image() -> str:
+    data = measured("largest_image")
+    if data is None:
+        return ""
+    v = data["values"]
+    rows = [[n, f"{s:,}²" + (" and more" if s >= v["largest tried"] else "")] for n, s in v["sides"].items()]
+    proof = v.get("proof")
+    told = (
+        f"One real step at {proof['side']}² held {format_bytes(proof['peak_bytes'])} and took {proof['seconds']:.0f} s."
+        if proof
+        else ""
+    )
+    return (
+        f"## The largest image under {format_bytes(v['limit'])}\n\nOne training step of VGG-16's convolutional part "
+        "with global pooling, batch 1, float32. The others were run on tensors without data; ours beyond the proof is "
+        f"planned. {told}\n\n{table(['way', 'largest square image'], rows)}\n"
+        "![Largest square image of each way on a logarithmic scale.](figures/largest-image.png)\n"
+    )
+
+
+def values(name: str, title: str, text: str) -> str:
+    """A file of single values as a table."""
+    data = measured(name)
+    if data is None:
+        return ""
+    rows = [[k, f"{v:.4g}" if isinstance(v, float) else str(v)] for k, v in data["values"].items() if k != "rows"]
+    return f"## {title}\n\n{text}\n\n{table(['', ''], rows)}"
+
+
+def write_page() -> None:
+    parts = [
+        INTRODUCTION,
+        against_plain(),
+        policies(),
+        largest_image(),
+        values(
+            "planner_memory",
+            "Is the budget kept?",
+            "Random networks at random sizes under budgets between the smallest that works and what plain PyTorch "
+            "uses; a ledger of the test's own saw every operator of the step.",
+        ),
+    ]
+    PAGE.write_text("\n".join(p for p in parts if p))
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    write_page()
