@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -139,6 +139,14 @@ class Ledger:
                 self.see(g)
 
 
+@cache
+def gives_back(func: Any) -> bool:
+    """Whether an operator returns memory that it was given, as views and in-place forms do: nothing new is made, and
+    what existed before the step (an image that its source slices) is not counted."""
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None for r in returns)
+
+
 class Watcher(TorchDispatchMode):
     """Shows a ledger every tensor an operator makes."""
 
@@ -148,6 +156,8 @@ class Watcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
+        if gives_back(func):
+            return out
         see = self.ledger.see
         if isinstance(out, Tensor):
             see(out)

@@ -28,6 +28,8 @@ SPARE = 0.01
 RESERVE = 1024
 #: How often the search is asked again.
 ROUNDS = 8
+#: How often, where only the smallest budget is sought.
+FEW = 3
 #: How often the interval in which the smallest budget lies is halved.
 HALVINGS = 4
 #: A plan that takes hardly more time than the fastest that was hoped for is not worth another round.
@@ -72,11 +74,11 @@ class Chooser:
                     node.label,
                 )
 
-    def try_rounds(self, limit: int) -> Plan | None:
+    def try_rounds(self, limit: int, rounds: int = ROUNDS) -> Plan | None:
         best: Plan | None = None
         seen: set[Plan] = set()
         aim, hoped = limit, math.inf
-        for turn in range(ROUNDS):
+        for turn in range(rounds):
             found = (self.search.whole(aim) if not turn else None) or self.search.run(aim)
             if found is None:
                 aim = int(1.1 * aim)
@@ -117,7 +119,7 @@ class Chooser:
         low = self.network.fixed_bytes
         for _ in range(HALVINGS):
             middle = (low + best.peak_bytes) // 2
-            found = self.try_rounds(middle)
+            found = self.try_rounds(middle, FEW)
             low, best = (middle, best) if found is None else (low, found)
         return best
 

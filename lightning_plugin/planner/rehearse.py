@@ -35,6 +35,8 @@ from lightning_plugin.source import TensorSource
 
 #: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
 EFFORT = 240
+#: But not more than so many tiles beside the first.
+MOST_TILES = 9
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def rehearse(plan: Plan, network: Network) -> Account:
     ledger = Ledger(images[0].outputs[0].device if images else None, fakes=True)
 
     def tiles(program: Program, grid: Grid, backward: bool) -> Iterable[Sequence[Box]]:
-        return representative(program, grid, max(1, EFFORT // len(network.order)))
+        return representative(program, grid, min(MOST_TILES, max(1, EFFORT // len(network.order))))
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)

@@ -97,6 +97,7 @@ class RunSettings(Settings):
             "backward_tiles": list(self.backward_tiles or ()),
             "device": self.device,
             "halo": self.halo,
+            "half": self.half,
         }
 
     def load(self, state: dict[str, Any]) -> None:

@@ -38,6 +38,9 @@ class ParallelTiling(Tiling):
         backward_tiles: The same for the backward pass, where it should differ.
         host_budget: Host memory for what does not fit the device.
         disk: Whether what fits neither may go to temporary files.
+        halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
+            them on ("share"), or "auto", which is faster.
+        half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         split: What the processes share: ``"batch"``, or the tiles of each ``"image"``.
@@ -61,6 +64,8 @@ class ParallelTiling(Tiling):
         host_budget: int | str | None = None,
         disk: bool = True,
         tile_over: int | str | None = None,
+        halo: Literal["auto", "recompute", "share"] = "auto",
+        half: bool = False,
         split: Literal["batch", "image"] = "batch",
         find_unused_parameters: bool = False,
         process_group_backend: str | None = None,
@@ -69,13 +74,15 @@ class ParallelTiling(Tiling):
     ) -> None:
         if split not in ("batch", "image"):
             raise ValueError(f'split is "batch" or "image", not {split!r}')
+        if split == "image" and halo == "share":
+            raise ValueError('tiles that hand rows on run one after the other: with split="image" use halo="recompute"')
         super().__init__(  # type: ignore[call-arg]
             find_unused_parameters=find_unused_parameters,
             process_group_backend=process_group_backend,
             start_method=start_method,
             **options,
         )
-        self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over)
+        self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over, halo, half)
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
         self.split = split
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +23,9 @@ class SingleTiling(Tiling):
         backward_tiles: The same for the backward pass, where it should differ.
         host_budget: Host memory for what does not fit the device.
         disk: Whether what fits neither may go to temporary files.
+        halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
+            them on ("share"), or "auto", which is faster.
+        half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         parallel_devices: The device, as Lightning's Trainer sets it.
@@ -41,13 +44,15 @@ class SingleTiling(Tiling):
         host_budget: int | str | None = None,
         disk: bool = True,
         tile_over: int | str | None = None,
+        halo: Literal["auto", "recompute", "share"] = "auto",
+        half: bool = False,
         parallel_devices: list[torch.device] | None = None,
         accelerator: Any = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
     ) -> None:
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
-        self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over)
+        self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over, halo, half)
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 
     @property

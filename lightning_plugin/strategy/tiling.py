@@ -50,6 +50,8 @@ class Tiling:
         host_budget: Size,
         disk: bool,
         tile_over: Size,
+        halo: str,
+        half: bool,
     ) -> None:
         """Keep the user's choices; called by the constructors."""
         if budget is not None and tiles is not None:
@@ -60,6 +62,8 @@ class Tiling:
             budget=None if budget is None else parse_bytes(budget),
             host_budget=None if host_budget is None else parse_bytes(host_budget),
             disk=disk,
+            halo=halo,
+            half=half,
             chosen=budget is not None or tiles is not None,
         )
         self._tile_over = tile_over

@@ -114,3 +114,8 @@ def test_a_changed_layer_alone_is_an_ordinary_one(training: bool) -> None:
     x = torch.randn(2, 3, 4, 4)
     assert torch.equal(plain(x), changed(x))
     assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), changed.buffers(), strict=True))
+
+
+def test_tiles_that_ranks_share_cannot_hand_rows_on() -> None:
+    with pytest.raises(ValueError, match='use halo="recompute"'):
+        SFTDDPStrategy(split="image", halo="share")
