@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import matplotlib
@@ -65,7 +66,6 @@ def peak(run: Callable[[nn.Module, Tensor], Tensor], side: int, saved_away: bool
         for p in net.parameters():
             ledger.see(p)
         ledger.begin()
-        kept: list[Tensor] = []
 
         def pack(t: Tensor) -> Any:
             # What is saved goes to another device's memory, and comes back as a copy. Parameters stay where they are.
@@ -76,38 +76,35 @@ def peak(run: Callable[[nn.Module, Tensor], Tensor], side: int, saved_away: bool
         def unpack(packed: Any) -> Tensor:
             return packed if isinstance(packed, Tensor) else torch.empty(packed[0], dtype=packed[1])
 
-        away = torch.autograd.graph.saved_tensors_hooks(pack, unpack) if saved_away else None
+        away = torch.autograd.graph.saved_tensors_hooks(pack, unpack) if saved_away else nullcontext()
         with ledger.watcher:
-            if away is not None:
-                with away:
-                    loss = run(net, x).sum()
-            else:
+            with away:
                 loss = run(net, x).sum()
             loss.backward()
-        del kept
         return ledger.peak
 
 
-def largest(fits: Callable[[int], bool], limit: int = LARGEST) -> int:
-    """The largest side that fits, to a few percent, by doubling and halving."""
+def largest(fits: Callable[[int], bool], limit: int = LARGEST, unit: int = UNIT, parts: int = 32) -> int:
+    """The largest side that fits, in units and to one of ``parts``, by doubling and halving."""
     low, high = 0, 4
-    while high * UNIT <= limit and fits(high * UNIT):
+    while high * unit <= limit and fits(high * unit):
         low, high = high, 2 * high
-    if high * UNIT > limit:
-        return low * UNIT
-    while high - low > max(1, low // 32):
+    if high * unit > limit:
+        return low * unit
+    while high - low > max(1, low // parts):
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * UNIT) else (low, middle)
-    return low * UNIT
+        low, high = (middle, high) if fits(middle * unit) else (low, middle)
+    return low * unit
 
 
-def planned(limit: int, disk: bool) -> Callable[[int], bool]:
+def planned(limit: int, disk: bool = True, policy: str = "auto") -> Callable[[int], bool]:
+    """Whether a step at a side can be planned; nothing is allocated."""
     with torch.device("meta"):
         net = vgg16()
 
     def fits(side: int) -> bool:
         try:
-            make_plan(net, (1, 3, side, side), budget=limit, disk=disk)
+            make_plan(net, (1, 3, side, side), budget=limit, disk=disk, policy=policy)
         except BudgetError:
             return False
         return True

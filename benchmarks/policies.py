@@ -21,6 +21,7 @@ from torch import nn
 
 from benchmarks.against_plain import step, vgg16
 from benchmarks.keep import keep_case
+from benchmarks.largest_image import largest, planned
 from lightning_plugin import BudgetError, TiledModule, make_plan
 from lightning_plugin.planner.policies import POLICIES
 from lightning_plugin.units import format_bytes
@@ -28,30 +29,6 @@ from lightning_plugin.units import format_bytes
 GIB = 2**30
 #: Sides are multiples of this.
 UNIT = 256
-
-
-def feasible(net: nn.Module, side: int, policy: str, budget: int) -> bool:
-    try:
-        make_plan(net, (1, 3, side, side), budget=budget, policy=policy)
-    except BudgetError:
-        return False
-    return True
-
-
-def largest(net: nn.Module, policy: str, limit: int) -> int:
-    """The largest side under 1 GiB, up to a limit, by doubling and halving."""
-    low, high = 0, 4
-    while high * UNIT <= limit and feasible(net, high * UNIT, policy, GIB):
-        low, high = high, 2 * high
-    if high * UNIT > limit:
-        return low * UNIT
-    while high - low > max(1, low // 16):
-        middle = (low + high) // 2
-        if feasible(net, middle * UNIT, policy, GIB):
-            low = middle
-        else:
-            high = middle
-    return low * UNIT
 
 
 def times(side: int, share: float, rounds: int) -> dict[str, dict[str, Any]]:
@@ -97,9 +74,11 @@ def main() -> None:
     parser.add_argument("--only", choices=("largest", "times"), default=None)
     options = parser.parse_args()
     table = Table("policy", "largest side under 1 GiB", "seconds", "of plain's", "predicted", "peak")
-    with torch.device("meta"):
-        net = vgg16()
-    sides = {p: largest(net, p, options.limit) for p in track(POLICIES)} if options.only != "times" else {}
+    sides = (
+        {p: largest(planned(GIB, policy=p), options.limit, UNIT, 16) for p in track(POLICIES)}
+        if options.only != "times"
+        else {}
+    )
     found = times(options.side, options.share, options.rounds) if options.only != "largest" else {}
     for name in ("plain", *POLICIES):
         row = {**found.get(name, {}), **({"largest_side": sides[name]} if name in sides else {})}

@@ -57,17 +57,19 @@ class Constants:
 
     def __init__(self) -> None:
         self.keys: dict[tuple[int, ...], bytes | None] = {}
+        self._any = False
         self._edges: list[list[int]] | None = None
         self._cells: np.ndarray | None = None
 
     def note(self, box: Box, key: bytes | None) -> None:
         """A tile was written; ``key`` stands for its value if it has but one."""
         self.keys[box.lo] = key
+        self._any |= key is not None
         self._cells = None
 
     def at(self, box: Box) -> bytes | None:
         """The key of the value on a box, where all of it is known to be the same."""
-        if not any(key is not None for key in self.keys.values()):
+        if not self._any:
             return None
         cells, edges, names = self.table()
         picks = []

@@ -67,6 +67,11 @@ def tile_bytes(v: Value, box: Box) -> int:
     return v.bytes * box.positions // max(1, whole)
 
 
+def is_padded(node: Node, box: Box) -> bool:
+    """Whether a window operator pads a copy of its input by hand to compute a box of its result."""
+    return isinstance(node.op, WindowOp) and any(c.before != c.after for c in node.op.clips(box))
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a search asks of a node again and again; maps are by identity."""
@@ -154,12 +159,8 @@ class Peaks:
 
     def padded(self, facts: Facts, held: Held) -> int:
         """What padding a border tile by hand allocates."""
-        op = facts.node.op
-        if not isinstance(op, WindowOp) or facts.out not in held.need:
-            return 0
-        if all(c.before == c.after for c in op.clips(held.need[facts.out])):
-            return 0
-        return held.bytes[facts.maps[0]]
+        box = held.need.get(facts.out)
+        return held.bytes[facts.maps[0]] if box is not None and is_padded(facts.node, box) else 0
 
     def source(self, program: Program, facts: Facts) -> int | None:
         """The input whose memory a node's result lies in."""

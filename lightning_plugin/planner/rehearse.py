@@ -26,11 +26,10 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.peak import tile_bytes
+from lightning_plugin.planner.peak import is_padded, tile_bytes
 from lightning_plugin.planner.profile import FAKES
 from lightning_plugin.planner.tiles import samples
 from lightning_plugin.rules.base import Captured, Source
-from lightning_plugin.rules.window import WindowOp
 from lightning_plugin.source import TensorSource
 
 #: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
@@ -160,10 +159,8 @@ def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequenc
 
 def padding(node: Node, need: dict[int, Box]) -> int:
     """The copy of its input that a window operator pads by hand."""
-    op, out = node.op, id(node.outputs[0])
-    if not isinstance(op, WindowOp) or out not in need or all(c.before == c.after for c in op.clips(need[out])):
-        return 0
-    return tile_bytes(node.maps[0], need[id(node.maps[0])])
+    box = need.get(id(node.outputs[0]))
+    return tile_bytes(node.maps[0], need[id(node.maps[0])]) if box is not None and is_padded(node, box) else 0
 
 
 @contextmanager
