@@ -144,17 +144,19 @@ def differentiable(vector: Value) -> bool:
 
 def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequence[Box]]:
     """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together, copies
-    that are padded at borders included."""
-    candidates = list(samples(grid, [t.map.space.extent for t in program.targets]))
+    that are padded at borders included. Of tiles that hold and pad the same, one."""
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
-
-    def weight(owned: Sequence[Box]) -> int:
+    found: dict[tuple[object, ...], tuple[int, Sequence[Box]]] = {}
+    for owned in samples(grid, [t.map.space.extent for t in program.targets]):
         need = program.boxes(owned)
-        held = sum(tile_bytes(maps[key], box) for key, box in need.items() if key in maps)
-        return held + sum(padding(node, need) for node in program.steps)
-
-    yield candidates[0]
-    yield from sorted(candidates[1:], key=weight, reverse=True)[:worst]
+        sizes = [(key, box.extent) for key, box in need.items() if key in maps]
+        pads = [padding(node, need) for node in program.steps]
+        weight = sum(tile_bytes(maps[key], need[key]) for key, _ in sizes) + sum(pads)
+        found.setdefault((*sizes, *pads), (weight, owned))
+    candidates = list(found.values())
+    yield candidates[0][1]
+    for _, owned in sorted(candidates[1:], key=lambda c: c[0], reverse=True)[:worst]:
+        yield owned
 
 
 def padding(node: Node, need: dict[int, Box]) -> int:
