@@ -144,18 +144,18 @@ def differentiable(vector: Value) -> bool:
 
 def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequence[Box]]:
     """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together, copies
-    that are padded at borders included. Of tiles that hold and pad the same, one."""
+    that are padded at borders included. Of those that hold and pad the same, one."""
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
     found: dict[tuple[object, ...], tuple[int, Sequence[Box]]] = {}
-    for owned in samples(grid, [t.map.space.extent for t in program.targets]):
+    first, *rest = samples(grid, [t.map.space.extent for t in program.targets])
+    for owned in rest:
         need = program.boxes(owned)
         sizes = [(key, box.extent) for key, box in need.items() if key in maps]
         pads = [padding(node, need) for node in program.steps]
         weight = sum(tile_bytes(maps[key], need[key]) for key, _ in sizes) + sum(pads)
         found.setdefault((*sizes, *pads), (weight, owned))
-    candidates = list(found.values())
-    yield candidates[0][1]
-    for _, owned in sorted(candidates[1:], key=lambda c: c[0], reverse=True)[:worst]:
+    yield first
+    for _, owned in sorted(found.values(), key=lambda c: c[0], reverse=True)[:worst]:
         yield owned
 
 
