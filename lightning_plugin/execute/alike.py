@@ -33,10 +33,11 @@ from lightning_plugin.rules.contract import Product
 from lightning_plugin.rules.interpolate import Resample
 from lightning_plugin.rules.norm import Normalize
 from lightning_plugin.rules.pointwise import Local
+from lightning_plugin.rules.pooling import AvgPool, MaxPool
 from lightning_plugin.rules.positions import ExpSum
 from lightning_plugin.rules.reduce import Extreme, LogSumExp, Norm, Sum, VarMean
 from lightning_plugin.rules.views import Expand, Reshape
-from lightning_plugin.rules.window import AvgPool, Convolution, MaxPool
+from lightning_plugin.rules.window import Convolution
 from lightning_plugin.source import TensorSource
 
 #: Operators whose result on a tile depends on the tile's values and on how it lies to the borders, and on nothing else.

@@ -88,6 +88,9 @@ def run_whole(node: Node, tiles: list[Tensor], vectors: list[Tensor], uses: Uses
         and not (isinstance(source.node.op, Normalize) and source.node.op.fold)  # type: ignore[union-attr]
     ):
         return op.in_place(node.inplace, tiles, vectors)  # type: ignore[attr-defined,no-any-return]
+    found = op.whole(box, tiles, vectors)
+    if found is not None:
+        return found
     boxes = op.need(box)
     tiles = [v.space.narrow(t, Box.whole(v.space.extent), b) for v, t, b in zip(node.maps, tiles, boxes, strict=True)]
     return op.apply(box, tiles, vectors)

@@ -69,7 +69,7 @@ def tile_bytes(v: Value, box: Box) -> int:
 
 def is_padded(node: Node, box: Box) -> bool:
     """Whether a window operator pads a copy of its input by hand to compute a box of its result."""
-    return isinstance(node.op, WindowOp) and any(c.before != c.after for c in node.op.clips(box))
+    return isinstance(node.op, WindowOp) and node.op.pads_by_hand(box)
 
 
 @dataclass(frozen=True, slots=True)

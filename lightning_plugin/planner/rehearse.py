@@ -146,7 +146,7 @@ def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequenc
     """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together, copies
     that are padded at borders included. Of those that hold and pad the same, one."""
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
-    found: dict[tuple[object, ...], tuple[int, Sequence[Box]]] = {}
+    found: dict[tuple[object, ...], tuple[int, tuple[Box, ...]]] = {}
     first, *rest = samples(grid, [t.map.space.extent for t in program.targets])
     for owned in rest:
         need = program.boxes(owned)

@@ -46,8 +46,8 @@ class TileOp(Op):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         """The output on ``box`` from input tiles that hold exactly ``need(box)``."""
 
-    def whole(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
-        """The operator on whole maps as plain PyTorch runs it, or None where `apply` is already that."""
+    def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
+        """All of the output from whole maps as plain PyTorch computes it, or None where `apply` does as well."""
         return None
 
 

@@ -13,8 +13,9 @@ from lightning_plugin.boxes import Box, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.rules.base import TileOp
+from lightning_plugin.rules.pooling import MaxPoolIndices
 from lightning_plugin.rules.table import ATEN
-from lightning_plugin.rules.window import MaxPoolIndices, axes_of
+from lightning_plugin.rules.window import axes_of
 
 aten = torch.ops.aten
 

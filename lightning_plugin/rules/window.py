@@ -1,4 +1,4 @@
-"""Window operators: convolutions and pooling.
+"""Window operators, and convolutions among them.
 
 Padding happens here, at the operator's own border: a tile reads what lies inside the map and pads what does not, so an
 interior tile pads nothing, and a border tile pads only on the side where the map ends.
@@ -7,6 +7,7 @@ interior tile pads nothing, and a border tile pads only on the side where the ma
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,8 +20,7 @@ from lightning_plugin.boxes import Box, Clip, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules.base import TileOp
-from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.table import ATEN, filled
+from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
 
@@ -48,6 +48,58 @@ class WindowOp(TileOp):
     def pads(self, box: Box) -> list[int]:
         """Padding of a tile in `torch.nn.functional.pad`'s order: last dimension first."""
         return [n for clip in reversed(self.clips(box)) for n in (clip.before, clip.after)]
+
+    def pads_by_hand(self, box: Box) -> bool:
+        """Whether computing a box makes a padded copy of its input."""
+        return any(self.pads(box))
+
+
+@dataclass(frozen=True)
+class SlidingOp(WindowOp):
+    """A window operator whose kernel can pad by itself, alike on both sides; only where a tile needs more on one side
+    is it padded by hand."""
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        padding = self.own_padding(box)
+        if padding is not None:
+            return self.slide(box, tiles[0], vectors, padding)
+        x = F.pad(tiles[0], self.pads(box), value=self.blank(tiles[0]))
+        return self.slide(box, x, vectors, [0] * len(self.windows))
+
+    def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
+        padding = self.own_padding(box, whole=True)
+        return None if padding is None else self.slide(box, tiles[0], vectors, padding)
+
+    @abstractmethod
+    def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
+        """The kernel on a tile, with padding of its own on both sides of every window dimension."""
+
+    def blank(self, x: Tensor) -> float:
+        """What padding consists of."""
+        return 0.0
+
+    def most(self, window: Window) -> float:
+        """The most that the kernel pads."""
+        return math.inf
+
+    def own_padding(self, box: Box, whole: bool = False) -> list[int] | None:
+        """The padding with which the kernel makes just the box by itself, or None where it cannot.
+
+        It begins where the tile's first window does. What it pads behind the tile is right where that is what the
+        tile lacks, or too little for one window more. ``whole`` is for a map of which more is there than was asked.
+        """
+        found = []
+        for clip, w, a in zip(self.clips(box), self.windows, self.axes, strict=True):
+            size = self.extent[a] if whole else clip.hi - clip.lo
+            reach = size + 2 * clip.before - w.dilation * (w.kernel - 1) - 1
+            count = box.hi[a] - box.lo[a]
+            if not 0 <= clip.before <= self.most(w) or reach < 0 or reach // w.stride + 1 != count:
+                return None
+            found.append(clip.before)
+        return found
+
+    def pads_by_hand(self, box: Box) -> bool:
+        return self.own_padding(box) is None
 
 
 def axes_of(value: Value, count: int) -> tuple[int, ...] | None:
@@ -79,23 +131,16 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Convolution(WindowOp):
+class Convolution(SlidingOp):
     stride: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
     bias: bool = True
 
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        clips = self.clips(box)
-        x = tiles[0]
-        padding = [0] * len(clips)
-        if all(c.before == c.after >= 0 for c in clips):
-            padding = [c.before for c in clips]  # the convolution pads alike on both sides itself
-        elif any(c.before or c.after for c in clips):
-            x = F.pad(x, self.pads(box))
+    def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
         return aten.convolution.default(
             x, vectors[0], vectors[1] if self.bias else None, self.stride, padding, self.dilation, False,
-            [0] * len(clips), self.groups,
+            [0] * len(padding), self.groups,
         )  # fmt: skip
 
 
@@ -115,98 +160,6 @@ def convolution(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     op = Convolution(windows, axes, x.space.extent, stride, dilation, groups, bias is not None)
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return rec.emit(op, inputs, outs, windowed(x, count, outs[0].shape), "convolution")
-
-
-@dataclass(frozen=True)
-class MaxPool(WindowOp):
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = tiles[0]
-        pads = self.pads(box)
-        if any(pads):
-            lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-            x = F.pad(x, pads, value=lowest)
-        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.windows) - 1]
-        return pool(
-            x, tuple(w.kernel for w in self.windows), tuple(w.stride for w in self.windows), 0,
-            tuple(w.dilation for w in self.windows),
-        )  # fmt: skip
-
-
-@ATEN.rule(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d.default)
-def max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Indices are positions in the whole map; nobody has asked for them unless they go on to an unpooling.
-
-    They are computed by a second node, which costs nothing where it is not used.
-    """
-    count = 3 if "3d" in func._schema.name else 2
-    x, kernel, stride, padding, dilation, _ = filled(args, None, None, None, [0], [1], False)
-    kernel = each(kernel, count)
-    stride = each(stride, count) if stride else kernel
-    windows = tuple(
-        Window(k, s, d, p)
-        for k, s, d, p in zip(kernel, stride, each(dilation, count), each(padding, count), strict=True)
-    )
-    found = squeezed_axes(x, count)
-    if found is None:
-        return NotImplemented
-    axes, used = found
-    windows = tuple(windows[i] for i in used)
-    layout = windowed_at(x, used, count, outs[0].shape)
-    op = (
-        MaxPool(windows, axes, x.space.extent)
-        if len(used) == count
-        else Squeezed(MaxPool(windows, axes, x.space.extent), count, used)
-    )
-    out = rec.emit(op, [x], outs[:1], layout, "max_pool")[0]
-    if len(outs) == 1:
-        return (out,)
-    indices = MaxPoolIndices(windows, axes, x.space.extent)
-    return out, rec.emit(indices, [x], outs[1:], layout, "max_pool indices")[0]
-
-
-@dataclass(frozen=True)
-class MaxPoolIndices(WindowOp):
-    """The flat position, in the whole map, of each window's maximum."""
-
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = F.pad(tiles[0], self.pads(box), value=-math.inf)
-        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.windows) - 1]
-        _, local_index = pool(
-            x, tuple(w.kernel for w in self.windows), tuple(w.stride for w in self.windows), 0,
-            tuple(w.dilation for w in self.windows), return_indices=True,
-        )  # fmt: skip
-        sizes = x.shape[x.dim() - len(self.windows) :]
-        total = torch.zeros_like(local_index)
-        step = 1
-        rest = local_index
-        for size, clip, axis in reversed(list(zip(sizes, self.clips(box), self.axes, strict=True))):
-            total = total + (rest % size + clip.lo - clip.before) * step
-            rest = rest // size
-            step *= self.extent[axis]
-        return total
-
-
-@dataclass(frozen=True)
-class Squeezed(TileOp):
-    """A 1-D operator that PyTorch runs as a 2-D one on a dimension of size one."""
-
-    kind: ClassVar[str] = "window"
-    inner: WindowOp
-    count: int
-    used: tuple[int, ...]
-
-    def need(self, box: Box) -> tuple[Box, ...]:
-        return self.inner.need(box)
-
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = tiles[0]
-        unused = [x.dim() - self.count + i for i in range(self.count) if i not in self.used]
-        for d in reversed(unused):
-            x = x.squeeze(d)
-        x = self.inner.apply(box, [x], vectors)
-        for d in unused:
-            x = x.unsqueeze(d)
-        return x
 
 
 def squeezed_axes(value: Value, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -230,66 +183,3 @@ def windowed_at(value: Value, used: Sequence[int], count: int, shape: Sequence[i
         d = len(layout.dims) - count + i
         extent[layout.dims[d][0].index] = shape[d]  # type: ignore[union-attr]
     return layout.with_extent(extent)
-
-
-@dataclass(frozen=True)
-class AvgPool(WindowOp):
-    """Sums of windows divided by how many positions count, which differs only where a window leaves the map."""
-
-    count_padding: bool = True
-    divisor: int | None = None
-    padding: tuple[int, ...] = ()
-
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = tiles[0]
-        pads = self.pads(box)
-        if any(pads):
-            x = F.pad(x, pads)
-        kernel = tuple(w.kernel for w in self.windows)
-        pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(kernel) - 1]
-        out = pool(x, kernel, tuple(w.stride for w in self.windows))
-        size = math.prod(kernel)
-        if self.divisor is not None:
-            return out * (size / self.divisor)
-        counts = self.counts(box)
-        if all(c is None for c in counts):
-            return out
-        for i, count in enumerate(counts):
-            if count is not None:
-                shape = [1] * len(counts)
-                shape[i] = -1
-                scale = torch.tensor([self.windows[i].kernel / c for c in count], dtype=out.dtype, device=out.device)
-                out = out * scale.view(shape)
-        return out
-
-    def counts(self, box: Box) -> list[list[int] | None]:
-        """For each dimension, how many positions of each window count; None where all do."""
-        found: list[list[int] | None] = []
-        for w, a, p in zip(self.windows, self.axes, self.padding, strict=True):
-            size = self.extent[a]
-            line = []
-            for o in range(box.lo[a], box.hi[a]):
-                start = o * w.stride - w.before
-                end = min(start + w.kernel, size + p)
-                if not self.count_padding:
-                    start, end = max(start, 0), min(end, size)
-                line.append(end - start)
-            found.append(None if all(c == w.kernel for c in line) else line)
-        return found
-
-
-@ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)
-def avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    count = int(func._schema.name[-2])
-    x, kernel, stride, padding, _, count_padding, divisor = filled(args, None, None, [], [0], False, True, None)
-    kernel, padding = each(kernel, count), each(padding, count)
-    stride = each(stride, count) if stride else kernel
-    found = squeezed_axes(x, count)
-    if found is None:
-        return NotImplemented
-    axes, used = found
-    windows = tuple(Window(kernel[i], stride[i], 1, padding[i]) for i in used)
-    op: TileOp = AvgPool(windows, axes, x.space.extent, count_padding, divisor, tuple(padding[i] for i in used))
-    if len(used) != count:
-        op = Squeezed(op, count, used)  # type: ignore[arg-type]
-    return rec.emit(op, [x], outs, windowed_at(x, used, count, outs[0].shape), name_of(func))

@@ -1,0 +1,177 @@
+"""Pooling: the greatest and the mean of windows, and where the greatest lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin.boxes import Box, Window
+from lightning_plugin.rules.base import TileOp
+from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.table import ATEN, filled
+from lightning_plugin.rules.window import SlidingOp, WindowOp, each, squeezed_axes, windowed_at
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Pool(SlidingOp):
+    """PyTorch's pooling pads no more than half a window."""
+
+    def most(self, window: Window) -> float:
+        return window.kernel // 2
+
+
+@dataclass(frozen=True)
+class MaxPool(Pool):
+    def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.windows) - 1]
+        return pool(
+            x, tuple(w.kernel for w in self.windows), tuple(w.stride for w in self.windows), tuple(padding),
+            tuple(w.dilation for w in self.windows),
+        )  # fmt: skip
+
+    def blank(self, x: Tensor) -> float:
+        return -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+
+
+@ATEN.rule(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d.default)
+def max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """Indices are positions in the whole map; nobody has asked for them unless they go on to an unpooling.
+
+    They are computed by a second node, which costs nothing where it is not used.
+    """
+    count = 3 if "3d" in func._schema.name else 2
+    x, kernel, stride, padding, dilation, _ = filled(args, None, None, None, [0], [1], False)
+    kernel = each(kernel, count)
+    stride = each(stride, count) if stride else kernel
+    windows = tuple(
+        Window(k, s, d, p)
+        for k, s, d, p in zip(kernel, stride, each(dilation, count), each(padding, count), strict=True)
+    )
+    found = squeezed_axes(x, count)
+    if found is None:
+        return NotImplemented
+    axes, used = found
+    windows = tuple(windows[i] for i in used)
+    layout = windowed_at(x, used, count, outs[0].shape)
+    op = (
+        MaxPool(windows, axes, x.space.extent)
+        if len(used) == count
+        else Squeezed(MaxPool(windows, axes, x.space.extent), count, used)
+    )
+    out = rec.emit(op, [x], outs[:1], layout, "max_pool")[0]
+    if len(outs) == 1:
+        return (out,)
+    indices = MaxPoolIndices(windows, axes, x.space.extent)
+    return out, rec.emit(indices, [x], outs[1:], layout, "max_pool indices")[0]
+
+
+@dataclass(frozen=True)
+class MaxPoolIndices(WindowOp):
+    """The flat position, in the whole map, of each window's maximum."""
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = F.pad(tiles[0], self.pads(box), value=-math.inf)
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.windows) - 1]
+        _, local_index = pool(
+            x, tuple(w.kernel for w in self.windows), tuple(w.stride for w in self.windows), 0,
+            tuple(w.dilation for w in self.windows), return_indices=True,
+        )  # fmt: skip
+        sizes = x.shape[x.dim() - len(self.windows) :]
+        total = torch.zeros_like(local_index)
+        step = 1
+        rest = local_index
+        for size, clip, axis in reversed(list(zip(sizes, self.clips(box), self.axes, strict=True))):
+            total = total + (rest % size + clip.lo - clip.before) * step
+            rest = rest // size
+            step *= self.extent[axis]
+        return total
+
+
+@dataclass(frozen=True)
+class Squeezed(TileOp):
+    """A 1-D operator that PyTorch runs as a 2-D one on a dimension of size one."""
+
+    kind: ClassVar[str] = "window"
+    inner: WindowOp
+    count: int
+    used: tuple[int, ...]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return self.inner.need(box)
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = tiles[0]
+        unused = [x.dim() - self.count + i for i in range(self.count) if i not in self.used]
+        for d in reversed(unused):
+            x = x.squeeze(d)
+        x = self.inner.apply(box, [x], vectors)
+        for d in unused:
+            x = x.unsqueeze(d)
+        return x
+
+
+@dataclass(frozen=True)
+class AvgPool(Pool):
+    """Sums of windows divided by how many positions count, which differs only where a window leaves the map."""
+
+    count_padding: bool = True
+    divisor: int | None = None
+    padding: tuple[int, ...] = ()
+
+    def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
+        kernel = tuple(w.kernel for w in self.windows)
+        pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(kernel) - 1]
+        out = pool(x, kernel, tuple(w.stride for w in self.windows), tuple(padding))
+        size = math.prod(kernel)
+        if self.divisor is not None:
+            return out * (size / self.divisor)
+        counts = self.counts(box)
+        if all(c is None for c in counts):
+            return out
+        for i, count in enumerate(counts):
+            if count is not None:
+                shape = [1] * len(counts)
+                shape[i] = -1
+                scale = torch.tensor([self.windows[i].kernel / c for c in count], dtype=out.dtype, device=out.device)
+                out = out * scale.view(shape)
+        return out
+
+    def counts(self, box: Box) -> list[list[int] | None]:
+        """For each dimension, how many positions of each window count; None where all do."""
+        found: list[list[int] | None] = []
+        for w, a, p in zip(self.windows, self.axes, self.padding, strict=True):
+            size = self.extent[a]
+            line = []
+            for o in range(box.lo[a], box.hi[a]):
+                start = o * w.stride - w.before
+                end = min(start + w.kernel, size + p)
+                if not self.count_padding:
+                    start, end = max(start, 0), min(end, size)
+                line.append(end - start)
+            found.append(None if all(c == w.kernel for c in line) else line)
+        return found
+
+
+@ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)
+def avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    count = int(func._schema.name[-2])
+    x, kernel, stride, padding, _, count_padding, divisor = filled(args, None, None, [], [0], False, True, None)
+    kernel, padding = each(kernel, count), each(padding, count)
+    stride = each(stride, count) if stride else kernel
+    found = squeezed_axes(x, count)
+    if found is None:
+        return NotImplemented
+    axes, used = found
+    windows = tuple(Window(kernel[i], stride[i], 1, padding[i]) for i in used)
+    op: TileOp = AvgPool(windows, axes, x.space.extent, count_padding, divisor, tuple(padding[i] for i in used))
+    if len(used) != count:
+        op = Squeezed(op, count, used)  # type: ignore[arg-type]
+    return rec.emit(op, [x], outs, windowed_at(x, used, count, outs[0].shape), name_of(func))
