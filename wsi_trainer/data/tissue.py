@@ -81,7 +81,9 @@ def tissue_of(path: Path, image: SlideSource) -> MaskSource:
     if mask is None:
         mask = find_tissue(_coarse(path, image, scale), scale)
     if not mask.mask.any():
-        raise SlideError(path, "no tissue was found on it, so there is nothing to pool over; use pool_over: slide")
+        raise SlideError(
+            path, "no tissue was found on it, so there is nothing to pool over; use pool_over and statistics: slide"
+        )
     return MaskSource(mask, (1, 1, *image.shape[2:]))
 
 

@@ -99,7 +99,7 @@ def _attention(
     with torch.no_grad():
         scores = materialize(probe(image))[0]
         scores = scores[target if model.head.branches > 1 else 0]
-        if tissue:
+        if tissue and model.pool_over == "tissue":
             counts = materialize(tissue[0])[0, 0, : scores.shape[0], : scores.shape[1]]
             scores = scores.masked_fill(counts == 0, -torch.inf)
         return Attribution(torch.softmax(scores.flatten(), 0).view_as(scores), model.stride, _peak(probe))

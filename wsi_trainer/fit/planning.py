@@ -40,7 +40,7 @@ class Step(nn.Module):
         shapes = [(height, width), *((int(height / f), int(width / f)) for f in self.factors)]
         context = [LazyImage(Blank((1, 3, *shape))) for shape in shapes[1:]]
         tissue: list[Tensor] = []
-        if self.model.pool_over == "tissue":
+        if self.model.wants_tissue:
             stride = self.model.stride
             tissue = [LazyImage(Blank((1, 1, -(-rows // stride), -(-columns // stride)))) for rows, columns in shapes]
         return self.model(image, context, tissue)

@@ -193,7 +193,7 @@ def unlabelled_loader(
 
 def tissue_stride(model: SlideClassifier) -> int | None:
     """Pixels for one position of the map of tissue, where the model asks for one."""
-    return model.stride if model.pool_over == "tissue" else None
+    return model.stride if model.wants_tissue else None
 
 
 def failure_log(data: DataConfig, folder: RunFolder) -> list[FailureLog]:

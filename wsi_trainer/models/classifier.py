@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from wsi_trainer.models.schedule import warmup_cosine
 from wsi_trainer.models.standardise import RunningStandardise
 from wsi_trainer.models.tasks import BinaryTask, Task
 from wsi_trainer.models.tasks.base import Owners
+from wsi_trainer.models.tissue_norm import over_tissue
 from wsi_trainer.models.undo import Snapshot
 from wsi_trainer.slides.errors import SlideError
 
@@ -51,6 +53,7 @@ class SlideClassifier(pl.LightningModule):
         pretrained: Path | None = None,
         dropout: float = 0.0,
         pool_over: Literal["slide", "tissue"] = "slide",
+        statistics: Literal["slide", "tissue"] = "slide",
         levels: int = 1,
         share_levels: bool = False,
         mean: tuple[float, float, float] = (0.8, 0.7, 0.8),
@@ -73,6 +76,7 @@ class SlideClassifier(pl.LightningModule):
             pretrained: File of weights of the backbone to start from; what of it matched is printed.
             dropout: Dropout of the pooled vector.
             pool_over: Which positions the head sees: all of the slide, or those with tissue.
+            statistics: Over which positions the backbone's BatchNorm takes mean and variance in training.
             levels: Magnifications of the slide that are looked at: 1, and one for each of `data.context`.
             share_levels: Whether one backbone looks at all magnifications, or each has its own.
             mean: Mean of each colour in 0..1 that is subtracted from the image.
@@ -85,10 +89,12 @@ class SlideClassifier(pl.LightningModule):
             raise ValueError(f"model.layer_decay is {layer_decay}; it must be above 0 and at most 1")
         self.backbone = make_backbone(backbone)
         channels, self.stride = describe(self.backbone)
+        cells = over_tissue(self.backbone, self.stride) if statistics == "tissue" else None
         self.task = BinaryTask() if task is None else task
         self.head = _attached(head(channels), self.task)
-        own = 0 if share_levels else levels - 1
-        self.context_backbones = nn.ModuleList(copy.deepcopy(self.backbone) for _ in range(own))
+        copies = [copy.deepcopy((self.backbone, cells)) for _ in range(0 if share_levels else levels - 1)]
+        self.context_backbones = nn.ModuleList(backbone for backbone, _ in copies)
+        self._cells = [cells, *(its_own for _, its_own in copies)]
         self.context_heads = nn.ModuleList(_attached(head(channels), self.task) for _ in range(levels - 1))
         inputs = self.head.out_channels * levels
         self.standardise = RunningStandardise(inputs)
@@ -96,7 +102,8 @@ class SlideClassifier(pl.LightningModule):
         self.classifier = _last_layer(self.head, inputs, self.task.outputs, levels)
         self.gathered = Gathered()
         self.frozen = [stage for b in self.backbones for stage in freeze(b, frozen_stages)]
-        self.pool_over, self.levels, self.share_levels = pool_over, levels, share_levels
+        self.pool_over, self.statistics = pool_over, statistics
+        self.levels, self.share_levels = levels, share_levels
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
         self.layer_decay, self.pretrained = layer_decay, pretrained
         self.on_failure: OnFailure | None = None
@@ -114,6 +121,11 @@ class SlideClassifier(pl.LightningModule):
     def backbones(self) -> list[nn.Module]:
         """The backbones of all magnifications; one where they share it."""
         return [self.backbone, *self.context_backbones]
+
+    @property
+    def wants_tissue(self) -> bool:
+        """Whether the network has to be told where a slide has tissue."""
+        return "tissue" in (self.pool_over, self.statistics)
 
     def train(self, mode: bool = True) -> SlideClassifier:
         super().train(mode)
@@ -143,10 +155,14 @@ class SlideClassifier(pl.LightningModule):
 
     def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
         """The vector of one magnification."""
-        backbone = self.backbones[0 if self.share_levels else level]
+        which = 0 if self.share_levels else level
         head = self.head if level == 0 else self.context_heads[level - 1]
-        features = backbone(self.normalise(image))
-        return head(features) if tissue is None else head(features, _fitted(tissue, features))
+        cells = self._cells[which]
+        with nullcontext() if cells is None else cells.shown(tissue):
+            features = self.backbones[which](self.normalise(image))
+        if tissue is None or self.pool_over == "slide":
+            return head(features)
+        return head(features, _fitted(tissue, features))
 
     def last(self, vector: Tensor) -> Tensor:
         """The logits of the pooled vector."""

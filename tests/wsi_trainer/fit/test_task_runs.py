@@ -38,6 +38,7 @@ def test_trains_and_is_scored(name: str, table: Path, words: list[str], tmp_path
     task, monitor = TASKS[name]
     more = [f"--data.manifest={table}", f"--model.task={task}", f"--train.monitor={monitor}", "--train.epochs=2"]
     tissue = ["--model.pool_over=tissue", "--data.context=[2]", "--model.levels=2"] if name == "number" else []
+    tissue += ["--model.backbone.norm=batch", "--model.statistics=tissue"] if name == "number" else []
     budget = ["--train.budget=64MiB"] if name in ("number", "cox") else []
     assert main(["fit", *words, *more, *tissue, *budget, "--train.resamples=20"]) == 0
     folder = RunFolder(tmp_path / "run")

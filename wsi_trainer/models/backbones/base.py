@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,27 +61,56 @@ def describe(backbone: nn.Module) -> tuple[int, int]:
     )
 
 
+def strides_inside(backbone: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, int]:
+    """Pixels for one position of the map that each of these parts of a network is given."""
+    found: dict[str, int] = {}
+
+    def listen(name: str) -> Any:
+        def hear(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            found[name] = round(SIDE / args[0].shape[2])
+
+        return hear
+
+    handles = [part.register_forward_pre_hook(listen(name)) for name, part in parts.items()]
+    try:
+        _answer(backbone)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if silent := sorted(set(parts) - set(found)):
+        raise TypeError(f"the backbone {type(backbone).__name__} does not use its part {silent[0]}")
+    return found
+
+
+def _answer(backbone: nn.Module) -> Any:
+    """What a network makes of an image of SIDE pixels; on the meta device, so that nothing is computed."""
+    state = {key: value.to("meta") for key, value in (*backbone.named_parameters(), *backbone.named_buffers())}
+    training = {part: part.training for part in backbone.modules()}
+    dtype = next((p.dtype for p in backbone.parameters()), torch.get_default_dtype())
+    try:
+        with torch.no_grad():
+            backbone.eval()
+            return functional_call(backbone, state, (torch.empty(1, 3, SIDE, SIDE, device="meta", dtype=dtype),))
+    finally:
+        for part, mode in training.items():
+            part.training = mode
+
+
 def _shape_of_map(backbone: nn.Module) -> torch.Size:
-    """What an image of SIDE pixels becomes; on the meta device, so that nothing is computed."""
+    """The shape of the map that a network returns for an image of SIDE pixels."""
     name = type(backbone).__name__
     advice = (
         "set it to the number of channels of the map that it returns, and the attribute stride to the pixels for "
         "one position"
     )
-    state = {key: value.to("meta") for key, value in (*backbone.named_parameters(), *backbone.named_buffers())}
-    training = backbone.training
     try:
-        with torch.no_grad():
-            backbone.eval()
-            out = functional_call(backbone, state, (torch.empty(1, 3, SIDE, SIDE, device="meta"),))
+        out = _answer(backbone)
     except Exception as error:  # the network's own code: whatever it raises, the attributes are the way out
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TypeError(
             f"the backbone {name} has no integer attribute out_channels, and asking it with an image failed "
             f"({reason}); {advice}"
         ) from error
-    finally:
-        backbone.train(training)
     shape = out.shape if isinstance(out, Tensor) else None
     if shape is None or len(shape) != 4 or not shape[2]:
         returned = type(out).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
