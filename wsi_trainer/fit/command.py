@@ -46,10 +46,16 @@ def fit(words: Sequence[str]) -> int:
         default="patient",
         help="what no fold divides: patients, or sites with all their patients",
     )
+    parser.add_argument(
+        "--test_on",
+        type=Literal["test", "val"],
+        default="test",
+        help="the split that is predicted and scored at the end",
+    )
     options = parse(parser, words)
-    resume, folds, by = (options.pop(key) for key in ("ckpt_path", "folds", "folds_by"))
+    resume, folds, by, split = (options.pop(key) for key in ("ckpt_path", "folds", "folds_by", "test_on"))
     if folds is None:
-        run(parser, options, resume)
+        run(parser, options, resume, split=split)
         return 0
     from wsi_trainer.fit.cross_validation import fit_folds  # it runs this command for each fold
 

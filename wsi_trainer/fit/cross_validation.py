@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,11 +38,6 @@ def fit_folds(
     if resume not in (None, "last"):
         raise UserError(f"--ckpt_path is {resume}; a cross-validation continues with --ckpt_path last")
     model, data, config = instantiate(parser, options)
-    if config.devices > 1:
-        raise UserError(
-            f"--folds with train.devices {config.devices}: train the folds one by one on the manifests that a run with "
-            "one device writes into the folder folds, each with --data.manifest"
-        )
     manifests = divide(model.task, data.manifest, data.root, count, config.seed, data.validation, by, out.path)
     split = held_out(data.manifest, data.root)
     out.config.write_text(parser.dump(options), encoding="utf-8")
@@ -51,7 +48,11 @@ def fit_folds(
         fold = RunFolder(out.path / f"fold{number}")
         runs.append(fold)
         if not fold.evaluation(split).is_file():
-            run(parser, of_fold(options, fold.path, manifest), resume, split=split)
+            mine = of_fold(options, fold.path, manifest)
+            if config.devices > 1:
+                run_apart(parser, mine, manifest.with_suffix(".yaml"), resume, split)
+            else:
+                run(parser, mine, resume, split=split)
     predictions = [read_predictions(fold.predictions(split)) for fold in runs]
     facts: dict[str, Any] = {"split": split, "by": by, "runs": [fold.path.name for fold in runs]}
     facts |= cross_validation(predictions, dict(model.task.scores), config.resamples, config.seed)  # type: ignore[type-var]
@@ -92,6 +93,25 @@ def of_fold(options: Namespace, out: Path, manifest: Path) -> Namespace:
     mine.out = out
     mine.data.manifest, mine.data.root = manifest, None
     return mine
+
+
+def run_apart(parser: ArgumentParser, options: Namespace, config: Path, resume: str | None, split: str) -> None:
+    """One fold's run as a process of its own, which may start others: one process forms such a group once.
+
+    Args:
+        parser: That of the command `fit`.
+        options: Those of the fold.
+        config: Where to write them.
+        resume: Whether to go on from "last".
+        split: What the run is tested on.
+    """
+    config.write_text(parser.dump(options), encoding="utf-8")
+    words = ["fit", f"--config={config}", f"--test_on={split}", *([f"--ckpt_path={resume}"] if resume else [])]
+    code = subprocess.run([sys.executable, "-m", "wsi_trainer", *words], check=False).returncode
+    if code:
+        raise UserError(
+            f"{options.out} ended with exit code {code}, its message is above; mend it and continue with --ckpt_path last"
+        )
 
 
 def show(facts: dict[str, Any], console: Console) -> None:

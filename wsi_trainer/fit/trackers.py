@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
+import yaml
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+
+from pytorch_lightning.utilities import rank_zero_only
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Tracker, TrainConfig
 from wsi_trainer.fit.run_folder import RunFolder
 
 
-def make_loggers(config: TrainConfig, folder: RunFolder) -> list[Logger]:
-    """The loggers that the config names, all writing into the folder of the run."""
-    return [_logger(name, folder) for name in dict.fromkeys(config.loggers)]
+@contextmanager
+def trackers(config: TrainConfig, folder: RunFolder) -> Iterator[list[Logger]]:
+    """The loggers that the config names, all writing into the folder of the run; closed at the end.
+
+    Weights & Biases has one run at a time: left open it would go on into the next fold's.
+    """
+    loggers = [_logger(name, folder) for name in dict.fromkeys(config.loggers)]
+    services = [logger for logger in loggers if isinstance(logger, WandbLogger | MLFlowLogger)]
+    if folder.config.is_file():
+        options = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+        for service in services:
+            service.log_hyperparams(options)
+    status = "failed"
+    try:
+        yield loggers
+        status = "success"
+    finally:
+        for service in services:
+            if isinstance(service, WandbLogger):
+                _finish(service, failed=status == "failed")
+            else:
+                service.finalize(status)
 
 
 def check_trackers(config: TrainConfig) -> None:
@@ -30,4 +55,11 @@ def _logger(name: Tracker, folder: RunFolder) -> Logger:
         return TensorBoardLogger(folder.path, name="", version="tensorboard")
     if name == "wandb":
         return WandbLogger(name=folder.path.name, save_dir=folder.path, project="wsi-train")
-    return MLFlowLogger("wsi-train", run_name=folder.path.name, save_dir=str(folder.path / "mlruns"))
+    # Its former default, a folder of files, is refused by MLflow 3.
+    place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.path.resolve() / 'mlflow.db'}"
+    return MLFlowLogger("wsi-train", run_name=folder.path.name, tracking_uri=place)
+
+
+@rank_zero_only
+def _finish(logger: WandbLogger, failed: bool) -> None:
+    logger.experiment.finish(exit_code=int(failed))

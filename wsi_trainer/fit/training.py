@@ -37,7 +37,7 @@ from wsi_trainer.fit.memory_watch import MemoryWatch
 from wsi_trainer.fit.quiet import logged_to
 from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.fit.trackers import check_trackers, make_loggers
+from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import SlideBatch, SlideClassifier
 
@@ -73,10 +73,8 @@ def train(
         write_json(folder.pretrained, match.to_dict())
     watch, failures = MemoryWatch(), failure_log(data, folder)
     callbacks = [watch, *failures, *_callbacks(config, model, slides, folder, progress)]
-    with logged_to(folder.log):
-        trainer = make_trainer(
-            config, folder.path, callbacks, make_loggers(config, folder), progress, devices=config.devices
-        )
+    with logged_to(folder.log), trackers(config, folder) as loggers:
+        trainer = make_trainer(config, folder.path, callbacks, loggers, progress, devices=config.devices)
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=False)
     if not trainer.is_global_zero:
         raise SystemExit(0)  # the first process alone tests and writes
