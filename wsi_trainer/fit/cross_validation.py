@@ -110,7 +110,8 @@ def run_apart(parser: ArgumentParser, options: Namespace, config: Path, resume: 
     code = subprocess.run([sys.executable, "-m", "wsi_trainer", *words], check=False).returncode
     if code:
         raise UserError(
-            f"{options.out} ended with exit code {code}, its message is above; mend it and continue with --ckpt_path last"
+            f"{options.out} ended with exit code {code}, its message is above; "
+            "mend it and continue with --ckpt_path last"
         )
 
 

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 
 import yaml
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-
 from pytorch_lightning.utilities import rank_zero_only
 
 from wsi_trainer.errors import UserError
