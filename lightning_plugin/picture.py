@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_plugin.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lightning_plugin.plan import Plan
+    from lightning_plugin.plan import Plan, SegmentPlan
     from lightning_plugin.planner.sweep import Sweep
 
 HEADINGS = ("segment", "mode", "forward", "backward", "stored", "on", "peak", "time", "recompute")
@@ -19,7 +19,7 @@ def rows(plan: Plan) -> list[tuple[str, ...]]:
     return [
         (
             s.path or "(nodes " + ", ".join(map(str, s.targets)) + ")",
-            "kept" if s.keep else "tiled",
+            mode(s),
             str(s.forward),
             str(s.backward),
             format_bytes(s.stored_bytes),
@@ -30,6 +30,13 @@ def rows(plan: Plan) -> list[tuple[str, ...]]:
         )
         for s in plan.segments
     ]
+
+
+def mode(segment: SegmentPlan) -> str:
+    """How a segment runs, in a word or two."""
+    if segment.keep:
+        return "kept"
+    return ("scanned" if segment.halo == "share" else "tiled") + (" ahead" if segment.ahead else "")
 
 
 def table(plan: Plan) -> str:

@@ -96,6 +96,9 @@ class Backward:
                     self.scan()
                 else:
                     self.grid()
+            for handle in self.handles.values():
+                handle.rest()
+                handle.cotangent.rest()
             if segment.team is not None:
                 self.together(segment.team)
         for cotangent in self.maps.values():
@@ -119,7 +122,9 @@ class Backward:
         segment = self.segment
         available = {id(v) for v in segment.program.reads}
         program = Program.build(self.alive, lambda v: id(v) in available)
-        for members in segment.loop(program, True, lambda v: self.handles.get(id(v))):
+        cotangents = {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
+        fetch = segment.fetch(self.handles, cotangents)
+        for members in segment.loop(program, True, lambda v: self.handles.get(id(v)), fetch):
             for tile in self.parted(program, members):
                 self.tile(program, tile)
 
@@ -266,7 +271,7 @@ class Backward:
         """Scatter-add a tile's input gradient, halo and all, to where the input lives."""
         handle = self.handles.get(id(v))
         if handle is not None:
-            handle.cotangent.add(box, gradient)
+            handle.cotangent.add(box, gradient, self.segment.ahead)
             return
         layout = v.space
         if id(v) not in self.wholes:

@@ -13,17 +13,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.errors import EngineError
+from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.progress import spending
 
 
 class DiskFile:
-    """One map's bytes; ``read`` and ``write`` take tiles in the map's own layout."""
+    """One map's bytes; tiles are in the map's own layout. See `transfer.Lower`."""
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, folder: Path | None = None) -> None:
         self.layout = layout
@@ -58,17 +59,37 @@ class DiskFile:
         if file is not None:
             os.close(file)
 
-    def write(self, box: Box, tile: Tensor) -> None:
-        with spending("spill"):
-            data = self.layout.spread(tile, box).permute(self.order).to("cpu").contiguous()
-            self._each_row(box, data, write=True)
+    def sending(self, box: Box, tile: Tensor) -> Transfer:
+        held = [self.staged(box, tile)]
+        return Transfer(held, lambda: self._each_row(box, held[0], write=True))
 
-    def read(self, box: Box) -> Tensor:
+    def fetching(self, box: Box) -> Transfer:
+        held = [self.room(box)]
+
+        def result() -> Tensor:
+            return held[0].to(self.device).permute(self.back).reshape(self.layout.tile_shape(box))
+
+        return Transfer(held, lambda: self._each_row(box, held[0], write=False), result)
+
+    def adding(self, box: Box, tile: Tensor) -> Transfer:
+        held = [self.staged(box, tile.to(self.dtype)), self.room(box)]
+
+        def run() -> None:
+            self._each_row(box, held[1], write=False)
+            # By numpy: a thread beside the one that computes must not ask PyTorch's threads for help.
+            np.add(held[1].numpy(), held[0].numpy(), out=held[1].numpy())
+            self._each_row(box, held[1], write=True)
+
+        return Transfer(held, run)
+
+    def staged(self, box: Box, tile: Tensor) -> Tensor:
+        """A tile as the file has it."""
+        return self.layout.spread(tile, box).permute(self.order).to("cpu").contiguous()
+
+    def room(self, box: Box) -> Tensor:
+        """Memory for a tile as the file has it."""
         shape = [size for dim in self.layout.dims for size in self.layout.sizes(dim, box)]
-        data = torch.empty([shape[i] for i in self.order], dtype=self.dtype)
-        with spending("spill"):
-            self._each_row(box, data, write=False)
-        return data.to(self.device).permute(self.back).reshape(self.layout.tile_shape(box))
+        return torch.empty([shape[i] for i in self.order], dtype=self.dtype)
 
     def _each_row(self, box: Box, data: Tensor, write: bool) -> None:
         """Move whole rows of the last axis between the file and ``data``, joining rows that lie side by side."""

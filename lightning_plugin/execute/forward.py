@@ -12,7 +12,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.scan import run_tile, scan
-from lightning_plugin.execute.segment import SegmentRun, announced, read_tile
+from lightning_plugin.execute.segment import Fetch, SegmentRun, announced, read_tile
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.progress import told
@@ -35,20 +35,26 @@ class Forward:
 
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
-        if self.segment.share:
+        run = self.segment
+        if run.share:
             self.scan()
-        elif self.segment.team is not None:
-            self.together(self.segment.team)
+        elif run.team is not None:
+            self.together(run.team)
         else:
-            for members in self.segment.loop(self.segment.program, False, lambda v: v.handle):
+            for members in run.loop(run.program, False, lambda v: v.handle, self.fetch()):
                 self.tile(members)
+        for v in (*run.stored, *run.boundaries):
+            v.handle.rest()  # type: ignore[union-attr]
         results: list[Tensor] = []
-        for i, target in enumerate(self.segment.program.targets):
+        for i, target in enumerate(run.program.targets):
             if target.stored is None:
                 op = target.node.op
                 assert isinstance(op, ReduceOp)
                 results.extend(op.finish(self.totals[i], [self.vectors[id(v)] for v in target.node.vectors]))
         return results
+
+    def fetch(self) -> Fetch | None:
+        return self.segment.fetch({id(v): v.handle for v in self.segment.boundaries if v.handle is not None})
 
     def read(self, v: Value, box: Box) -> Tensor:
         return read_tile(v, box, self.spreads, v.handle)
@@ -77,7 +83,7 @@ class Forward:
             looking = len(members) > 1 or REHEARSAL.get() is not None
             key = only_value(stored.space, tiles[0], box) if looking else None
             for other in members[1:]:
-                stored.handle.write(other[i], tiles[0])
+                stored.handle.write(other[i], tiles[0], self.segment.ahead)
             if self.segment.team is not None:
                 self.made[-1].keys[i] = key
                 return
@@ -92,7 +98,7 @@ class Forward:
         """A tile's share of a target, of a reduction as often as there are identical tiles."""
         target = self.segment.program.targets[i]
         if target.stored is not None:
-            target.stored.handle.write(box, tiles[0])  # type: ignore[union-attr]
+            target.stored.handle.write(box, tiles[0], self.segment.ahead)  # type: ignore[union-attr]
             return
         op = target.node.op
         assert isinstance(op, ReduceOp)
@@ -114,7 +120,7 @@ class Forward:
         run = self.segment
         for dealt in team.rounds(run.work(run.program, False, lambda v: v.handle)):
             mine = (members for owner, members in dealt if owner == team.rank)
-            for members in told(announced(run.program, mine)):
+            for members in told(announced(run.program, mine, self.fetch())):
                 self.tile(members)
             made = [iter(rank) for rank in team.gather([m.on("cpu") for m in self.made])]
             self.made.clear()

@@ -31,7 +31,7 @@ class Lease:
 def run_segment(run: SegmentRun) -> None:
     """Run a segment forward; leaves the results in their values, with backward behind them."""
     for v in run.stored:
-        v.handle = Handle(v.space, v.dtype, v.device, run.tier, run.ledger, run.half, run.constants(), run.team)
+        v.handle = Handle(v.space, v.dtype, v.device, run.at, run.ledger, run.half, run.constants(), run.team)
     lease = Lease(tuple(v.handle for v in run.boundaries if v.handle is not None))
     marker = torch.empty(0)
 

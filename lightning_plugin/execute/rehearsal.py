@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """``tiles`` are those of a program's grid that are run (the last argument says whether backward); ``away`` makes
-    what stands for a map on a lower tier."""
+    """``tiles`` are those of a program's grid that are run (the last argument says whether transfers go ahead);
+    ``away`` makes what stands for a map on a lower tier."""
 
     tiles: Callable[[Program, Grid, bool], Iterable[Sequence[Box]]]
     away: Callable[[Layout, torch.dtype, torch.device, str], Any]
@@ -32,7 +32,7 @@ class Rehearsal:
 REHEARSAL: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)
 
 
-def tiles_of(program: Program, grid: Grid, backward: bool) -> Iterable[Sequence[Box]]:
+def tiles_of(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
     """For each tile that is to be run, the box it owns of every target."""
     rehearsal = REHEARSAL.get()
-    return program.owned(grid) if rehearsal is None else rehearsal.tiles(program, grid, backward)
+    return program.owned(grid) if rehearsal is None else rehearsal.tiles(program, grid, ahead)

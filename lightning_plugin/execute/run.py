@@ -13,8 +13,11 @@ from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.program import Program, Target, resolve
+from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.segment import SegmentRun, watched
+from lightning_plugin.execute.store import Place
 from lightning_plugin.execute.team import Team
+from lightning_plugin.execute.transfer import Courier
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan, SegmentPlan
@@ -93,6 +96,7 @@ class Stage:
     ledger: Ledger | None = None
     place: int = 0
     team: Team | None = None
+    courier: Courier = field(default_factory=Courier)
     last: list[Value] = field(default_factory=list)
 
     def reads(self) -> list[Value]:
@@ -124,9 +128,11 @@ class Stage:
                 'halo="recompute"'
             )
         place, team = self.place, self.team
-        run_segment(
-            SegmentRun(program, plan.forward, plan.backward, plan.tier, self.ledger, place, share, plan.half, team)
+        at = Place(plan.tier, self.courier)
+        segment = SegmentRun(
+            program, plan.forward, plan.backward, at, self.ledger, place, share, plan.half, plan.ahead, team
         )
+        run_segment(segment)
 
     def run_kept(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -158,10 +164,11 @@ def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None, tea
     made: set[int] = set()
     stages = []
     uses = Uses(nodes)
+    courier = Courier(any(s.ahead for s in plan.segments) and REHEARSAL.get() is None)
     for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True)):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
-        stages.append(Stage(segment, here, program, uses, fused, ledger, place, team))
+        stages.append(Stage(segment, here, program, uses, fused, ledger, place, team, courier))
         made.update(id(v) for t in here for v in t.node.outputs if v.is_map and (segment.keep or t.stored is not None))
     seen: set[int] = set()
     for stage in reversed(stages):

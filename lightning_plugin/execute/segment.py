@@ -21,13 +21,16 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, key_of, may_be_alike
 from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.rehearsal import REHEARSAL, tiles_of
-from lightning_plugin.execute.store import Handle
+from lightning_plugin.execute.store import Cotangent, Handle, Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.progress import told
 from lightning_plugin.rules.base import Source, Spread
 from lightning_plugin.source import TensorSource
+
+#: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.
+Fetch = Callable[[Mapping[int, Box], Owned], None]
 
 
 class SegmentRun:
@@ -38,11 +41,12 @@ class SegmentRun:
         program: Program,
         forward: Grid,
         backward: Grid,
-        tier: str = "device",
+        at: Place | None = None,
         ledger: Ledger | None = None,
         place: int = 0,
         share: bool = False,
         half: bool = False,
+        ahead: bool = False,
         team: Team | None = None,
     ):
         self.program = program
@@ -50,9 +54,10 @@ class SegmentRun:
         self.place = place
         self.forward_grid = forward
         self.backward_grid = backward
-        self.tier = tier
+        self.at = at or Place()
         self.share = share
         self.half = half
+        self.ahead = ahead
         self.team = team
         self.stored = [t.stored for t in program.targets if t.stored is not None]
         self.spreads = [v for v in program.reads if resident(v) is not None]
@@ -90,19 +95,36 @@ class SegmentRun:
         return [*vectors, *spreads, *images, *(v.token for v in self.boundaries)]  # type: ignore[list-item]
 
     def loop(
-        self, program: Program, backward: bool, handle: Callable[[Value], Handle | None]
+        self, program: Program, backward: bool, handle: Callable[[Value], Handle | None], fetch: Fetch | None
     ) -> Iterator[Sequence[Owned]]:
         """The tiles that this process evaluates, each with the tiles that are identical to it."""
         work = self.work(program, backward, handle)
         if self.team is not None:
             work = self.team.mine(work)
-        return work if REHEARSAL.get() is not None else told(announced(program, work))
+        work = announced(program, work, fetch)
+        return work if REHEARSAL.get() is not None else told(work)
+
+    def fetch(self, handles: Mapping[int, Handle], cotangents: Mapping[int, Cotangent] | None = None) -> Fetch | None:
+        """What begins to read a tile's part of boundaries, and of the cotangents of targets by their place; None where
+        the segment does not transfer ahead."""
+        if not self.ahead:
+            return None
+
+        def fetch(need: Mapping[int, Box], owned: Owned) -> None:
+            for key, handle in handles.items():
+                if key in need:
+                    handle.fetch(need[key])
+            for i, cotangent in (cotangents or {}).items():
+                if not owned[i].empty:
+                    cotangent.fetch(owned[i])
+
+        return fetch
 
     def work(
         self, program: Program, backward: bool, handle: Callable[[Value], Handle | None]
     ) -> Iterator[Sequence[Owned]]:
         """All tiles, each with the tiles that are identical to it."""
-        tiles = tiles_of(program, self.backward_grid if backward else self.forward_grid, backward)
+        tiles = tiles_of(program, self.backward_grid if backward else self.forward_grid, self.ahead)
 
         def constant(v: Value, box: Box) -> bytes | None:
             found = handle(v)
@@ -126,10 +148,11 @@ class SegmentRun:
         return Constants() if self.alike else None
 
 
-def announced(program: Program, work: Iterator[Sequence[Owned]]) -> Iterator[Sequence[Owned]]:
-    """The same work; sources that can prefetch hear of the next tile's boxes while this one is computed."""
+def announced(program: Program, work: Iterator[Sequence[Owned]], fetch: Fetch | None) -> Iterator[Sequence[Owned]]:
+    """The same work; sources that can prefetch, and lower tiers, hear of the next tile's boxes while this one is
+    computed."""
     sources = [v for v in program.reads if is_source(v) and hasattr(v.node.op.image, "prefetch")]  # type: ignore[union-attr]
-    if not sources:
+    if not sources and fetch is None:
         yield from work
         return
     now = next(work, None)
@@ -140,6 +163,8 @@ def announced(program: Program, work: Iterator[Sequence[Owned]]) -> Iterator[Seq
             for v in sources:
                 if id(v) in need:
                     v.node.op.image.prefetch([need[id(v)]])  # type: ignore[union-attr]
+            if fetch is not None:
+                fetch(need, after[0])
         yield now
         now = after
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,46 +11,56 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Constants
 from lightning_plugin.execute.disk import DiskFile
+from lightning_plugin.execute.host import HostMemory
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.team import Team
+from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.reduce import wide
 
 
 class Memory:
-    """A map in memory, on the device or (pinned, where the device is another) on the host."""
+    """A map on the device: nothing has to be transferred, and a tile that is read is a view."""
 
-    def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, host: bool, zero: bool = False
-    ) -> None:
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> None:
         self.layout = layout
         self.whole = Box.whole(layout.extent)
-        self.device = device
-        where = torch.device("cpu") if host else device
-        pin = host and device.type == "cuda"
         make = torch.zeros if zero else torch.empty
-        self.data = make(layout.shape, dtype=dtype, device=where, pin_memory=pin)
+        self.data = make(layout.shape, dtype=dtype, device=device)
 
-    def write(self, box: Box, tile: Tensor) -> None:
+    def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.layout.write_into(self.data, self.whole, tile, box)
 
+    def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.layout.add_into(self.data, self.whole, tile, box)
+
     def read(self, box: Box) -> Tensor:
-        """A view where the map is on the device, a copy where it is not."""
-        return self.layout.narrow(self.data, self.whole, box).to(self.device)
+        return self.layout.narrow(self.data, self.whole, box)
 
-    def add(self, box: Box, tile: Tensor) -> None:
-        self.layout.add_into(self.data, self.whole, tile.to(self.data.device), box)
+    def fetch(self, box: Box) -> None:
+        return
+
+    def rest(self) -> None:
+        return
 
 
-def store(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str, zero: bool = False) -> Memory | DiskFile:
-    """Room for a map on a tier."""
-    rehearsal = REHEARSAL.get()
-    if rehearsal is not None and tier != "device":
-        return rehearsal.away(layout, dtype, device, tier)
-    if tier == "disk":
-        return DiskFile(layout, dtype, device)
-    return Memory(layout, dtype, device, tier == "host", zero)
+@dataclass(frozen=True)
+class Place:
+    """Where a map is to be: its tier, and who does the transfers where that is a lower one."""
+
+    tier: str = "device"
+    courier: Courier = field(default_factory=Courier)
+
+    def store(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> Memory | Lane:
+        """Room for a map."""
+        if self.tier == "device":
+            return Memory(layout, dtype, device, zero)
+        rehearsal = REHEARSAL.get()
+        if rehearsal is not None:
+            return Lane(rehearsal.away(layout, dtype, device, self.tier), self.courier)
+        there = DiskFile(layout, dtype, device) if self.tier == "disk" else HostMemory(layout, dtype, device, zero)
+        return Lane(there, self.courier)
 
 
 class Cotangent:
@@ -58,25 +69,21 @@ class Cotangent:
     It is complete only when all consumers have added their part; it is accumulated in float32 or wider.
     """
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, tier: str):
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, place: Place):
         self.layout = layout
         self.whole = Box.whole(layout.extent)
         self.dtype = dtype
         self.device = device
-        self.tier = tier
-        self.data: Memory | DiskFile | None = None
+        self.place = place
+        self.data: Memory | Lane | None = None
 
-    def add(self, box: Box, gradient: Tensor) -> None:
-        data = self.room()
-        if isinstance(data, Memory):
-            data.add(box, gradient)
-        else:
-            data.write(box, data.read(box).add_(gradient))
+    def add(self, box: Box, gradient: Tensor, ahead: bool = False) -> None:
+        self.room().add(box, gradient, ahead)
 
-    def room(self) -> Memory | DiskFile:
+    def room(self) -> Memory | Lane:
         """What holds it, zero until something was added."""
         if self.data is None:
-            self.data = store(self.layout, wide(self.dtype), self.device, self.tier, zero=True)
+            self.data = self.place.store(self.layout, wide(self.dtype), self.device, zero=True)
         return self.data
 
     def complete(self, team: Team, boxes: Iterable[Box]) -> None:
@@ -91,6 +98,14 @@ class Cotangent:
         if self.data is None:
             raise AssertionError("a cotangent is read before anything was added to it")
         return self.data.read(box).to(self.dtype)
+
+    def fetch(self, box: Box) -> None:
+        if self.data is not None:
+            self.data.fetch(box)
+
+    def rest(self) -> None:
+        if self.data is not None:
+            self.data.rest()
 
     def clear(self) -> None:
         self.data = None
@@ -109,7 +124,7 @@ class Handle:
         layout: Layout,
         dtype: torch.dtype,
         device: torch.device,
-        tier: str = "device",
+        place: Place | None = None,
         ledger: Ledger | None = None,
         half: bool = False,
         constants: Constants | None = None,
@@ -120,17 +135,26 @@ class Handle:
         self.dtype = dtype
         self.half = half and dtype.is_floating_point and dtype.itemsize > 2
         self.whole = Box.whole(layout.extent)
-        self.data = store(layout, torch.bfloat16 if self.half else dtype, device, tier)
-        self.cotangent = Cotangent(layout, dtype, device, tier)
+        place = place or Place()
+        self.data = place.store(layout, torch.bfloat16 if self.half else dtype, device)
+        self.cotangent = Cotangent(layout, dtype, device, place)
         self.constants = constants
         self.team = team
 
-    def write(self, box: Box, tile: Tensor) -> None:
-        self.data.write(box, tile.to(torch.bfloat16) if self.half else tile)
+    def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.data.write(box, tile.to(torch.bfloat16) if self.half else tile, ahead)
 
     def read(self, box: Box) -> Tensor:
         tile = self.data.read(box)
         return tile.to(self.dtype) if self.half else tile
+
+    def fetch(self, box: Box) -> None:
+        """Begin to read a box that will be asked for; see [Note: ahead] in `transfer`."""
+        self.data.fetch(box)
+
+    def rest(self) -> None:
+        """Nothing of the map is on its way any more."""
+        self.data.rest()
 
 
 class Adder:

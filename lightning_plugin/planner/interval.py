@@ -31,13 +31,19 @@ MEMOIZED = (
 
 @dataclass(frozen=True)
 class Where:
-    """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, and whether
-    what it stores goes there."""
+    """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, whether what
+    it stores goes there, and whether such tiles travel beside the work on others."""
 
     begin: int
     end: int
     reads: frozenset[int] = frozenset()
     leaving: bool = False
+    ahead: bool = False
+
+
+def how_of(way: str, where: Where) -> str:
+    """The name under which lessons are kept."""
+    return f"ahead {way}" if where.ahead else way
 
 
 class Intervals:
@@ -118,7 +124,7 @@ class Intervals:
         return Diagonal(self.work_of(begin, end), grid)
 
     def surround(self, where: Where) -> None:
-        self.coster.spilled, self.coster.leaving = where.reads, where.leaving
+        self.coster.spilled, self.coster.leaving, self.coster.ahead = where.reads, where.leaving, where.ahead
 
     def cost(self, where: Where, grid: Grid, backward: bool) -> Cost:
         tiles = self.diagonal(where.begin, where.end, grid)
@@ -149,7 +155,7 @@ class Intervals:
 
     def finest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``."""
-        how = "backward" if backward else "forward"
+        how = how_of("backward" if backward else "forward", where)
         lesson = self.lessons.get((where.begin, where.end, how), 1.0)
         grids = self.allowed(where.begin, where.end)
         best: tuple[Grid, Cost] | None = None

@@ -133,6 +133,8 @@ class Peaks:
         #: Whether what the segment stores goes to a lower tier: writing a tile makes a copy, and so does reading its
         #: cotangent.
         self.leaving = False
+        #: Whether such tiles travel beside the work on others; see [Note: ahead] in `execute.transfer`.
+        self.ahead = False
 
     @cached_property
     def facts(self) -> dict[int, Facts]:
@@ -157,6 +159,16 @@ class Peaks:
             return 0 if there else size
         return size if id(v) in self.spilled else 0
 
+    def travelling(self, program: Program, held: Held, backward: bool) -> int:
+        """What is on its way to and from lower tiers while a tile is worked on: in forward the next tile's input and
+        the last tile's result; in backward the next tile's input and cotangent, and the gradient of the last one's
+        input beside what it is added to."""
+        if not self.ahead:
+            return 0
+        reads = sum(held.bytes[id(v)] for v in program.reads if id(v) in self.spilled & held.need.keys())
+        stored = {id(t.stored) for t in program.targets if t.stored is not None} if self.leaving else set()
+        return (3 if backward else 1) * reads + sum(held.bytes[key] for key in stored & held.need.keys())
+
     def padded(self, facts: Facts, held: Held) -> int:
         """What padding a border tile by hand allocates."""
         box = held.need.get(facts.out)
@@ -172,6 +184,7 @@ class Peaks:
         held = Held(need, self.per)
         stored = {id(t.stored) for t in program.targets if t.stored is not None} if self.leaving else set()
         books = Books()
+        books.add(self.travelling(program, held, backward=False))
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
@@ -197,6 +210,7 @@ class Peaks:
         """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
         held = Held(need, self.per)
         books = Books()
+        books.add(self.travelling(program, held, backward=True))
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))

@@ -21,6 +21,7 @@ from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.rehearsal import REHEARSAL, Rehearsal
 from lightning_plugin.execute.run import run_plan
+from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
@@ -53,9 +54,6 @@ class Unfiled(DiskFile):
     def make(self, size: int, folder: Path | None) -> None:
         return
 
-    def _each_row(self, box: Box, data: Tensor, write: bool) -> None:
-        return
-
 
 class Elsewhere:
     """A map in the memory of another device: a tile that is read is a copy."""
@@ -65,14 +63,18 @@ class Elsewhere:
         self.dtype = dtype
         self.device = device
 
-    def write(self, box: Box, tile: Tensor) -> None:
-        return
+    def sending(self, box: Box, tile: Tensor) -> Transfer:
+        return Transfer([tile], nothing)
 
-    def read(self, box: Box) -> Tensor:
-        return torch.empty(self.layout.tile_shape(box), dtype=self.dtype, device=self.device)
+    adding = sending
 
-    def add(self, box: Box, tile: Tensor) -> None:
-        return
+    def fetching(self, box: Box) -> Transfer:
+        held = [torch.empty(self.layout.tile_shape(box), dtype=self.dtype, device=self.device)]
+        return Transfer(held, nothing, lambda: held[0])
+
+
+def nothing() -> None:
+    """The work of a transfer that is only rehearsed."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ def rehearse(plan: Plan, network: Network) -> Account:
     images = [n for n in nodes if isinstance(n.op, Source)]
     ledger = Ledger(images[0].outputs[0].device if images else None, fakes=True)
 
-    def tiles(program: Program, grid: Grid, backward: bool) -> Iterable[Sequence[Box]]:
-        return representative(program, grid, min(MOST_TILES, max(1, EFFORT // len(network.order))))
+    def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
+        return representative(program, grid, min(MOST_TILES, max(1, EFFORT // len(network.order))), 3 if ahead else 1)
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
@@ -142,9 +144,10 @@ def differentiable(vector: Value) -> bool:
     return not vector.is_map and vector.real is not None and vector.real.grad_fn is not None
 
 
-def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequence[Box]]:
+def representative(program: Program, grid: Grid, worst: int, times: int = 1) -> Iterator[Sequence[Box]]:
     """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together, copies
-    that are padded at borders included. Of those that hold and pad the same, one."""
+    that are padded at borders included. Of those that hold and pad the same, one; the worst ``times`` in a row, as
+    tiles meet their neighbours where transfers go ahead."""
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
     found: dict[tuple[object, ...], tuple[int, tuple[Box, ...]]] = {}
     first, *rest = samples(grid, [t.map.space.extent for t in program.targets])
@@ -155,8 +158,9 @@ def representative(program: Program, grid: Grid, worst: int) -> Iterator[Sequenc
         weight = sum(tile_bytes(maps[key], need[key]) for key, _ in sizes) + sum(pads)
         found.setdefault((*sizes, *pads), (weight, owned))
     yield first
-    for _, owned in sorted(found.values(), key=lambda c: c[0], reverse=True)[:worst]:
-        yield owned
+    for i, (_, owned) in enumerate(sorted(found.values(), key=lambda c: c[0], reverse=True)[:worst]):
+        for _ in range(1 if i else times):
+            yield owned
 
 
 def padding(node: Node, need: dict[int, Box]) -> int:

@@ -83,6 +83,16 @@ class Tiled:
     def seconds(self) -> float:
         return self.forward[1].seconds + (self.backward[1].seconds if self.backward else 0.0)
 
+    def with_transfers(self, writes: float, reads: float, ahead: bool) -> float:
+        """The seconds of both passes, given those of what is written once and read once.
+
+        Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that.
+        """
+        passes = [(self.forward[1].seconds, writes + reads)]
+        if self.backward is not None:
+            passes.append((self.backward[1].seconds, writes + 3 * reads))
+        return sum(max(work, way) if ahead else work + way for work, way in passes)
+
     @property
     def forward_bytes(self) -> int:
         """What forward holds beyond what was held before: what it stores, and its tiles."""
@@ -155,16 +165,17 @@ class Search:
         if self.intervals.program(begin, end) is None:
             yield replace(before, segment=None, before=before)
         else:
-            yield from self.tiled(before, begin, end, False)
-            if self.policy.spill:
-                yield from self.tiled(before, begin, end, True)
+            for spill in (False, True) if self.policy.spill else (False,):
+                for ahead in (False, True):
+                    yield from self.tiled(before, begin, end, spill, ahead)
         if first and self.policy.keep:
             found = self.kept(before, begin, end)
             if found is not None:
                 yield found
 
-    def tiled(self, before: Partial, begin: int, end: int, spill: bool) -> Iterator[Partial]:
-        """One more segment, tiled; with ``spill``, what it stores goes to a lower tier."""
+    def tiled(self, before: Partial, begin: int, end: int, spill: bool, ahead: bool) -> Iterator[Partial]:
+        """One more segment, tiled; with ``spill``, what it stores goes to a lower tier, with ``ahead`` while other
+        tiles are computed."""
         network, intervals = self.network, self.intervals
         stored = intervals.stored_at(begin, end)
         size = sum(v.bytes for v in stored)
@@ -175,7 +186,12 @@ class Search:
         held = before.held + (0 if spill else size)
         spilled = before.spilled | {id(v) for v in stored} if spill else before.spilled
         program = intervals.work_of(begin, end)
-        where = Where(begin, end, frozenset(id(v) for v in program.reads if id(v) in before.spilled), spill)
+        brought = [v for v in program.reads if id(v) in before.spilled]
+        if ahead and not spill and not brought:
+            return
+        where = Where(begin, end, frozenset(id(v) for v in brought), spill, ahead)
+        writes = self.one_way(tier, below) if spill else 0.0
+        reads = self.one_way("disk" if self.lower.host is None else "host", self.lower.size(brought))
         trains = any(t.requires_grad for t in program.targets)
         room = Room(
             self.budget - network.fixed_bytes - before.held,
@@ -185,7 +201,7 @@ class Search:
         for way in self.ways(where, room, trains):
             plain = intervals.plain_work(begin, end)
             extra = way.work - plain
-            seconds = way.seconds + (self.transfer(tier, below) if spill else 0.0)
+            seconds = way.with_transfers(writes, reads, ahead)
             base = before.held + network.fixed_bytes
             segment = SegmentPlan(
                 targets=tuple(network.place[t.node.serial] for t in program.targets),
@@ -200,6 +216,7 @@ class Search:
                 recompute=extra / plain if plain else 0.0,
                 halo=way.halo,
                 half=spill and self.lower.half,
+                ahead=ahead,
             )
             self._parts[segment] = list(self.parts(where, way, base))
             yield Partial(
@@ -221,7 +238,7 @@ class Search:
         recompute = self.recomputed(where, room, trains) if "recompute" in halos else None
         if recompute is not None:
             yield recompute
-        if "share" not in halos:
+        if "share" not in halos or where.ahead:  # the tiles of a scan are not known ahead
             return
         if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
             return
@@ -249,16 +266,15 @@ class Search:
 
     @staticmethod
     def parts(where: Where, way: Tiled, base: int) -> Iterator[Part]:
-        scan = "scan " if way.halo == "share" else ""
+        kind = "scan " if way.halo == "share" else "ahead " if where.ahead else ""
         base += way.carried
-        yield Part(where.begin, where.end, f"{scan}forward", base + way.stored, way.forward[1].untaught)
+        yield Part(where.begin, where.end, f"{kind}forward", base + way.stored, way.forward[1].untaught)
         if way.backward is not None:
-            yield Part(where.begin, where.end, f"{scan}backward", base + way.ends, way.backward[1].untaught)
+            yield Part(where.begin, where.end, f"{kind}backward", base + way.ends, way.backward[1].untaught)
 
-    def transfer(self, tier: str, size: int) -> float:
-        """Seconds of a map's way to a lower tier and back: written, read twice, its cotangent added and read."""
-        rate = self.rates.host if tier == "host" else self.rates.disk
-        return size * (6 if self.network.trains else 2) / rate
+    def one_way(self, tier: str, size: int) -> float:
+        """Seconds that maps take to a lower tier, or from there."""
+        return size / (self.rates.host if tier == "host" else self.rates.disk)
 
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """One more segment, run whole."""
@@ -272,7 +288,10 @@ class Search:
         most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends
         if most + network.fixed_bytes > self.budget:
             return None
-        seconds = intervals.kept_seconds(begin, end)
+        there = "disk" if self.lower.host is None else "host"
+        seconds = intervals.kept_seconds(begin, end) + (4 if network.trains else 1) * self.one_way(
+            there, sum(brought.values())
+        )
         segment = SegmentPlan(
             targets=tuple(network.place[n.serial] for n in network.order[begin:end]),
             forward=intervals.one_tile(begin),

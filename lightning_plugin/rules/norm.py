@@ -89,7 +89,7 @@ class Normalize(TileOp):
         mean, var, *rest = vectors
         weight = rest.pop(0) if self.weight else None
         bias = rest.pop(0) if self.bias else None
-        flat = x.reshape(1, x.shape[0] * x.shape[1], -1) if self.fold else x
+        flat = x.reshape(1, x.shape[0] * x.shape[1], *x.shape[2:]) if self.fold else x
         if weight is None and bias is not None:
             weight = torch.ones_like(bias)
         out: Tensor = Normalization.apply(flat, mean, var, weight, bias, self.eps)

@@ -12,7 +12,8 @@ from torch import nn
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import EngineError
 from lightning_plugin.execute.disk import DiskFile
-from lightning_plugin.execute.store import Cotangent, Handle
+from lightning_plugin.execute.store import Cotangent, Handle, Place
+from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.settings import Settings
 from tests.exactness import assert_exact
@@ -23,12 +24,18 @@ CPU = torch.device("cpu")
 @given(
     st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.uint8]),
     st.sampled_from(["device", "host", "disk"]),
+    st.booleans(),
     st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3)),
     st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 2)),
     st.data(),
 )
 def test_a_map_comes_back_as_it_was_written(
-    dtype: torch.dtype, tier: str, extent: tuple[int, ...], counts: tuple[int, ...], data: st.DataObject
+    dtype: torch.dtype,
+    tier: str,
+    ahead: bool,
+    extent: tuple[int, ...],
+    counts: tuple[int, ...],
+    data: st.DataObject,
 ) -> None:
     layout = data.draw(
         st.sampled_from(
@@ -36,33 +43,39 @@ def test_a_map_comes_back_as_it_was_written(
         )
     )
     whole = torch.randint(0, 100, layout.shape).to(dtype)
-    handle = Handle(layout, dtype, CPU, tier)
+    courier = Courier(ahead)
+    handle = Handle(layout, dtype, CPU, Place(tier, courier))
     for (box,) in Grid(counts).partition([extent]):
-        handle.write(box, layout.narrow(whole, handle.whole, box))
+        handle.write(box, layout.narrow(whole, handle.whole, box), ahead)
     lo = tuple(data.draw(st.integers(0, n - 1)) for n in extent)
     box = Box(lo, tuple(data.draw(st.integers(a + 1, n)) for a, n in zip(lo, extent, strict=True)))
+    handle.fetch(box)
     assert torch.equal(handle.read(box), layout.narrow(whole, handle.whole, box))
+    handle.rest()
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
-def test_overlapping_gradients_add_up_in_a_wide_type(tier: str) -> None:
+def test_overlapping_gradients_add_up_in_a_wide_type(tier: str, ahead: bool) -> None:
     layout = Layout.channels_first((1, 2, 5, 7))
-    cotangent = Cotangent(layout, torch.bfloat16, CPU, tier)
+    cotangent = Cotangent(layout, torch.bfloat16, CPU, Place(tier, Courier(ahead)))
     for _ in range(300):
-        cotangent.add(Box((0, 0), (4, 5)), torch.ones(1, 2, 4, 5))
-    cotangent.add(Box((3, 4), (5, 7)), torch.ones(1, 2, 2, 3))
+        cotangent.add(Box((0, 0), (4, 5)), torch.ones(1, 2, 4, 5), ahead)
+    cotangent.add(Box((3, 4), (5, 7)), torch.ones(1, 2, 2, 3), ahead)
+    cotangent.rest()
     got = cotangent.read(Box((3, 3), (5, 7)))
     assert got.dtype == torch.bfloat16
     # 300 ones summed in bfloat16 would stop at 256.
     assert got[0, 0].tolist() == [[300.0, 301.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]] or got[0, 0, 0, 0] == 300
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("tier", ["host", "disk"])
-def test_boundaries_on_lower_tiers_are_exact(tier: str) -> None:
+def test_boundaries_on_lower_tiers_are_exact(tier: str, ahead: bool) -> None:
     class Lower(Settings):
         def choose(self, nodes):  # type: ignore[no-untyped-def]
             plan = super().choose(nodes)
-            return replace(plan, segments=tuple(replace(s, tier=tier) for s in plan.segments))
+            return replace(plan, segments=tuple(replace(s, tier=tier, ahead=ahead) for s in plan.segments))
 
     net = nn.Sequential(
         nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(True), nn.Conv2d(6, 5, 3, padding=1), nn.BatchNorm2d(5),
@@ -81,5 +94,6 @@ def test_a_full_disk_is_said_before_it_happens(tmp_path: Path, monkeypatch: pyte
 def test_a_file_has_no_name_that_a_crash_could_leave_behind(tmp_path: Path) -> None:
     file = DiskFile(Layout.channels_first((1, 8, 10, 10)), torch.float32, CPU, tmp_path)
     assert not list(tmp_path.iterdir())
-    file.write(Box.whole((10, 10)), torch.ones(1, 8, 10, 10))
-    assert file.read(Box((9, 9), (10, 10))).sum() == 8
+    lane = Lane(file, Courier())
+    lane.write(Box.whole((10, 10)), torch.ones(1, 8, 10, 10))
+    assert lane.read(Box((9, 9), (10, 10))).sum() == 8

@@ -1,0 +1,121 @@
+"""Moving tiles between the device and a lower tier, at once or beside the work on other tiles.
+
+[Note: ahead] A segment that transfers *ahead* hands what it writes to a thread, and has what its next tile reads
+fetched while it computes this one. There is one thread for a run, first in first out: what is read has been written,
+and what is added to has been read. Memory stays bounded and known beforehand: one transfer to a map is under way at a
+time, one tile of it is fetched ahead, and whatever a transfer needs is allocated by the thread that computes, so that
+the ledger and a rehearsal count it. A transfer that failed says so at the next one, or at the end of its segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.execute.rehearsal import REHEARSAL
+from lightning_plugin.progress import spending
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """A transfer made ready: ``run`` does it, in any thread, and ``result`` is the tile that was fetched.
+
+    Tensors are reached through ``held`` alone: emptied by the thread that computes, it lets them go there.
+    """
+
+    held: list[Tensor]
+    run: Callable[[], None]
+    result: Callable[[], Tensor] | None = None
+
+
+class Lower(Protocol):
+    """A map on a lower tier; each method makes a transfer ready."""
+
+    def sending(self, box: Box, tile: Tensor) -> Transfer: ...
+
+    def fetching(self, box: Box) -> Transfer: ...
+
+    def adding(self, box: Box, tile: Tensor) -> Transfer: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A transfer that was handed over."""
+
+    transfer: Transfer
+    future: Future[None] | None
+
+    def wait(self) -> Tensor | None:
+        """Wait until it is done, let its memory go, and give what it has fetched."""
+        if self.future is not None:
+            with spending("spill"):
+                self.future.result()
+        found = self.transfer.result() if self.transfer.result is not None else None
+        self.transfer.held.clear()
+        return found
+
+
+class Courier:
+    """Who does a run's transfers: a thread, where some segment transfers ahead, else whoever asks."""
+
+    def __init__(self, ahead: bool = False) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if ahead else None
+
+    def send(self, transfer: Transfer) -> Pending:
+        if REHEARSAL.get() is not None:  # only what the transfer holds is asked for
+            return Pending(transfer, None)
+        if self.thread is not None:
+            return Pending(transfer, self.thread.submit(transfer.run))
+        with spending("spill"):
+            transfer.run()
+        return Pending(transfer, None)
+
+
+class Lane:
+    """The transfers of one map; see [Note: ahead]."""
+
+    def __init__(self, there: Lower, courier: Courier) -> None:
+        self.there = there
+        self.courier = courier
+        self.sent: Pending | None = None
+        self.fetched: dict[Box, Pending] = {}
+
+    def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.settle()
+        self.sent = self.courier.send(self.there.sending(box, tile))
+        if not ahead:
+            self.settle()
+
+    def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.settle()
+        self.sent = self.courier.send(self.there.adding(box, tile))
+        if not ahead:
+            self.settle()
+
+    def fetch(self, box: Box) -> None:
+        """Begin to read a box that will be asked for."""
+        if box not in self.fetched:
+            self.fetched[box] = self.courier.send(self.there.fetching(box))
+
+    def read(self, box: Box) -> Tensor:
+        self.fetch(box)
+        tile = self.fetched.pop(box).wait()
+        assert tile is not None
+        return tile
+
+    def settle(self) -> None:
+        """Wait for what is on its way there."""
+        if self.sent is not None:
+            sent, self.sent = self.sent, None
+            sent.wait()
+
+    def rest(self) -> None:
+        """Nothing is on its way in either direction."""
+        self.settle()
+        while self.fetched:
+            self.fetched.popitem()[1].wait()
