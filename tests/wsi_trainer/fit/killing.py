@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -53,43 +54,70 @@ def steps(folder: Path) -> int:
     return int(torch.load(path, weights_only=False)["global_step"]) if path.is_file() else -1
 
 
-def trial(words: list[str], folder: Path, moments: tuple[float, float], generator: random.Random) -> int:
-    """Kill one run at a random moment and continue it; the step of the checkpoint that it continued from."""
+def written(path: Path) -> int:
+    """What changes whenever a file is written anew; 0 where it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def watch(pid: int, path: Path, until: int | None = None) -> list[float]:
+    """The seconds at which a running process wrote a file, until it has done so often enough or has ended."""
+    seen, moments = 0, [time.perf_counter()]
+    while until is None or len(moments) <= until:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            break
+        if (now := written(path)) != seen:
+            seen = now
+            moments.append(time.perf_counter())
+        time.sleep(0.001)
+    return moments
+
+
+def trial(words: list[str], folder: Path, moment: float, pause: float) -> int:
+    """Kill one run and continue it; the step of the checkpoint that it continued from.
+
+    Args:
+        words: The command.
+        folder: That of the run.
+        moment: How often its checkpoint is written before, and a share of the pause to the next time.
+        pause: Seconds between two of them; where the moment is below 1, those before the first.
+    """
     while True:
         pid = start([*words, f"--out={folder}", "--ckpt_path=last"], folder.with_suffix(".log"))
-        time.sleep(generator.uniform(*moments))
+        watch(pid, RunFolder(folder).checkpoint_path("last"), until=int(moment))
+        time.sleep((moment % 1) * pause)
         os.kill(pid, signal.SIGKILL)
         if ended(pid) == -signal.SIGKILL:
             break
-        shutil.rmtree(folder)  # it ended before it was killed: the machine was slower when it was measured
+        shutil.rmtree(folder)  # it ended before it was killed
     continued = steps(folder)
     if ended(start([*words, f"--out={folder}", "--ckpt_path=last"], folder.with_suffix(".log"))):
         raise RuntimeError(f"continuing {folder} failed: {folder.with_suffix('.log').read_text()[-2000:]}")
     return continued
 
 
-def uninterrupted(words: list[str], folder: Path) -> tuple[float, float]:
-    """Run to the end; between which seconds most of its training lies, and a little of what is before."""
-    began = time.perf_counter()
+def uninterrupted(words: list[str], folder: Path) -> list[float]:
+    """Run to the end; the seconds from its start to the first checkpoint, and from each to the next."""
     pid = start([*words, f"--out={folder}"], folder.with_suffix(".log"))
-    first = RunFolder(folder).checkpoint_path("last")
-    while not first.is_file() and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        time.sleep(0.005)
-    trained = time.perf_counter() - began
+    moments = watch(pid, RunFolder(folder).checkpoint_path("last"))
     if ended(pid):
         raise RuntimeError(folder.with_suffix(".log").read_text()[-2000:])
-    return 0.7 * trained, trained + 0.7 * (time.perf_counter() - began - trained)
+    return [after - before for before, after in pairwise(moments)]
 
 
 def measure(folder: Path, count: int, seed: int, words: list[str]) -> dict[str, object]:
     torch.set_num_threads(1)
     generator = random.Random(seed)
-    moments = uninterrupted(words, folder / "whole")
+    pauses = uninterrupted(words, folder / "whole")
     expected = final(folder / "whole")
     continued, identical = [], 0
     for index in range(count):
         run = folder / f"killed-{index}"
-        continued.append(trial(words, run, moments, generator))
+        # Anywhere between two checkpoints, each pair as likely as any other: before the first is one of the places.
+        moment = generator.uniform(0, len(pauses))
+        continued.append(trial(words, run, moment, pauses[int(moment)]))
         actual = final(run)
         same = actual.keys() == expected.keys() and all(torch.equal(v, actual[k]) for k, v in expected.items())
         identical += same
