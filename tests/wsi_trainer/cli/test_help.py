@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from jsonargparse import ArgumentParser
 
 from wsi_trainer.cli import main
+from wsi_trainer.cli.choices import keys_of
 from wsi_trainer.cli.table import COMMANDS
 
 HEAVY = (
@@ -64,6 +66,27 @@ def test_no_command_shows_help_and_fails(capsys):
 def test_every_command_has_help(command, capsys):
     assert main([command.name, "--help"]) == 0
     assert "usage:" in capsys.readouterr().out
+
+
+class Built(Exception):
+    """Raised where a command would parse its words."""
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.target], ids=lambda command: command.name)
+def test_every_option_of_every_command_is_explained(command, monkeypatch):
+    seen = []
+
+    def note(parser, *_, **__):
+        seen.append(parser)
+        raise Built
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", note)
+    with pytest.raises(Built):
+        main([command.name])
+    (parser,) = seen
+    texts = {action.dest: (action.help or "").strip() for action in parser._actions}
+    assert parser.description and "help" in texts
+    assert [key for key in keys_of(parser) if texts[key] in ("", "==SUPPRESS==")] == []
 
 
 def test_names_are_unique():

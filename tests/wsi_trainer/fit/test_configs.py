@@ -33,14 +33,7 @@ def test_is_accepted_and_its_network_classifies_a_small_slide(config: Path) -> N
         torch.testing.assert_close(predicted.sum(dim=1), torch.ones(1))
 
 
-LONG = {"subtype", "survival"}
-"""Whose plans take minutes."""
-
-
-@pytest.mark.parametrize(
-    "config",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.full] if path.stem in LONG else []) for path in CONFIGS],
-)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_plans_a_step_without_data(config: Path) -> None:
     parser = make_parser("fit", "")
     model, data, train = instantiate(parser, parse(parser, words(config)))
