@@ -73,7 +73,7 @@ def run(
     """Train with these options, and test on a split."""
     folder = RunFolder(Path(options.out))
     first = is_first()  # with several devices the others run this command too, and write nothing
-    if first and folder.config.is_file() and resume is None:
+    if first and folder.begun and resume is None:
         raise UserError(f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last")
     folder.path.mkdir(parents=True, exist_ok=True)
     model, data, config = instantiate(parser, options)

@@ -36,7 +36,8 @@ class Estimate(Callback):
         assert isinstance(pl_module, SlideClassifier)
         if not trainer.is_global_zero or trainer.fit_loop.restarted_mid_epoch or trainer.current_epoch > 0:
             return
-        sizes = {split: self._sizes(self.slides.of(split)) for split in ("train", "val")}
+        sizes = {split: self._sizes(self.slides.of(split)) for split in ("train", "val", "test")}
+        del sizes["test"]  # it was only to be seen whether they can be opened: better now than at the end
         if not sizes["train"]:
             return
         strategy: Any = trainer.strategy
@@ -52,12 +53,14 @@ class Estimate(Callback):
         Console().print(sentence(facts), highlight=False, markup=False)
 
     def _sizes(self, records: list[SlideRecord]) -> dict[str, tuple[int, int]]:
-        """Height and width of each slide that can be opened; the others are the step's to report."""
+        """Height and width of each slide that can be opened; one that cannot ends the run here, unless it may go on."""
         sizes = {}
         for record in records:
             try:
                 image = open_image(record.path, self.slides.config.downsample, record.mpp)
             except (UserError, OSError) as error:
+                if self.slides.config.on_error == "stop":
+                    raise
                 log.info("slide %s is left out of the estimate: %s", record.slide, error)
                 continue
             sizes[record.slide] = (image.shape[2], image.shape[3])

@@ -90,6 +90,11 @@ class RunFolder:
         """Where the best or last checkpoint is or will be."""
         return self.checkpoints / f"{which}.ckpt" if which in ("best", "last") else Path(which)
 
+    @property
+    def begun(self) -> bool:
+        """Whether a run took a step here: one that ended before, say by a wrong label, has left nothing to lose."""
+        return self.config.is_file() and (self.metrics.exists() or self.checkpoints.exists())
+
     def existing(self) -> RunFolder:
         """This folder, or an error if it is not one of a run."""
         if not self.config.is_file():

@@ -77,8 +77,10 @@ def test_a_mistake_ends_with_one_line(
 def test_a_second_run_does_not_overwrite_the_first(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").touch()
+    assert main(["fit", *words, "--train.epochs=1", "--data.manifest=absent.csv"]) == 2
+    assert (tmp_path / "run" / "config.yaml").is_file()  # nothing was trained: the same folder will do
+    (tmp_path / "run" / "metrics").mkdir()
+    capsys.readouterr()
     assert main(["fit", *words]) == 2
     assert "holds a run already" in capsys.readouterr().err
     assert main(["test", *[word for word in words if "run" not in word], f"--out={tmp_path / 'other'}"]) == 2

@@ -45,6 +45,19 @@ def test_by_default_the_run_ends_and_names_the_slide(
     assert error.startswith("wsi-train: error: ") and spoilt["train"] in error
 
 
+def test_a_slide_that_is_only_tested_on_is_named_before_the_first_step(
+    words: list[str], damaged: tuple[Path, dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, spoilt = damaged
+    records = {record.slide: record for record in read_manifest(path)}
+    sound = next(record for record in records.values() if record.slide not in spoilt.values())
+    for split in ("train", "val"):
+        shutil.copyfile(sound.path, records[spoilt[split]].path)
+    assert main(["fit", *words, f"--data.manifest={path}"]) == 2
+    assert spoilt["test"] in capsys.readouterr().err
+    assert not RunFolder(tmp_path / "run").begun
+
+
 @pytest.mark.parametrize("budget", ["null", "4MiB"])
 def test_a_run_goes_on_without_it_and_says_so(
     words: list[str], damaged: tuple[Path, dict[str, str]], tmp_path: Path, budget: str
