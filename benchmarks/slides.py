@@ -86,7 +86,7 @@ def compressed_tiles(slide: Path) -> list[bytes]:
     return [data[start : start + size] for start, size in spans]
 
 
-def many(pieces: list[bytes], decode: Callable[[bytes], int], at_once: int = 16) -> list[Callable[[], int]]:
+def many(pieces: list[Any], decode: Callable[[Any], int], at_once: int = 16) -> list[Callable[[], int]]:
     """Jobs of several pieces each: one job for each small piece would cost as much as decoding it."""
     groups = [pieces[start : start + at_once] for start in range(0, len(pieces), at_once)]
     return [lambda group=group: sum(map(decode, group)) for group in groups]
@@ -103,7 +103,7 @@ def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list
         for column in range(side // level.layout.shard):
             index, shard = level.index(row, column), level.shard_path(row, column)
             if index is not None:
-                raw = shard.read_bytes()
+                raw = np.frombuffer(shard.read_bytes(), np.uint8)
                 spots = index.reshape(-1, 2)
                 chunks += [raw[int(o) : int(o) + int(n)] for o, n in spots if o != ABSENT]
     codec, size = ZstdCodec(), level.layout.chunk

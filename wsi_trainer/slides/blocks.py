@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +13,6 @@ from numpy.typing import NDArray
 
 from .errors import SlideError
 from .readers import open_reader
-from .readers.protocol import to_planes
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
 from .store.codec import Codec, CorruptChunk, codec_of
@@ -35,6 +36,10 @@ class Blocks(Protocol):
         """The pixels of a block, or None if all of them are the fill value."""
         ...
 
+    def paste(self, row: int, column: int, out: Block, y: int, x: int) -> None:
+        """Decodes a block that lies in the box whose corner is (y, x), straight to its place there."""
+        ...
+
     def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
         """Whether a box inside the image is known, without reading, to hold the fill value only."""
         ...
@@ -51,14 +56,22 @@ class StoredBlocks:
         self.mpp: tuple[float, float] | None = _stored_mpp(path, level)
 
     def load(self, row: int, column: int) -> Block | None:
-        try:
+        with self._blamed():
             return self._level.chunk(row, column)
-        except (CorruptChunk, OSError) as error:
-            raise SlideError(self._path, f"damaged: {error}; convert the slide again") from error
+
+    def paste(self, row: int, column: int, out: Block, y: int, x: int) -> None:
+        with self._blamed():
+            self._level.paste(row, column, out, y, x)
 
     def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
-        try:
+        with self._blamed():
             return self._level.is_fill(y, x, height, width)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Names the store in what is raised inside."""
+        try:
+            yield
         except (CorruptChunk, OSError) as error:
             raise SlideError(self._path, f"damaged: {error}; convert the slide again") from error
 
@@ -132,10 +145,24 @@ class SlideBlocks:
         height, width = min(self.size, self.shape[0] - y), min(self.size, self.shape[1] - x)
         if self.is_fill(y, x, height, width):
             return None
-        pixels = self._image.read(y, x, height, width)
+        block = np.empty((CHANNELS, height, width), np.uint8)
+        self._read(y, x, block)
+        return block
+
+    def paste(self, row: int, column: int, out: Block, y: int, x: int) -> None:
+        top, left = row * self.size, column * self.size
+        height, width = min(self.size, self.shape[0] - top), min(self.size, self.shape[1] - left)
+        part = out[:, top - y : top - y + height, left - x : left - x + width]
+        if self.is_fill(top, left, height, width):
+            part[...] = FILL
+        else:
+            self._read(top, left, part)
+
+    def _read(self, y: int, x: int, out: Block) -> None:
+        """Fills planes with the pixels whose corner is (y, x)."""
+        self._image.read_planes(y, x, out)
         if self._mask is not None:
-            pixels = np.where(self._mask.cover(y, x, height, width)[..., None], pixels, np.uint8(FILL))
-        return to_planes(pixels, np.empty((CHANNELS, height, width), np.uint8))
+            out[:, ~self._mask.cover(y, x, *out.shape[1:])] = FILL
 
     def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
         return self._mask is not None and not self._mask.any_in(y, x, height, width)

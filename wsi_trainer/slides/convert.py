@@ -17,7 +17,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from wsi_trainer import __version__
@@ -28,15 +27,16 @@ from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of
-from .readers.protocol import Pixels
+from .readers.protocol import to_planes
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
+from .scratch import scratch
 from .settings import Settings
 from .store.journal import Journal, sync_folder
-from .store.layout import FILL, pyramid
+from .store.layout import CHANNELS, FILL, pyramid
 from .store.manifest import read_manifest, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json
-from .store.writer import PyramidWriter, drop_missing
+from .store.writer import Planes, PyramidWriter, drop_missing
 from .tissue import TissueMask
 
 STAGING = ".staging"
@@ -164,8 +164,18 @@ def _bands(reader: Reader, image: ScaledImage, chunk: int) -> int:
     Where tiles of the slide or margins of the filter reach over the border of a band, they are decoded for both
     bands, so bands are higher there.
     """
-    rows = reader.info.details.get("tile", "1").split("x")[0]
-    return 1 if image.is_exact and chunk % int(rows) == 0 else 4
+    return 1 if image.is_exact and chunk % _tile_of(reader)[0] == 0 else 4
+
+
+def _in_whole_tiles(reader: Reader, image: ScaledImage, chunk: int) -> bool:
+    """Whether each chunk holds whole tiles of the slide, so that reading it alone decodes nothing twice."""
+    rows, columns = _tile_of(reader)
+    return image.has_planes and chunk % rows == 0 and chunk % columns == 0
+
+
+def _tile_of(reader: Reader) -> tuple[int, int]:
+    rows, columns = reader.info.details.get("tile", "1x1").split("x")
+    return int(rows), int(columns)
 
 
 class _Conversion:
@@ -221,8 +231,31 @@ class _Conversion:
 
         return add
 
-    def _chunks(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int, Pixels]]:
+    def _chunks(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int, Planes]]:
         """The chunks of a shard of level 0, but for those that become background, which are not read either."""
+        single = _in_whole_tiles(self._reader, self._image, self._settings.chunk)
+        for top, left, planes in (self._one_by_one if single else self._in_bands)(y, x, height, width):
+            if self._cut is not None:
+                tissue = self._cut.cover(y + top, x + left, *planes.shape[1:])
+                if not tissue.any():
+                    continue
+                if not tissue.all():
+                    planes[:, ~tissue] = FILL
+            yield top, left, planes
+
+    def _one_by_one(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int, Planes]]:
+        """Chunks decoded straight into planes."""
+        size = self._settings.chunk
+        for top in range(0, height, size):
+            for left in range(0, width, size):
+                extent = (min(size, height - top), min(size, width - left))
+                if self._cut is None or self._cut.any_in(y + top, x + left, *extent):
+                    planes = scratch("planes", CHANNELS, *extent)
+                    self._image.read_planes(y + top, x + left, planes)
+                    yield top, left, planes
+
+    def _in_bands(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int, Planes]]:
+        """Chunks cut from bands, of which each tile of the slide is decoded once."""
         size = self._settings.chunk
         band = size * _bands(self._reader, self._image, size)
         for top in range(0, height, band):
@@ -232,9 +265,8 @@ class _Conversion:
                 for row in range(0, rows, size):
                     for column in range(0, columns, size):
                         piece = part[row : row + size, column : column + size]
-                        masked = self._masked(piece, y + top + row, x + left + column)
-                        if masked is not None:
-                            yield top + row, left + column, masked
+                        planes = to_planes(piece, scratch("planes", CHANNELS, *piece.shape[:2]))
+                        yield top + row, left + column, planes
 
     def _runs(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int]]:
         """Starts and widths of the parts of a band to read: all of it, or neighbouring chunks with tissue."""
@@ -247,15 +279,6 @@ class _Conversion:
             places = list(run)
             if has_tissue:
                 yield places[0] * size, min((places[-1] + 1) * size, width) - places[0] * size
-
-    def _masked(self, pixels: Pixels, y: int, x: int) -> Pixels | None:
-        """Pixels at a place with what is not tissue painted, or None if none is."""
-        if self._cut is None:
-            return pixels
-        tissue = self._cut.cover(y, x, *pixels.shape[:2])
-        if tissue.all():
-            return pixels
-        return np.where(tissue[..., None], pixels, np.uint8(FILL)) if tissue.any() else None
 
     def _finish(self, journal: Journal, overview: Image.Image) -> None:
         """Metadata, label, manifest and thumbnail; then the store gets its name."""

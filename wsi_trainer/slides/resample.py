@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from .readers import Reader
-from .readers.protocol import Pixels, blank
+from .readers.protocol import Pixels, PlanesReader, blank, to_planes
 
 _SUPPORT = {Image.Resampling.LANCZOS: 3.0, Image.Resampling.BOX: 0.5}
 _LARGEST_SOURCE = 4096  # px a side of a source block
@@ -38,6 +38,7 @@ class ScaledImage:
         self._filter = Image.Resampling.LANCZOS if smooth else Image.Resampling.BOX
         height, width = reader.info.shape
         self.shape = (max(1, round(height / factor)), max(1, round(width / factor)))
+        self._planes = reader if self.is_exact and isinstance(reader, PlanesReader) else None
         if self._step == 1.0:
             self.shape = (levels[self.level].height, levels[self.level].width)
 
@@ -45,6 +46,11 @@ class ScaledImage:
     def is_exact(self) -> bool:
         """Whether pixels are those of a level of the slide, unfiltered."""
         return self._step == 1.0
+
+    @property
+    def has_planes(self) -> bool:
+        """Whether `read_planes` decodes straight into planes."""
+        return self._planes is not None
 
     def read(self, y: int, x: int, height: int, width: int) -> Pixels:
         """The pixels of a box; outside the slide is background."""
@@ -63,6 +69,13 @@ class ScaledImage:
                 )
                 out[part[0] - y : part[2] - y, part[1] - x : part[3] - x] = self._area(*part)
         return out
+
+    def read_planes(self, y: int, x: int, out: Pixels) -> None:
+        """Fills planes (c, y, x) with the pixels whose corner is (y, x), without a copy where the reader can."""
+        if self._planes is not None:
+            self._planes.read_planes(self.level, y, x, out)
+        else:
+            to_planes(self.read(y, x, *out.shape[1:]), out)
 
     def _area(self, top: int, left: int, bottom: int, right: int) -> Pixels:
         """A part of the result whose source is read at once and filtered cell by cell."""

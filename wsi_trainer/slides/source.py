@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,16 @@ from .tissue import TissueMask
 
 CACHE = 256 << 20
 
+Cell = tuple[int, int]
+"""A block by its row and column."""
+
 
 class SlideSource:
     """A `TileSource` of one slide: shape (1, 3, height, width), uint8.
 
-    Blocks are read by a few threads, kept in a bounded cache (tiles overlap by their halos), and dropped.
+    Blocks are read by a few threads. One that lies wholly in a box is decoded straight to its place there; one at
+    the border is kept in a bounded cache, since the next box reaches into it with its halo. An image that fits into
+    the cache is kept from the second reading on.
     Boxes over absent chunks of a store, or outside a tissue mask, are known to be constant without reading.
     A source may be pickled, sent to a spawned process, or used in a forked one; each opens its own files.
 
@@ -40,7 +47,8 @@ class SlideSource:
             have a level of it.
         source_mpp: The resolution of a slide whose file does not say it.
         mask: Tissue; the rest becomes the fill value. Only for slides: a store was masked by preprocess.
-        cache: Most bytes of decoded blocks to keep.
+        cache: Most bytes of pixels to keep: half for blocks, half for boxes that are read ahead. A box of more than
+            that half is not read ahead.
         threads: How many blocks are read at the same time.
 
     Example:
@@ -67,11 +75,14 @@ class SlideSource:
         self._blocks = _open_blocks(self.path, **{k: settings[k] for k in ("level", "mpp", "source_mpp", "mask")})
         self.shape = (1, CHANNELS, *self._blocks.shape)
         self.mpp = self._blocks.mpp
-        self._cache: LoadingCache[tuple[int, int], Block | None] = LoadingCache(
+        self._cache: LoadingCache[Cell, Block | None] = LoadingCache(
             lambda cell: self._blocks.load(*cell),
             lambda block: 64 if block is None else block.nbytes,
-            settings["cache"],
+            settings["cache"] // 2,
         )
+        self._small = CHANNELS * self._blocks.shape[0] * self._blocks.shape[1] <= settings["cache"] // 2
+        self._seen: set[Cell] = set()  # blocks of a small image that were read once
+        self._ahead: OrderedDict[Box, _Pending] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -98,7 +109,7 @@ class SlideSource:
             raise IndexError(f"{box} leaves {self.path}, which has {self.shape[2]} x {self.shape[3]} pixels")
         return y, x, bottom - y, right - x
 
-    def _cells(self, y: int, x: int, height: int, width: int) -> list[tuple[int, int]]:
+    def _cells(self, y: int, x: int, height: int, width: int) -> list[Cell]:
         size = self._blocks.size
         rows = range(y // size, (y + height - 1) // size + 1)
         columns = range(x // size, (x + width - 1) // size + 1)
@@ -107,15 +118,47 @@ class SlideSource:
     def read(self, box: Box) -> Tensor:
         """The pixels (1, 3, height, width) of a box inside the slide."""
         self._here()
+        with self._lock:
+            pending = self._ahead.pop(box, None)
+        if pending is None:
+            pending = self._begin(box, ahead=False)
+        return torch.from_numpy(pending.result())[None]
+
+    def _begin(self, box: Box, *, ahead: bool) -> _Pending:
+        """Starts to read a box in the threads; what is wanted now is read by this thread as well."""
         y, x, height, width = self._corner(box)
         out = np.empty((CHANNELS, height, width), np.uint8)
-        if out.size:
-            cells = self._cells(y, x, height, width)
-            pool = self._pool() if len(cells) > 1 else None
-            blocks = map(self._cache.get, cells) if pool is None else pool.map(self._cache.get, cells)
-            for cell, block in zip(cells, blocks):
-                paste(out, block, self._blocks.size, *cell, y, x)
-        return torch.from_numpy(out)[None]
+        cells = self._cells(y, x, height, width) if out.size else []
+        pool = self._pool() if len(cells) > 1 or ahead else None
+        if pool is None:
+            self._fill(out, cells, y, x)
+            return _Pending(out, [])
+        count = min(self._arguments["threads"], len(cells))
+        parts = [cells[start::count] for start in range(count)]
+        mine = [] if ahead else parts.pop()
+        pending = _Pending(out, [pool.submit(self._fill, out, part, y, x) for part in parts])
+        self._fill(out, mine, y, x)
+        return pending
+
+    def _fill(self, out: Block, cells: list[Cell], y: int, x: int) -> None:
+        """Puts blocks to their places in the box whose corner is (y, x)."""
+        for cell in cells:
+            if self._is_kept(cell, y, x, out.shape[1], out.shape[2]):
+                paste(out, self._cache.get(cell), self._blocks.size, *cell, y, x)
+            else:
+                self._blocks.paste(*cell, out, y, x)
+
+    def _is_kept(self, cell: Cell, y: int, x: int, height: int, width: int) -> bool:
+        """Whether a block will be wanted again soon: it reaches out of the box, or is read a second time."""
+        size = self._blocks.size
+        top, left = cell[0] * size, cell[1] * size
+        bottom, right = min(top + size, self.shape[2]), min(left + size, self.shape[3])
+        if top < y or left < x or bottom > y + height or right > x + width or cell in self._cache:
+            return True
+        again = cell in self._seen
+        if self._small:
+            self._seen.add(cell)
+        return again
 
     def constant(self, box: Box) -> Tensor | None:
         """The value of each channel, if the box is known to hold nothing else."""
@@ -126,24 +169,51 @@ class SlideSource:
         return None
 
     def prefetch(self, boxes: Iterable[Box]) -> None:
-        """Starts to read boxes that will be asked for soon, as far as they fit into half of the cache."""
+        """Starts to read boxes that will be asked for soon, as far as they fit into half of the cache.
+
+        The oldest that nobody asked for make room.
+        """
         self._here()
-        pool = self._pool()
+        if self._pool() is None:
+            return
         room = self._arguments["cache"] // 2
         for box in boxes:
-            for cell in self._cells(*self._corner(box)):
-                room -= CHANNELS * self._blocks.size**2
-                if pool is None or room < 0:
-                    return
-                if cell not in self._cache:
-                    pool.submit(self._cache.get, cell)
+            room -= CHANNELS * math.prod(box.extent)
+            if room < 0:
+                return
+            if box in self._ahead:
+                continue
+            pending = self._begin(box, ahead=True)
+            with self._lock:
+                self._ahead[box] = pending
+                while sum(kept.size for kept in self._ahead.values()) > self._arguments["cache"] // 2:
+                    self._ahead.popitem(last=False)[1].cancel()
 
     def close(self) -> None:
         """Ends the threads. The source may still be read; it starts them again."""
         with self._lock:
+            self._ahead.clear()
             if self._threads is not None:
                 self._threads.shutdown(cancel_futures=True)
                 self._threads = None
+
+
+class _Pending:
+    """A box that is being read."""
+
+    def __init__(self, out: Block, parts: list[Future[None]]) -> None:
+        self._out, self._parts = out, parts
+        self.size = out.nbytes
+
+    def result(self) -> Block:
+        """The pixels, as soon as all of them are there; raises what reading raised."""
+        for part in self._parts:
+            part.result()
+        return self._out
+
+    def cancel(self) -> None:
+        for part in self._parts:
+            part.cancel()
 
 
 def _restore(path: Path, arguments: dict[str, Any]) -> SlideSource:

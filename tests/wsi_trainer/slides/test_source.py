@@ -119,25 +119,76 @@ def test_damaged_chunk_names_the_file(store: Path, tmp_path: Path) -> None:
         SlideSource(tmp_path / "s.zarr").read(Box((0, 0), (1037, 803)))
 
 
-def test_prefetched_blocks_are_in_the_cache(store: Path) -> None:
-    source = SlideSource(store, threads=2)
+def _loads(source: SlideSource) -> list[tuple[int, int]]:
+    """Every block that is decoded from now on."""
+    loads: list[tuple[int, int]] = []
+    load, paste = source._cache._load, source._blocks.paste
+    source._cache._load = lambda cell: loads.append(cell) or load(cell)  # type: ignore[func-returns-value]
+    source._blocks.paste = lambda row, column, *where: (  # type: ignore[method-assign, assignment]
+        loads.append((row, column)) or paste(row, column, *where)  # type: ignore[func-returns-value]
+    )
+    return loads
+
+
+def test_prefetched_box_is_read_once(store: Path) -> None:
+    source, plain = SlideSource(store, threads=2), SlideSource(store, threads=1, cache=0)
+    loads = _loads(source)
     box = Box((100, 100), (500, 500))
     source.prefetch([box])
-    source.close()  # waits for what has begun
-    source.read(box)
-    loads = []
-    load = source._cache._load
-    source._cache._load = lambda cell: loads.append(cell) or load(cell)  # type: ignore[func-returns-value]
-    source.read(box)
+    source.prefetch([box])
+    assert torch.equal(source.read(box), plain.read(box))
+    assert len(loads) == len(set(loads)) == 49
+    assert not source._ahead
+
+
+def test_small_image_is_kept_from_the_second_reading(store: Path) -> None:
+    source = SlideSource(store, threads=2)
+    first = source.read(Box((64, 64), (448, 448)))
+    assert source._cache.bytes == 0  # every block was read whole
+    assert torch.equal(source.read(Box((64, 64), (448, 448))), first)
+    loads = _loads(source)
+    assert torch.equal(source.read(Box((64, 64), (448, 448))), first)
     assert loads == []
+
+
+def test_blocks_at_the_border_of_a_box_are_kept(store: Path) -> None:
+    source = SlideSource(store, threads=1)
+    source.read(Box((0, 0), (512, 544)))
+    loads = _loads(source)
+    source.read(Box((0, 544), (512, 768)))
+    assert (0, 8) not in loads
+    assert (0, 9) in loads
 
 
 def test_prefetch_stays_within_half_of_the_cache(store: Path) -> None:
     block = 3 * 64 * 64
     source = SlideSource(store, threads=2, cache=20 * block)
-    source.prefetch([Box((0, 0), (1037, 803))])
+    boxes = [Box((64 * row, 0), (64 * row + 64, 4 * 64)) for row in range(6)]
+    for box in boxes:
+        source.prefetch([box])
+        assert sum(pending.size for pending in source._ahead.values()) <= 10 * block
+    assert list(source._ahead) == boxes[-2:]  # the oldest made room
+    source.prefetch([Box((0, 0), (1037, 803))])  # larger than all the room
+    assert list(source._ahead) == boxes[-2:]
     source.close()
-    assert source._cache.bytes <= 10 * block
+    plain = SlideSource(store, threads=1, cache=0)
+    assert all(torch.equal(source.read(box), plain.read(box)) for box in boxes)
+
+
+def test_failed_prefetch_is_raised_where_the_box_is_read(store: Path) -> None:
+    source = SlideSource(store, threads=2)
+    paste = source._blocks.paste
+
+    def broken(*where: object) -> None:
+        raise SlideError(store, "gone")
+
+    source._blocks.paste = broken  # type: ignore[method-assign, assignment]
+    box = Box((64, 64), (448, 448))
+    source.prefetch([box])
+    with pytest.raises(SlideError, match="gone"):
+        source.read(box)
+    source._blocks.paste = paste  # type: ignore[method-assign]
+    assert source.read(box).shape == (1, 3, 384, 384)
 
 
 def test_cache_is_bounded_and_loads_each_thing_once() -> None:

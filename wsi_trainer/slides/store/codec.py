@@ -14,7 +14,12 @@ import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 
+from ..readers.protocol import to_planes
+from ..scratch import beside_alignment, scratch
+
 Chunk = NDArray[np.uint8]
+Bytes = NDArray[np.uint8]
+"""Encoded bytes, in one dimension."""
 
 _CHECKSUM = 4  # bytes
 
@@ -28,11 +33,11 @@ def with_checksum(data: bytes) -> bytes:
     return data + int(google_crc32c.value(data)).to_bytes(_CHECKSUM, "little")
 
 
-def without_checksum(data: bytes) -> bytes:
-    """Data without its checksum, if that is right."""
+def without_checksum(data: Bytes) -> Bytes:
+    """Data without its checksum, if that is right: a view, not a copy."""
     if len(data) < _CHECKSUM:
         raise CorruptChunk(f"{len(data)} bytes are too few for a checksum")
-    body, stored = data[:-_CHECKSUM], int.from_bytes(data[-_CHECKSUM:], "little")
+    body, stored = data[:-_CHECKSUM], int.from_bytes(data[-_CHECKSUM:].tobytes(), "little")
     if google_crc32c.value(body) != stored:
         raise CorruptChunk("the checksum (CRC-32C) does not match")
     return body
@@ -46,7 +51,7 @@ class Codec(Protocol):
 
     def encode(self, chunk: Chunk) -> bytes: ...
 
-    def decode(self, data: bytes, out: Chunk) -> Chunk: ...
+    def decode(self, data: Bytes, out: Chunk) -> Chunk: ...
 
     def metadata(self) -> list[dict[str, Any]]: ...
 
@@ -64,11 +69,16 @@ class ZstdCodec:
     def encode(self, chunk: Chunk) -> bytes:
         """The bytes of one chunk (c, y, x)."""
         raw: Any = np.ascontiguousarray(chunk).data
-        return with_checksum(bytes(imagecodecs.zstd_encode(raw, level=self.level)))
+        # zstd needs room for what it cannot make smaller; in kept memory, and copied once, to its true size.
+        room: Any = scratch("encoding", raw.nbytes + raw.nbytes // 128 + 1024)
+        size = len(imagecodecs.zstd_encode(raw, level=self.level, out=room[:-_CHECKSUM]))
+        seal = int(google_crc32c.value(room[:size]))
+        room[size : size + _CHECKSUM] = np.frombuffer(seal.to_bytes(_CHECKSUM, "little"), np.uint8)
+        return bytes(room[: size + _CHECKSUM].tobytes())
 
-    def decode(self, data: bytes, out: Chunk) -> Chunk:
+    def decode(self, data: Bytes, out: Chunk) -> Chunk:
         """Fills `out` with the chunk of these bytes."""
-        body = without_checksum(data)
+        body: Any = without_checksum(data)
         try:
             imagecodecs.zstd_decode(body, out=out.reshape(-1).data)
         except imagecodecs.ZstdError as error:
@@ -100,14 +110,15 @@ class JpegCodec:
         data = imagecodecs.jpeg8_encode(pixels, level=self.quality, colorspace="RGB", subsampling="444")
         return with_checksum(bytes(data))
 
-    def decode(self, data: bytes, out: Chunk) -> Chunk:
+    def decode(self, data: Bytes, out: Chunk) -> Chunk:
         """Fills `out` with the chunk of these bytes."""
+        body: Any = without_checksum(data)
+        pixels = beside_alignment("jpeg", *out.shape[1:], out.shape[0])
         try:
-            pixels = imagecodecs.jpeg8_decode(without_checksum(data))
-        except imagecodecs.Jpeg8Error as error:
+            imagecodecs.jpeg8_decode(body, out=pixels)
+        except (imagecodecs.Jpeg8Error, ValueError) as error:  # ValueError: of another size
             raise CorruptChunk(str(error)) from error
-        out[:] = np.moveaxis(pixels, 2, 0)
-        return out
+        return to_planes(pixels, out)
 
     def metadata(self) -> list[dict[str, Any]]:
         """The codecs inside a shard, as they stand in zarr.json."""

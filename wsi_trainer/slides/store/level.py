@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..scratch import scratch
 from .codec import Codec, CorruptChunk, ZstdCodec
 from .layout import CHANNELS, FILL, Layout
 from .shard import ABSENT, Index, read_index
@@ -30,7 +32,10 @@ class StoredLevel:
 
     def shard_path(self, row: int, column: int) -> Path:
         """The file of a shard, which is absent if the shard holds the fill value only."""
-        return self.path / "c" / "0" / str(row) / str(column)
+        return Path(self._file(row, column))
+
+    def _file(self, row: int, column: int) -> str:
+        return f"{self.path}/c/0/{row}/{column}"  # joining paths would take as long as reading the index
 
     def index(self, row: int, column: int) -> Index | None:
         """The index of a shard, kept after the first time: a kilobyte each."""
@@ -68,11 +73,14 @@ class StoredLevel:
         index = self.index(row // aside, column // aside)
         if index is None or index[row % aside, column % aside, 0] == ABSENT:
             return None
-        offset, length = (int(value) for value in index[row % aside, column % aside])
-        path = self.shard_path(row // aside, column // aside)
+        offset, length = index[row % aside, column % aside].tolist()
+        path = self._file(row // aside, column // aside)
+        if length > 2 * CHANNELS * size * size:  # no codec makes so much of a chunk: do not ask for the memory
+            raise CorruptChunk(f"{path}: chunk {row % aside}, {column % aside} has {length} bytes in the index")
         fd = os.open(path, os.O_RDONLY)
         try:
-            data = os.pread(fd, length, offset)
+            data: Any = scratch("encoded", length)
+            data = data[: os.preadv(fd, [data], offset)]
         finally:
             os.close(fd)
         try:
@@ -83,10 +91,14 @@ class StoredLevel:
     def read(self, y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:
         """The pixels (c, y, x) of a box inside the image."""
         out = np.empty((CHANNELS, height, width), np.uint8)
-        scratch = np.empty((CHANNELS, self.layout.chunk, self.layout.chunk), np.uint8)
         for row, column in self.chunks(y, x, height, width):
-            paste(out, self.chunk(row, column, scratch), self.layout.chunk, row, column, y, x)
+            self.paste(row, column, out, y, x)
         return out
+
+    def paste(self, row: int, column: int, out: NDArray[np.uint8], y: int, x: int) -> None:
+        """Decodes a chunk into the box whose corner is (y, x), through memory that stays in the processor's cache."""
+        size = self.layout.chunk
+        paste(out, self.chunk(row, column, scratch("chunk", CHANNELS, size, size)), size, row, column, y, x)
 
 
 def paste(

@@ -80,11 +80,11 @@ def read_index(path: Path, layout: Layout) -> Index | None:
         size = os.fstat(fd).st_size
         if size < length:
             raise CorruptChunk(f"{path}: {size} bytes are too few for a shard")
-        tail = os.pread(fd, length, size - length)
+        tail = np.frombuffer(os.pread(fd, length, size - length), np.uint8)
     finally:
         os.close(fd)
     try:
         body = without_checksum(tail)
     except CorruptChunk as error:
         raise CorruptChunk(f"{path}: index of the shard: {error}") from error
-    return np.frombuffer(body, "<u8").reshape(aside, aside, 2)
+    return body.view("<u8").reshape(aside, aside, 2)

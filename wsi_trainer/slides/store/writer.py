@@ -18,7 +18,6 @@ from threading import Semaphore
 import numpy as np
 from numpy.typing import NDArray
 
-from ..readers.protocol import Pixels, to_planes
 from ..resample import halve
 from .codec import Codec
 from .journal import Entry, Journal, replace_file
@@ -30,9 +29,9 @@ from .spares import Spares
 Planes = NDArray[np.uint8]
 """Pixels as channel, y, x."""
 
-ReadChunks = Callable[[int, int, int, int], Iterable[tuple[int, int, Pixels]]]
-"""The pixels of a box of level 0 chunk by chunk, each with its top and left in the box. What is left out is the
-fill value."""
+ReadChunks = Callable[[int, int, int, int], Iterable[tuple[int, int, Planes]]]
+"""The pixels of a box of level 0 chunk by chunk, each with its top and left in the box; the next chunk may
+overwrite them. What is left out is the fill value."""
 
 
 class PyramidWriter:
@@ -55,7 +54,7 @@ class PyramidWriter:
         self._threads, self._progress = max(1, threads), progress
         self._grids = [layout.grid(*shape) for shape in shapes]
         self._complete = self._find_complete()
-        self._kept, self._spares = threading.local(), Spares()
+        self._spares = Spares()
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -151,26 +150,23 @@ class PyramidWriter:
         y, x, height, width = self._box(0, row, column)
         size, left_to_do = self._layout.chunk, height * width
         half: Planes | None = None
-        for top, left, pixels in self._read(y, x, height, width):
-            planes = to_planes(pixels, self._scratch()[:, : pixels.shape[0], : pixels.shape[1]])
+        empty = {(top, left) for top in range(0, height, size) for left in range(0, width, size)}
+        for top, left, planes in self._read(y, x, height, width):
             if half is None:
                 half = self._spares.take((CHANNELS, -(-height // 2), -(-width // 2)))
-                half.fill(FILL)
             halve(planes, half[:, top // 2 :, left // 2 :])
+            empty.remove((top, left))
+            pixels = planes.shape[1] * planes.shape[2]
             if encoder is not None:
                 encoder.add(top // size, left // size, planes)
-                self._progress(pixels.shape[0] * pixels.shape[1])
-            left_to_do -= pixels.shape[0] * pixels.shape[1]
+                self._progress(pixels)
+            left_to_do -= pixels
+        if half is not None:
+            for top, left in empty:
+                half[:, top // 2 : (top + size) // 2, left // 2 : (left + size) // 2] = FILL
         if encoder is not None:
             self._progress(left_to_do)
         return half
-
-    def _scratch(self) -> Planes:
-        """Memory for one chunk, kept by each thread: new memory costs as much as filling it."""
-        if not hasattr(self._kept, "chunk"):
-            self._kept.chunk = np.empty((CHANNELS, self._layout.chunk, self._layout.chunk), np.uint8)
-        planes: Planes = self._kept.chunk
-        return planes
 
     def _box(self, level: int, row: int, column: int) -> tuple[int, int, int, int]:
         side = self._layout.shard
@@ -184,13 +180,11 @@ class PyramidWriter:
             return None
         _, _, height, width = self._box(level, row, column)
         pixels = self._spares.take((CHANNELS, height, width))
-        pixels.fill(FILL)
         side = self._layout.shard // 2
-        for (_, r, c), half in halves:
-            if half is not None:
-                y, x = (r - 2 * row) * side, (c - 2 * column) * side
-                pixels[:, y : y + half.shape[1], x : x + half.shape[2]] = half
-                self._spares.give(half)
+        for (_, r, c), half in halves:  # side by side they cover all of it
+            y, x = (r - 2 * row) * side, (c - 2 * column) * side
+            pixels[:, y : y + side, x : x + side] = FILL if half is None else half
+            self._spares.give(half)
         return pixels
 
     def _encode_later(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
