@@ -93,7 +93,8 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether a run took a step here: one that ended before, say by a wrong label, has left nothing to lose."""
-        return self.config.is_file() and (self.metrics.exists() or self.checkpoints.exists())
+        steps = (*self.metrics.rglob("metrics.csv"), *self.checkpoints.glob("*.ckpt"))
+        return self.config.is_file() and bool(steps)
 
     def existing(self) -> RunFolder:
         """This folder, or an error if it is not one of a run."""

@@ -79,7 +79,8 @@ def test_a_second_run_does_not_overwrite_the_first(
 ) -> None:
     assert main(["fit", *words, "--train.epochs=1", "--data.manifest=absent.csv"]) == 2
     assert (tmp_path / "run" / "config.yaml").is_file()  # nothing was trained: the same folder will do
-    (tmp_path / "run" / "metrics").mkdir()
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / "checkpoints" / "best.ckpt").touch()
     capsys.readouterr()
     assert main(["fit", *words]) == 2
     assert "holds a run already" in capsys.readouterr().err
