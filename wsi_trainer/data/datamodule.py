@@ -203,7 +203,10 @@ class SlideData(pl.LightningDataModule):
 
     def split(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
         """The records with a split for each, in the same order."""
-        strata = [replace(record, label=self.task.stratum(record.cells)) for record in records]
+        strata = [
+            replace(record, label=self.task.stratum(record.cells), marks=self.task.marks(record.cells))
+            for record in records
+        ]
         done = complete_splits(strata, self.config.validation, self.config.test, self.seed, self.config.split_by)
         return [replace(record, split=other.split) for record, other in zip(records, done)]
 

@@ -35,6 +35,8 @@ class SlideRecord:
     site: str = ""
     others: Mapping[str, str] = field(default_factory=dict)
     """The cells of all other columns."""
+    marks: tuple[str, ...] = ()
+    """Where labels do not exclude each other, those that apply: each is kept in proportion when slides are split."""
 
     @property
     def cells(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold
 
+from wsi_trainer.data.iterative import divide_marked
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 
@@ -68,6 +69,8 @@ def divide(records: Sequence[SlideRecord], parts: int, seed: int = 0, by: By = "
     labels = [record.label for record in records]
     if len(set(groups)) < parts:
         raise UserError(f"there are {len(set(groups))} {by}s, which is too few for {parts} parts")
+    if any(record.marks for record in records):
+        return divide_marked(groups, [record.marks for record in records], parts, seed)
     if by == "patient":
         rare = min(set(labels), key=lambda name: _groups_with(name, groups, labels))
         if _groups_with(rare, groups, labels) < parts:
@@ -112,7 +115,9 @@ def _move(
         return list(records)
     there = [records[row] for row in rows]
     groups, labels = groups_of(there, by), [record.label for record in there]
-    most = min(_groups_with(name, groups, labels) for name in set(labels)) if by == "patient" else len(set(groups))
+    most = len(set(groups))
+    if by == "patient":
+        most = min(_groups_with(name, groups, labels) for name in set(labels))
     parts = min(max(2, round(1 / share)), most)
     if parts < 2:
         lonely = "a class has a single patient" if by == "patient" else "there is a single site"

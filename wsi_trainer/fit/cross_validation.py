@@ -75,7 +75,7 @@ def divide(
     records = read_manifest(manifest, root, columns=task.columns, filled=not task.may_be_empty)
     for record in records:
         target_of(task, record)
-    strata = [replace(record, label=task.stratum(record.cells)) for record in records]
+    strata = [replace(record, label=task.stratum(record.cells), marks=task.marks(record.cells)) for record in records]
     divided = folds(strata, count, seed=seed, validation=validation, by=by)
     labelled = [[replace(one, label=record.label) for one, record in zip(fold, records)] for fold in divided]
     return write_folds(out / "folds", labelled)

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,21 @@ from PIL import Image
 
 from wsi_trainer import __version__
 
+from .chunks import ChunkCutter
 from .errors import SlideError
 from .identity import full_hash, quick_hash
 from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of
-from .readers.protocol import to_planes
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
-from .scratch import scratch
 from .settings import Settings
 from .store.journal import Journal, sync_folder
-from .store.layout import CHANNELS, FILL, pyramid
+from .store.layout import pyramid
 from .store.manifest import read_manifest, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json
-from .store.writer import Planes, PyramidWriter, drop_missing
+from .store.writer import PyramidWriter, drop_missing
 from .tissue import TissueMask
 
 STAGING = ".staging"
@@ -158,26 +156,6 @@ def _row(job: Job, store: Path, *, skipped: bool) -> Converted:
     return Converted(name=job.name, store=f"{job.name}.zarr", skipped=skipped, **facts)
 
 
-def _bands(reader: Reader, image: ScaledImage, chunk: int) -> int:
-    """How many rows of chunks are read at once.
-
-    Where tiles of the slide or margins of the filter reach over the border of a band, they are decoded for both
-    bands, so bands are higher there.
-    """
-    return 1 if image.is_exact and chunk % _tile_of(reader)[0] == 0 else 4
-
-
-def _in_whole_tiles(reader: Reader, image: ScaledImage, chunk: int) -> bool:
-    """Whether each chunk holds whole tiles of the slide, so that reading it alone decodes nothing twice."""
-    rows, columns = _tile_of(reader)
-    return image.has_planes and chunk % rows == 0 and chunk % columns == 0
-
-
-def _tile_of(reader: Reader) -> tuple[int, int]:
-    rows, columns = reader.info.details.get("tile", "1x1").split("x")
-    return int(rows), int(columns)
-
-
 class _Conversion:
     """The steps of converting one slide."""
 
@@ -200,7 +178,6 @@ class _Conversion:
         self._shapes = pyramid(*self._image.shape, settings.levels)
         self._codec = settings.make_codec()
         self._mask: TissueMask | None = None
-        self._cut: TissueMask | None = None
 
     def run(self) -> None:
         journal = Journal(self._out / STAGING / f"{self._job.name}.journal", self._header)
@@ -210,10 +187,11 @@ class _Conversion:
         drop_missing(self._staged, journal)
         mask, overview = find_mask(self._job.slide, self._reader, self._image, self._mpp, self._settings)
         self._mask = mask
-        self._cut = mask if self._settings.background == "constant" else None
+        cut = mask if self._settings.background == "constant" else None
+        chunks = ChunkCutter(self._reader, self._image, self._settings.chunk, cut)
         with journal:
             PyramidWriter(
-                self._staged, self._shapes, self._chunks, journal, self._settings.layout, self._codec,
+                self._staged, self._shapes, chunks.cut, journal, self._settings.layout, self._codec,
                 threads=self._threads, progress=self._progress_pixels(journal),
             ).run()  # fmt: skip
             self._finish(journal, overview)
@@ -230,55 +208,6 @@ class _Conversion:
             self._progress(min(done, total), total)
 
         return add
-
-    def _chunks(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int, Planes]]:
-        """The chunks of a shard of level 0, but for those that become background, which are not read either."""
-        single = _in_whole_tiles(self._reader, self._image, self._settings.chunk)
-        for top, left, planes in (self._one_by_one if single else self._in_bands)(y, x, height, width):
-            if self._cut is not None:
-                tissue = self._cut.cover(y + top, x + left, *planes.shape[1:])
-                if not tissue.any():
-                    continue
-                if not tissue.all():
-                    planes[:, ~tissue] = FILL
-            yield top, left, planes
-
-    def _one_by_one(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int, Planes]]:
-        """Chunks decoded straight into planes."""
-        size = self._settings.chunk
-        for top in range(0, height, size):
-            for left in range(0, width, size):
-                extent = (min(size, height - top), min(size, width - left))
-                if self._cut is None or self._cut.any_in(y + top, x + left, *extent):
-                    planes = scratch("planes", CHANNELS, *extent)
-                    self._image.read_planes(y + top, x + left, planes)
-                    yield top, left, planes
-
-    def _in_bands(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int, Planes]]:
-        """Chunks cut from bands, of which each tile of the slide is decoded once."""
-        size = self._settings.chunk
-        band = size * _bands(self._reader, self._image, size)
-        for top in range(0, height, band):
-            rows = min(band, height - top)
-            for left, columns in self._runs(y + top, x, rows, width):
-                part = self._image.read(y + top, x + left, rows, columns)
-                for row in range(0, rows, size):
-                    for column in range(0, columns, size):
-                        piece = part[row : row + size, column : column + size]
-                        planes = to_planes(piece, scratch("planes", CHANNELS, *piece.shape[:2]))
-                        yield top + row, left + column, planes
-
-    def _runs(self, y: int, x: int, height: int, width: int) -> Iterator[tuple[int, int]]:
-        """Starts and widths of the parts of a band to read: all of it, or neighbouring chunks with tissue."""
-        if self._cut is None:
-            yield 0, width
-            return
-        size = self._settings.chunk
-        wanted = [self._cut.any_in(y, x + at, height, min(size, width - at)) for at in range(0, width, size)]
-        for has_tissue, run in groupby(range(len(wanted)), wanted.__getitem__):
-            places = list(run)
-            if has_tissue:
-                yield places[0] * size, min((places[-1] + 1) * size, width) - places[0] * size
 
     def _finish(self, journal: Journal, overview: Image.Image) -> None:
         """Metadata, label, manifest and thumbnail; then the store gets its name."""

@@ -1,12 +1,15 @@
 """Splits keep patients together and classes in proportion."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wsi_trainer.data import SlideRecord, check_leakage, complete_splits
+from wsi_trainer.data.splits import divide
 from wsi_trainer.errors import UserError
 
 
@@ -53,3 +56,30 @@ def test_leakage_half_given_splits_and_lonely_classes_are_named() -> None:
         complete_splits([record(i, i, int(i == 0)) for i in range(9)])
     with pytest.raises(UserError, match="no slide is in the split train"):
         complete_splits([record(1, 1, 0, "val"), record(2, 2, 1, "val")])
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000), st.sampled_from([3, 5]))
+def test_each_of_several_labels_is_kept_in_proportion(seed: int, parts: int) -> None:
+    rng = np.random.default_rng(seed)
+    names, shares = ("a", "b", "rare"), (0.5, 0.2, 0.06)
+    patients = [tuple(n for n, share in zip(names, shares) if rng.random() < share) for _ in range(150)]
+    records = [
+        replace(record(2 * p + i, p, 0), marks=marks) for p, marks in enumerate(patients) for i in range(1 + p % 2)
+    ]
+    divided = divide(records, parts, seed)
+    assert sorted(row for part in divided for row in part) == list(range(len(records)))
+    assert divided == divide(records, parts, seed)
+    assert sum(len({records[row].patient for row in part}) for part in divided) == 150  # nobody is in two parts
+    for name in names:
+        counts = [sum(name in records[row].marks for row in part) for part in divided]
+        assert max(counts) - min(counts) <= 2, name  # a patient has two slides at most
+    sizes = [len(part) for part in divided]
+    assert max(sizes) - min(sizes) <= 4
+
+
+def test_a_manifest_with_several_labels_is_split_label_by_label() -> None:
+    records = [replace(record(i, i, 0), marks=("rare",) if i < 10 else ()) for i in range(100)]
+    result = complete_splits(records, validation=0.2, test=0.2)
+    counts = {split: sum(bool(r.marks) for r in result if r.split == split) for split in ("train", "val", "test")}
+    assert counts == {"train": 6, "val": 2, "test": 2}

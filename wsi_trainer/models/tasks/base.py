@@ -53,6 +53,10 @@ class Task(nn.Module):
         """What is kept in proportion when slides are split."""
         raise NotImplementedError
 
+    def marks(self, cells: Cells) -> tuple[str, ...]:
+        """The labels that apply, where they do not exclude each other: each is then kept in proportion."""
+        return ()
+
     def prepare(self, targets: Tensor) -> None:
         """Learn what has to be known of the training slides' targets, before the first step."""
 

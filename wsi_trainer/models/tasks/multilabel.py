@@ -56,7 +56,10 @@ class MultiLabelTask(Task):
         return torch.tensor([values])
 
     def stratum(self, cells: Cells) -> str:
-        return ""  # most combinations of labels are too rare to be kept in proportion
+        return ""  # most combinations of labels are too rare to be kept in proportion; each by itself is not
+
+    def marks(self, cells: Cells) -> tuple[str, ...]:
+        return tuple(name for name in self.classes if cells[name] and yes_or_no(cells, name))
 
     def prepare(self, targets: Tensor) -> None:
         if self.weights.balanced:
