@@ -1,6 +1,6 @@
 """How fast slides are read and converted, against what decoding and encoding alone cost.
 
-    python -m benchmarks.slides --work DIR [--side 8192] [--what converting]
+    python -m benchmarks.slides [--work DIR] [--side 8192] [--what converting]
 
 writes benchmarks/results/slides.json and the pictures docs/figures/slides-*.png. Rates are megabytes of pixels
 for each second of processor time, which other work on the machine disturbs little, and of wall time.
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -33,6 +34,7 @@ from lightning_plugin import Box
 from wsi_trainer.fit.environment import environment
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slides.scratch import beside_alignment
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.slides.source import SlideSource
 from wsi_trainer.slides.store.codec import ZstdCodec
@@ -97,7 +99,7 @@ def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list
     tiles = compressed_tiles(slide)
     jpegs = [tiles[i] for i in np.random.default_rng(0).permutation(len(tiles))]
     with tifffile.TiffFile(slide) as tif:
-        side_of_tile = tif.pages[0].tilewidth
+        tile = (tif.pages[0].tilelength, tif.pages[0].tilewidth, 3)
     chunks = []
     for row in range(side // level.layout.shard):
         for column in range(side // level.layout.shard):
@@ -107,7 +109,9 @@ def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list
                 spots = index.reshape(-1, 2)
                 chunks += [raw[int(o) : int(o) + int(n)] for o, n in spots if o != ABSENT]
     codec, size = ZstdCodec(), level.layout.chunk
-    # Into memory that is there already: new memory for each tile costs up to half of decoding it.
+    # Into memory that is there already: new memory for each tile costs up to half of decoding it. JPEGs besides into
+    # memory that is not aligned to a vector, which is the fastest that libjpeg-turbo can do; called without `out`, as
+    # most do it, it writes past the cache.
     kept = threading.local()
 
     def buffer(*shape: int) -> np.ndarray:
@@ -118,7 +122,11 @@ def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list
     return [
         (
             "JPEG alone",
-            many(jpegs, lambda j: imagecodecs.jpeg8_decode(j, out=buffer(side_of_tile, side_of_tile, 3)).nbytes),
+            many(jpegs, lambda j: imagecodecs.jpeg8_decode(j, out=beside_alignment("jpeg", *tile)).nbytes),
+        ),
+        (
+            "JPEG alone, new memory",
+            many(jpegs, lambda j: imagecodecs.jpeg8_decode(j).nbytes),
         ),
         ("zstd alone", many(chunks, lambda c: codec.decode(c, buffer(3, size, size)).nbytes)),
     ]
@@ -177,9 +185,9 @@ def alone(slide: Path, store: Path) -> list[Callable[[], int]]:
     jpegs, kept, codec = compressed_tiles(slide), threading.local(), ZstdCodec()
 
     def decode(data: bytes) -> int:
-        if not hasattr(kept, "tile"):
-            kept.tile = np.empty_like(imagecodecs.jpeg8_decode(data))
-        return int(imagecodecs.jpeg8_decode(data, out=kept.tile).nbytes)
+        if not hasattr(kept, "shape"):
+            kept.shape = imagecodecs.jpeg8_decode(data).shape
+        return int(imagecodecs.jpeg8_decode(data, out=beside_alignment("jpeg", *kept.shape)).nbytes)
 
     def encode(chunk: np.ndarray) -> int:
         codec.encode(chunk)
@@ -243,21 +251,24 @@ def kept_load() -> dict[str, float]:
 def main() -> None:
     """Measures, prints a table, and writes the record and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--work", type=Path, help="where slides and stores are made, and kept; else they are removed")
     parser.add_argument("--side", type=int, default=8192)
     parser.add_argument("--what", choices=("all", "reading", "converting"), default="all", help="what is measured anew")
     options = parser.parse_args()
-    work, side = options.work, options.side
+    with tempfile.TemporaryDirectory() as folder:
+        run(options.work or Path(folder), options.side, options.what)
+
+
+def run(work: Path, side: int, what: str) -> None:
+    """Measures what is asked for with slides and stores in a folder."""
     work.mkdir(parents=True, exist_ok=True)
     slide = work / f"slide{side}.tif"
     if not slide.exists():
         write_slide(slide, SlideSpec(side, side, tissue=0.6, noise=True), threads=2)
     convert(Job(slide, "slide"), work, Settings(tissue="none"), threads=2)
     store = work / "slide.zarr"
-    reading = measure_reading(slide, store, side) if options.what != "converting" else kept_rates(converting=False)
-    converting = (
-        measure_converting(slide, store, work, side) if options.what != "reading" else kept_rates(converting=True)
-    )
+    reading = measure_reading(slide, store, side) if what != "converting" else kept_rates(converting=False)
+    converting = measure_converting(slide, store, work, side) if what != "reading" else kept_rates(converting=True)
     rates = reading + converting
     table = Table("what", "tile", "threads", "MB / CPU s", "MB / s")
     for rate in rates:
@@ -268,7 +279,7 @@ def main() -> None:
         "environment": environment(),
         "side": side,
         # How many processes wanted the processors at the end: with more than there are, wall times mean little.
-        "load": {**kept_load(), **{part: round(os.getloadavg()[0], 1) for part in measured(options.what)}},
+        "load": {**kept_load(), **{part: round(os.getloadavg()[0], 1) for part in measured(what)}},
         "rates": [asdict(rate) for rate in rates],
     }
     RESULT.write_text(json.dumps(record, indent=1) + "\n")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
+from .closing import Closing
 from .protocol import Level, Pixels, Reader
 
 _COARSEST = 64.0  # downsample up to which levels stay pixel for pixel those of the slide
 
 
-class CroppedReader:
+class CroppedReader(Closing):
     """Reads a slide as if it began at the corner of its bounds.
 
     The corner is moved outwards to a whole pixel of the coarser levels, so that every level is cut and none is
@@ -47,14 +46,6 @@ class CroppedReader:
 
     def close(self) -> None:
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[type[CroppedReader], tuple[Reader, tuple[int, int, int, int]]]:
         return CroppedReader, (self._reader, self._bounds)

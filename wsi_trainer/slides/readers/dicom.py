@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from ..errors import SlideError, UnsupportedSlide
+from .closing import Closing
 from .openslide import OpenSlideReader
 from .protocol import Level, Pixels, SlideInfo, blank, clip_box, level_downsample
 
@@ -60,7 +60,7 @@ def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:
     return WsiDicomReader(path)
 
 
-class WsiDicomReader:
+class WsiDicomReader(Closing):
     """A DICOM series read through wsidicom, which locks its files itself."""
 
     name = "dicom"
@@ -107,14 +107,6 @@ class WsiDicomReader:
 
     def close(self) -> None:
         self._slide.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[type[WsiDicomReader], tuple[Path]]:
         return WsiDicomReader, (self._path,)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from ..errors import SlideError, UnsupportedSlide
+from .closing import Closing
 from .protocol import Level, Pixels, SlideInfo, blank, clip_box, level_downsample
 
 _MICROMETRES = {"meter": 1e6, "centimeter": 1e4, "millimeter": 1e3, "micrometer": 1.0, "nanometer": 1e-3}
@@ -20,7 +20,7 @@ def claims(path: Path, head: bytes) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup"))
 
 
-class OmeZarrReader:
+class OmeZarrReader(Closing):
     """A multiscale image of a zarr store, read with zarr-python."""
 
     name = "omezarr"
@@ -87,14 +87,6 @@ class OmeZarrReader:
 
     def close(self) -> None:
         """Nothing is held open."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[type[OmeZarrReader], tuple[Path]]:
         return OmeZarrReader, (self._path,)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import openslide
 from PIL import Image
 
 from ..errors import SlideError, UnsupportedSlide
+from .closing import Closing
 from .protocol import WHITE, Level, Pixels, SlideInfo, clip_box, level_downsample
 
 _CACHE = 64 << 20  # bytes of decoded tiles that one open slide keeps
@@ -24,7 +23,7 @@ def claims(path: Path, head: bytes) -> bool:
     return path.is_file() and openslide.OpenSlide.detect_format(str(path)) is not None
 
 
-class OpenSlideReader:
+class OpenSlideReader(Closing):
     """A slide read through OpenSlide. Reopens itself in a forked process."""
 
     name = "openslide"
@@ -103,14 +102,6 @@ class OpenSlideReader:
     def close(self) -> None:
         if self._process == os.getpid():
             self._slide.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[type[OpenSlideReader], tuple[Path]]:
         return OpenSlideReader, (self._path,)

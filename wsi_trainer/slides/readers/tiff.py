@@ -10,13 +10,13 @@ import os
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import tifffile
 
 from ..errors import SlideError, UnsupportedSlide
+from .closing import Closing
 from .jpeg import JpegTiles
 from .protocol import Level, Pixels, SlideInfo, clip_box, level_downsample
 
@@ -34,7 +34,7 @@ def claims(path: Path, head: bytes) -> bool:
     return path.is_file() and head[:4] in MAGIC
 
 
-class TiffReader:
+class TiffReader(Closing):
     """A tiled TIFF whose pixels are 8-bit RGB or grey."""
 
     name = "tifffile"
@@ -143,14 +143,6 @@ class TiffReader:
             self._fd = -1
             self._tif.close()
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[type[TiffReader], tuple[Path]]:
         return TiffReader, (self._path,)
