@@ -104,8 +104,8 @@ def sentence_on_regions(facts: dict[str, Any]) -> str:
         return ""
     mass, area, field = facts["mass_inside"], facts["area_inside"], facts["receptive_field"]
     return (
-        f"{mass:.0%} of what speaks for {facts['class']!r} lies in the true regions or within one receptive "
-        f"field ({field} px) of them, which are {area:.0%} of the area (mean over "
+        f"{100 * mass:.0f} % of what speaks for {facts['class']!r} lies in the true regions or within one receptive "
+        f"field ({field} px) of them, which are {100 * area:.0f} % of the area (mean over "
         f"{facts['annotated_slides']} slides)"
     )
 

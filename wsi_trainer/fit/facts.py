@@ -28,6 +28,7 @@ def memory_facts(watch: MemoryWatch, model: SlideClassifier, slides: SlideData, 
     return facts | {
         "engine": "SFTStrategy, tile by tile",
         "budget": config.budget,
+        "budget_bytes": watch.plan.budget,
         "image_shape": list(watch.image_shape),
         "step_peak_bytes": watch.step_peak_bytes,
         "plan_peak_bytes": watch.plan.peak_bytes,

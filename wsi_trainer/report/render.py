@@ -140,7 +140,8 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
     if shape := run.memory.get("image_shape"):
         lines["largest image"] = " × ".join(map(str, shape))
     if budget := run.memory.get("budget"):
-        lines["budget of a step"] = str(budget)
+        counted = run.memory.get("budget_bytes")
+        lines["budget of a step"] = format_bytes(counted) if counted else str(budget)
     named = {
         "step_peak_bytes": "measured peak of a step",
         "plan_peak_bytes": "peak that the plan predicts",
