@@ -2,7 +2,8 @@
 
     python -m benchmarks.slides [--work DIR] [--side 8192] [--what converting]
 
-writes benchmarks/results/slides.json and the pictures docs/figures/slides-*.png. Rates are megabytes of pixels
+writes benchmarks/results/slides.json and docs/figures/slides-reading.png
+(then `python -m benchmarks.slides_page`). Rates are megabytes of pixels
 for each second of processor time, which other work on the machine disturbs little, and of wall time.
 """
 
