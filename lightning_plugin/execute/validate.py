@@ -55,10 +55,20 @@ class Check:
             )
         node = self.nodes[place]
         if not isinstance(node.op, (TileOp, ReduceOp)):
-            raise PlanError(f"{where} names node {place} ({node.label}), which is no operator on a map")
+            raise PlanError(f"{where} names node {place} ({node.label}), which is no operator on a map{self.hint()}")
         if node.serial in self.reduced or any(id(v) in self.maps for v in node.outputs):
             raise PlanError(f"{where} makes node {place} ({node.label}) a second time")
         return Target(node) if isinstance(node.op, ReduceOp) else Target(node, node.outputs[0])
+
+    def hint(self) -> str:
+        """Where a map is returned whole, the plan may be for one that is not."""
+        if not any(isinstance(n.op, Gather) for n in self.nodes):
+            return ""
+        return (
+            ". Here a map is returned as a whole tensor; a plan of make_plan(module, shape) is for a loss that is "
+            "computed tile by tile: give the module a LazyImage and compute the loss from what it returns, or give "
+            "TiledModule the budget instead of the plan and use its .plan"
+        )
 
     def kept(self, where: str, node: Node) -> None:
         for v in node.maps:
@@ -117,6 +127,6 @@ class Check:
         """That nothing is missing after the last segment."""
         for node in self.nodes:
             if isinstance(node.op, ReduceOp) and node.serial not in self.reduced:
-                raise PlanError(f"no segment of the plan makes {node.label}")
+                raise PlanError(f"no segment of the plan makes {node.label}{self.hint()}")
             if isinstance(node.op, Gather):
                 self.gathered("the end of the plan", node)

@@ -12,7 +12,7 @@ import logging
 import os
 import platform
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ def local(device: str | torch.device | None) -> torch.device:
 
 def key(device: torch.device) -> dict[str, Any]:
     """What a measurement is valid for."""
-    return {"device": name_of(device), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    rates = sorted(f.name for f in fields(Rates))
+    return {"device": name_of(device), "torch": torch.__version__, "threads": torch.get_num_threads(), "rates": rates}
 
 
 def name_of(device: torch.device) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.program import Program
@@ -46,7 +47,7 @@ class Coster(Peaks):
     def forward(self, tiles: Diagonal) -> Cost:
         program, grid = tiles.program, tiles.grid
         peak = max(self.forward_peak(program, need) for need in tiles.needs)
-        seconds, work = self.work(program, tiles.shares, grid.tiles, 1.0)
+        seconds, work = self.work(program, tiles.shares, grid.tiles, False)
         return Cost(peak, seconds, work)
 
     def backward(self, tiles: Diagonal) -> Cost:
@@ -54,8 +55,8 @@ class Coster(Peaks):
         program, grid = tiles.program, tiles.grid
         again = self.vectors(program) if grid.tiles > 1 else 0
         peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
-        again_seconds, work = self.work(program, tiles.shares, grid.tiles, 1.0)
-        seconds, _ = self.work(program, tiles.shares, grid.tiles, 2.0)
+        again_seconds, work = self.work(program, tiles.shares, grid.tiles, False)
+        seconds, _ = self.work(program, tiles.shares, grid.tiles, True)
         return Cost(peak, again_seconds + seconds, work)
 
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
@@ -64,11 +65,11 @@ class Coster(Peaks):
         carried = [sum(self.carried(program, t).values()) for t in tiles]
         middle = self.scan_need(program, tiles[len(tiles) // 2])
         shares = self.scan_shares(program, tiles)
-        seconds, work = self.work(program, shares, len(tiles), 1.0)
+        seconds, work = self.work(program, shares, len(tiles), False)
         if not backward:
             peak = self.forward_peak(program, middle) + 2 * max(carried)
             return Cost(peak, seconds, work, carried=sum(carried))
-        more, _ = self.work(program, shares, len(tiles), 2.0)
+        more, _ = self.work(program, shares, len(tiles), True)
         peak = self.backward_peak(program, middle) + self.vectors(program) + 2 * max(carried)
         peak += self.twice(program, tiles[len(tiles) // 2])
         return Cost(peak, seconds + more, work, carried=sum(carried))
@@ -103,18 +104,61 @@ class Coster(Peaks):
             found[node.serial] = sum(fresh) / max(1, whole)
         return found
 
-    def work(self, program: Program, shares: Mapping[int, float], tiles: int, factor: float) -> tuple[float, float]:
-        """(seconds, operations) of all tiles' nodes, ``factor`` times forward's."""
-        seconds, flops = 0.0, 0.0
+    def work(self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool) -> tuple[float, float]:
+        """(seconds, operations) of all tiles' nodes, forward or the way back."""
+        seconds, flops = self.moved(program, backward), 0.0
         for node in program.steps:
             p = self.network.profiles[node.serial]
-            times = factor
-            if factor > 1 and not any(v.requires_grad for v in node.maps):
-                times = 1.0  # no gradient of the input
-            seconds += self.rates.call * times * tiles + shares[node.serial] * times * self.time(node)
-            flops += shares[node.serial] * (p.flops or p.traffic)
+            share = shares[node.serial]
+            way = self.back if backward else self.time
+            seconds += way(node, share, tiles)
+            flops += share * (p.flops or p.traffic)
         return seconds, flops
 
-    def time(self, node: Node) -> float:
-        p = self.network.profiles[node.serial]
-        return max(p.flops / self.rates.flops, p.traffic / self.rates.memory)
+    def moved(self, program: Program, backward: bool) -> float:
+        """Seconds that tiles take to be put into stored maps, or their gradients to be added to those of what they
+        read, which begin as zeros."""
+        if not backward:
+            stored = (t.stored.bytes for t in program.targets if t.stored is not None)
+            return sum(2 * size * self.rates.byte(size, self.rates.memory) for size in stored)
+        made = (v.bytes for v in program.reads if v.requires_grad)
+        return sum(4 * size * self.rates.byte(size, self.rates.memory) for size in made)
+
+    def kept_seconds(self, nodes: Sequence[Node]) -> float:
+        """Nodes that are run whole, forward and backward."""
+        trains = self.network.trains
+        return sum(self.time(n, 1.0, 1) + (self.back(n, 1.0, 1) if trains else 0.0) for n in nodes)
+
+    def time(self, node: Node, share: float, tiles: int, backward: bool = False) -> float:
+        """Seconds of one pass over all tiles, which together compute ``share`` of the node.
+
+        Every tile reads the node's vectors. A map that is made needs memory, and where it is large, fresh memory.
+        """
+        p, rates = self.network.profiles[node.serial], self.rates
+        if p.views is not None:
+            return tiles * rates.call
+        size, vectors = self.sizes[node.serial]
+        far = rates.reorder if p.flops else rates.pool if node.op.kind == "window" else rates.memory
+        inplace = node.inplace is not None and not backward
+        byte = 1 / rates.pool if far == rates.pool else rates.byte(0 if inplace else size * share / tiles, far)
+        seconds = tiles * (rates.call + vectors * rates.byte(vectors, rates.memory))
+        return seconds + share * (p.flops / rates.flops + p.traffic * byte)
+
+    def back(self, node: Node, share: float, tiles: int) -> float:
+        """Seconds of the way back: gradients of the maps, and of the vectors, each tile's added to those before."""
+        seconds = 0.0
+        if any(v.requires_grad for v in node.maps):
+            seconds += self.time(node, share, tiles, True)
+        if any(v.requires_grad for v in node.vectors):
+            _, vectors = self.sizes[node.serial]
+            seconds += self.time(node, share, tiles, True) if self.network.profiles[node.serial].flops else 0.0
+            seconds += 3 * (tiles - 1) * vectors * self.rates.byte(vectors, self.rates.memory)
+        return seconds
+
+    @cached_property
+    def sizes(self) -> dict[int, tuple[int, int]]:
+        """For every node the bytes of its largest map, and of its vectors."""
+        return {
+            n.serial: (max(v.bytes for v in (*n.maps, *n.outputs)), sum(v.bytes for v in n.vectors))
+            for n in self.network.order
+        }

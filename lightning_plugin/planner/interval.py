@@ -189,12 +189,7 @@ class Intervals:
         return self.coster.kept_peak(begin, end)
 
     def kept_seconds(self, begin: int, end: int) -> float:
-        """Forward, and backward with respect to parameters and, where they need it, inputs."""
-        total = 0.0
-        for n in self.network.order[begin:end]:
-            times = 1 if not self.network.trains else 3 if any(v.requires_grad for v in n.maps) else 2
-            total += 3 * self.rates.call + times * self.coster.time(n)
-        return total
+        return self.coster.kept_seconds(self.network.order[begin:end])
 
     def given_whole(self, begin: int, end: int) -> int:
         """Images that a kept segment is the first to read whole and that are not on the device yet."""

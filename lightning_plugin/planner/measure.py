@@ -6,7 +6,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -15,37 +14,46 @@ from torch.nn import functional
 from lightning_plugin.planner.rates import Rates
 
 #: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
-SIDES = {"cpu": 192, "cuda": 1024, "mps": 512}
+SIDES = {"cpu": 96, "cuda": 1024, "mps": 512}
+#: How many times larger maps are that lie in fresh memory.
+LARGER = {"cpu": 5, "cuda": 2, "mps": 2}
 CHANNELS = 64
 SMALL = 8
 CALLS = 200
 TRANSFER = 128 * 2**20
-REPEATS = 3
+REPEATS = 5
 
 
 def measure(device: torch.device) -> Rates:
-    """Time a convolution, a pointwise operator, small operators and transfers."""
+    """Time convolutions, pointwise operators and a pool, small operators and transfers."""
+    side = SIDES[device.type]
+    large = LARGER[device.type] * side
     with torch.enable_grad():
-        memory = pointwise(device)
+        near, memory, flops = pointwise(device, side), pointwise(device, large), convolution(device)
         return Rates(
-            flops=convolution(device),
+            flops=flops,
             memory=memory,
             host=memory if device.type == "cpu" else to_host(device),
             disk=to_disk(),
             call=call(device),
+            near=max(near, memory),
+            reorder=reorder(device, large, flops, memory),
+            pool=min(near, pool(device)),
         )
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """How long something takes once it has been done before."""
+    """How long something takes once it has been done before; what else the machine does only adds to that."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
     times = []
     for _ in range(1 + REPEATS):
         settle(device)
-        begin = time.perf_counter()
+        begin = clock()
         run()
         settle(device)
-        times.append(time.perf_counter() - begin)
-    return max(median(times[1:]), 1e-9)
+        times.append(clock() - begin)
+    return max(min(times[1:]), 1e-9)
 
 
 def settle(device: torch.device) -> None:
@@ -75,11 +83,27 @@ def convolution(device: torch.device) -> float:
     return 3 * 2 * CHANNELS * CHANNELS * 9 * side**2 / seconds(run, device)
 
 
-def pointwise(device: torch.device) -> float:
+def pointwise(device: torch.device, side: int) -> float:
     """Bytes a second that an operator without arithmetic to speak of reads and writes, forward and backward."""
-    x = image(device, CHANNELS, SIDES[device.type])
+    x = image(device, CHANNELS, side)
     run = back_and_forth(functional.relu, x)
-    return 3 * 2 * x.nbytes / seconds(run, device)
+    return 2 * 2 * x.nbytes / seconds(run, device)
+
+
+def reorder(device: torch.device, side: int, flops: float, memory: float) -> float:
+    """Bytes a second of what a convolution on large maps moves, beyond the time that its arithmetic takes."""
+    x = image(device, SMALL, side)
+    weight = torch.rand(CHANNELS, SMALL, 3, 3, device=device, requires_grad=True)
+    taken = seconds(back_and_forth(lambda t: functional.conv2d(t, weight, padding=1), x, weight), device)
+    arithmetic = 3 * 2 * CHANNELS * SMALL * 9 * side**2 / flops
+    moved = 3 * (x.nbytes + x.nbytes // SMALL * CHANNELS)
+    return min(memory, moved / max(taken - arithmetic, 1e-9))
+
+
+def pool(device: torch.device) -> float:
+    """Bytes a second that a maximum over windows reads and writes, forward and backward."""
+    x = image(device, CHANNELS, SIDES[device.type])
+    return 2 * (x.nbytes + x.nbytes // 4) / seconds(back_and_forth(lambda t: functional.max_pool2d(t, 2), x), device)
 
 
 def call(device: torch.device) -> float:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Maps up to this size, in bytes, stay in a cache and in memory that is used again; from the second on, each lies in
+#: fresh pages, which the system fills with zeros first.
+NEAR, FAR = 4 << 20, 32 << 20
+
 
 @dataclass(frozen=True)
 class Rates:
     """Sustained rates: floating-point operations, device memory, and the way to each lower tier, a second.
 
-    ``call`` is what starting one operator costs, in seconds.
+    ``call`` is what starting one operator costs, in seconds. ``near`` are bytes a second of operators on small maps,
+    ``memory`` on large ones; ``reorder`` what an operator with arithmetic moves besides, where its maps are large;
+    ``pool`` what a window without arithmetic does. Without a figure they are as ``memory`` says.
     """
 
     flops: float
@@ -17,12 +23,26 @@ class Rates:
     host: float
     disk: float
     call: float
+    near: float = 0.0
+    reorder: float = 0.0
+    pool: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("near", "reorder", "pool"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, self.memory)
+
+    def byte(self, size: float, far: float) -> float:
+        """Seconds for a byte of a map of so many bytes, where ``far`` is the rate of large ones."""
+        large = min(1.0, max(0.0, (size - NEAR) / (FAR - NEAR)))
+        near = max(self.near, far)
+        return (1 - large) / near + large / far
 
 
 #: Rates of common devices for float32 convolutions with tensor cores where they are on by default. They rank plans;
 #: they are not a benchmark. Memory and transfer figures are two thirds of the data sheet's.
 RATES = {
-    "cpu": Rates(flops=60e9, memory=8e9, host=8e9, disk=0.8e9, call=20e-6),
+    "cpu": Rates(flops=60e9, memory=5e9, host=8e9, disk=0.8e9, call=20e-6, near=20e9, reorder=2e9, pool=1.5e9),
     "mps": Rates(flops=3e12, memory=100e9, host=50e9, disk=2e9, call=20e-6),
     "cuda": Rates(flops=10e12, memory=400e9, host=12e9, disk=2e9, call=8e-6),
     "cuda:rtx2080ti": Rates(flops=9e12, memory=400e9, host=10e9, disk=2e9, call=8e-6),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_plugin import Plan, TiledModule, make_plan
+from lightning_plugin import LazyImage, Plan, TiledModule, make_plan
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import PlanError
 
@@ -99,3 +99,21 @@ def test_the_table_names_what_matters(plan: Plan) -> None:
 def test_the_picture_is_drawn(plan: Plan, tmp_path: Path) -> None:
     plan.draw(str(tmp_path / "plan.png"))
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plan_for_a_loss_on_a_map_says_what_to_do_where_the_map_is_wanted_whole() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1)).double()
+    x = torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    of_map = make_plan(module, x, budget="1MiB")
+    expected = torch.autograd.grad(module(x).sum(), module[0].weight)[0]
+    TiledModule(module, plan=of_map)(LazyImage.from_tensor(x)).sum().backward()
+    assert torch.allclose(module[0].weight.grad, expected, rtol=0, atol=1e-9 * float(expected.abs().max()))
+    with pytest.raises(PlanError, match=r"returned as a whole tensor.*give the module a LazyImage .*\.plan"):
+        TiledModule(module, plan=of_map)(x)
+    whole = TiledModule(module, budget="1MiB")
+    module.zero_grad()
+    whole(x).sum().backward()
+    assert whole.plan is not None
+    module.zero_grad()
+    TiledModule(module, plan=whole.plan)(x).sum().backward()
+    assert torch.allclose(module[0].weight.grad, expected, rtol=0, atol=1e-9 * float(expected.abs().max()))

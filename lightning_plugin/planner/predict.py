@@ -1,0 +1,50 @@
+"""The seconds that a plan takes as far as the cost model knows, whoever made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lightning_plugin.execute.program import Program, Target, resolve
+from lightning_plugin.graph import Value
+from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.planner.cost import Coster
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.tiles import Diagonal
+
+
+def predict(plan: Plan, network: Network, rates: Rates) -> float:
+    """Seconds of a step: a plan that a search has made says the same of itself."""
+    coster = Coster(network, rates)
+    made: dict[int, float] = {}
+    total = 0.0
+    for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
+        total += seconds(coster, segment, targets, made)
+        for v in (v for t in targets for v in t.node.outputs if v.is_map):
+            made[id(v)] = 0.0 if segment.keep else one_way(rates, segment, v)
+    return total
+
+
+def seconds(coster: Coster, segment: SegmentPlan, targets: list[Target], made: Mapping[int, float]) -> float:
+    """One segment, after those that have made the maps it reads; ``made`` says how long each is on its way."""
+    if segment.keep:
+        return coster.kept_seconds([t.node for t in targets])
+    program = Program.build(targets, lambda v: id(v) in made)
+    ways = (False, True) if any(t.requires_grad for t in program.targets) else (False,)
+    if segment.halo == "share":
+        passes = [coster.scan(program, segment.forward, backward) for backward in ways]
+    else:
+        passes = [coster.forward(Diagonal(program, segment.forward))]
+        passes += [coster.backward(Diagonal(program, segment.backward)) for _ in ways[1:]]
+    writes = sum(one_way(coster.rates, segment, t.stored) for t in targets if t.stored is not None)
+    reads = sum(made.get(id(v), 0.0) for v in program.reads)
+    moves = (writes + reads, writes + 3 * reads)  # see `Tiled.with_transfers` in the search
+    return sum(max(p.seconds, m) if segment.ahead else p.seconds + m for p, m in zip(passes, moves, strict=False))
+
+
+def one_way(rates: Rates, segment: SegmentPlan, v: Value) -> float:
+    """Seconds that a map takes to where a segment stores it."""
+    if segment.tier == "device":
+        return 0.0
+    size = v.bytes * 2 // v.dtype.itemsize if segment.half and v.dtype.itemsize > 2 else v.bytes
+    return size / (rates.host if segment.tier == "host" else rates.disk)
