@@ -147,7 +147,7 @@ class Layout:
                         d + i, wanted.lo[f.index] - held.lo[f.index], wanted.hi[f.index] - wanted.lo[f.index]
                     )
             tile = tile.flatten(d, d + len(dim) - 1)
-        return tile
+        return plain_strides(tile)
 
     def add_into(self, whole: Tensor, held: Box, part: Tensor, box: Box) -> None:
         """Add a tile's values at its box of ``whole``, which holds ``held``, in place."""
@@ -176,3 +176,23 @@ class Layout:
 
     def empty(self, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(self.tile_shape(box), dtype=dtype, device=device)
+
+
+#: How PyTorch calls tensors of these ranks whose channels lie last in memory.
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def plain_strides(tile: Tensor) -> Tensor:
+    """A tile whose channels lie last in memory, with the strides that PyTorch gives such a tensor itself.
+
+    A dimension of size one may have any stride, that of the tensor it was cut from, say. PyTorch 2.13's BatchNorm on a
+    CPU takes such a tensor for what it is not, and its backward is wrong (tests/lightning_plugin/test_store.py).
+    """
+    wanted = CHANNELS_LAST.get(tile.dim())
+    if wanted is None or not tile.is_contiguous(memory_format=wanted):
+        return tile
+    usual, step = [0] * tile.dim(), 1
+    for d in (1, *reversed(range(2, tile.dim())), 0):
+        usual[d] = step
+        step *= tile.shape[d]
+    return tile if tile.stride() == tuple(usual) else tile.as_strided(tile.shape, usual)

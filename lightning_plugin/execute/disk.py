@@ -20,7 +20,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.errors import EngineError
 from lightning_plugin.execute.transfer import Transfer
-from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.layout import Axis, Layout, plain_strides
 
 
 class DiskFile:
@@ -67,7 +67,7 @@ class DiskFile:
         held = [self.room(box)]
 
         def result() -> Tensor:
-            return held[0].to(self.device).permute(self.back).reshape(self.layout.tile_shape(box))
+            return plain_strides(held[0].to(self.device).permute(self.back).reshape(self.layout.tile_shape(box)))
 
         return Transfer(held, lambda: self._each_row(box, held[0], write=False), result)
 

@@ -29,7 +29,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.peak import is_padded, tile_bytes
 from lightning_plugin.planner.profile import FAKES
-from lightning_plugin.planner.tiles import samples
+from lightning_plugin.planner.tiles import samples, with_neighbours
 from lightning_plugin.rules.base import Captured, Source
 from lightning_plugin.source import TensorSource
 
@@ -99,7 +99,7 @@ def rehearse(plan: Plan, network: Network) -> Account:
     ledger = Ledger(images[0].outputs[0].device if images else None, fakes=True)
 
     def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
-        return representative(program, grid, min(MOST_TILES, max(1, EFFORT // len(network.order))), 3 if ahead else 1)
+        return representative(program, grid, min(MOST_TILES, max(1, EFFORT // len(network.order))), ahead)
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
@@ -144,22 +144,25 @@ def differentiable(vector: Value) -> bool:
     return not vector.is_map and vector.real is not None and vector.real.grad_fn is not None
 
 
-def representative(program: Program, grid: Grid, worst: int, times: int = 1) -> Iterator[Sequence[Box]]:
+def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[Sequence[Box]]:
     """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together, copies
-    that are padded at borders included. Of those that hold and pad the same, one; the worst ``times`` in a row, as
-    tiles meet their neighbours where transfers go ahead."""
+    that are padded at borders included. Of those that hold and pad the same, one; where transfers go ahead, between
+    the tiles before and after it, whose transfers it meets."""
+    extents = [t.map.space.extent for t in program.targets]
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
-    found: dict[tuple[object, ...], tuple[int, tuple[Box, ...]]] = {}
-    first, *rest = samples(grid, [t.map.space.extent for t in program.targets])
-    for owned in rest:
+    found: dict[tuple[object, ...], tuple[int, tuple[int, ...], tuple[Box, ...]]] = {}
+    (_, first), *rest = samples(grid, extents)
+    for index, owned in rest:
         need = program.boxes(owned)
         sizes = [(key, box.extent) for key, box in need.items() if key in maps]
         pads = [padding(node, need) for node in program.steps]
         weight = sum(tile_bytes(maps[key], need[key]) for key, _ in sizes) + sum(pads)
-        found.setdefault((*sizes, *pads), (weight, owned))
+        found.setdefault((*sizes, *pads), (weight, index, owned))
     yield first
-    for i, (_, owned) in enumerate(sorted(found.values(), key=lambda c: c[0], reverse=True)[:worst]):
-        for _ in range(1 if i else times):
+    for _, index, owned in sorted(found.values(), key=lambda c: c[0], reverse=True)[:worst]:
+        if ahead:
+            yield from with_neighbours(grid, extents, index)
+        else:
             yield owned
 
 

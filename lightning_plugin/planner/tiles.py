@@ -7,17 +7,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.program import Program
 from lightning_plugin.graph import Node
 from lightning_plugin.rules.base import ReduceOp
 
 
-def samples(grid: Grid, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[Box, ...]]:
-    """Corners, edges and the inside; of grids of few tiles, all."""
+def samples(grid: Grid, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], tuple[Box, ...]]]:
+    """Corners, edges and the inside, each with its index; of grids of few tiles, all."""
     ends = grid.ends(extents)
     for index in itertools.product(*(telling(c) for c in grid.counts)):
         boxes = grid.owned(ends, index)
+        if not all(b.empty for b in boxes):
+            yield index, boxes
+
+
+def with_neighbours(
+    grid: Grid, extents: Sequence[tuple[int, ...]], index: tuple[int, ...]
+) -> Iterator[tuple[Box, ...]]:
+    """The tile before, the tile at an index, and the tile after it."""
+    ends = grid.ends(extents)
+    place = int(np.ravel_multi_index(index, grid.counts))
+    for near in range(max(0, place - 1), min(place + 2, grid.tiles)):
+        boxes = grid.owned(ends, [int(i) for i in np.unravel_index(near, grid.counts)])
         if not all(b.empty for b in boxes):
             yield boxes
 

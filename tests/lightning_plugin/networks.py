@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from hypothesis import strategies as st
@@ -57,7 +57,8 @@ class AnyPlan(Settings):
     """A plan that stores whatever maps it was told to, keeps whatever stages it was told to whole, on any grids.
 
     ``stored`` are places of nodes, ``kept`` places of stages; both wrap around, so that they mean something for every
-    network. With ``rows``, segments are cut into so many rows of tiles, which share halos where they can.
+    network. With ``rows``, segments are cut into so many rows of tiles, which share halos where they can. Of four
+    segments, those at the places ``spilled`` store on the disk, those at ``ahead`` transfer tiles beside others.
     """
 
     stored: frozenset[int] = frozenset()
@@ -65,7 +66,10 @@ class AnyPlan(Settings):
     grids: tuple[tuple[int, ...], ...] = ((2, 2, 2),)
     rows: int = 0
     cycle: int = 24
+    spilled: frozenset[int] = frozenset()
+    ahead: frozenset[int] = frozenset()
     scans: int = 0
+    transfers: int = 0
     noted: list[str] = field(default_factory=list)
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
@@ -83,7 +87,14 @@ class AnyPlan(Settings):
         if self.rows:
             plan = sharing(plan, nodes)
             self.scans += sum(s.halo == "share" for s in plan.segments)
+        plan = replace(plan, segments=tuple(self.placed(i, s) for i, s in enumerate(plan.segments)))
+        self.transfers += any(s.tier == "disk" for s in plan.segments) and any(s.ahead for s in plan.segments)
         return plan
+
+    def placed(self, i: int, s: SegmentPlan) -> SegmentPlan:
+        if s.keep:
+            return s
+        return replace(s, tier="disk" if i % 4 in self.spilled else "device", ahead=i % 4 in self.ahead)
 
     def segment(self, i: int, s: SegmentPlan, nodes: Sequence[Node], stage: dict[int, int]) -> SegmentPlan:
         if i % self.cycle in self.kept:
@@ -143,12 +154,17 @@ def cases(draw: Draw) -> Case:
 def plans() -> st.SearchStrategy[AnyPlan]:
     grids = st.lists(st.tuples(*(st.integers(1, 5),) * 3), min_size=1, max_size=3)
     places = st.sets(st.integers(0, 23), max_size=8).map(frozenset)
+    few = st.sets(st.integers(0, 3)).map(frozenset)
     return st.builds(
-        lambda stored, kept, grids, rows: AnyPlan(stored=stored, kept=kept, grids=tuple(grids), rows=max(0, rows)),
+        lambda stored, kept, grids, rows, spilled, ahead: AnyPlan(
+            stored=stored, kept=kept, grids=tuple(grids), rows=max(0, rows), spilled=spilled, ahead=ahead
+        ),
         places,
         st.sets(st.integers(0, 7), max_size=2).map(frozenset),
         grids,
         st.integers(-8, 6),
+        few,
+        few,
     )
 
 

@@ -97,3 +97,24 @@ def test_a_file_has_no_name_that_a_crash_could_leave_behind(tmp_path: Path) -> N
     lane = Lane(file, Courier())
     lane.write(Box.whole((10, 10)), torch.ones(1, 8, 10, 10))
     assert lane.read(Box((9, 9), (10, 10))).sum() == 8
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_normalised_tile_from_the_disk_has_plain_strides(ahead: bool) -> None:
+    """PyTorch's BatchNorm backward is wrong for a tile of one image whose batch dimension has an odd stride."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.norm = nn.Linear(2, 2), nn.BatchNorm2d(2)
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            y = x * torch.sigmoid(self.gate(x.mean((2, 3))))[:, :, None, None]
+            return [y, self.norm(y)]
+
+    class Lower(Settings):
+        def choose(self, nodes):  # type: ignore[no-untyped-def]
+            plan = super().choose(nodes)
+            return replace(plan, segments=tuple(replace(s, tier="disk", ahead=ahead) for s in plan.segments))
+
+    assert_exact(Gated(), (1, 2, 7, 6), settings=Lower((1, 1), (1, 1)))
