@@ -183,16 +183,22 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def plain_strides(tile: Tensor) -> Tensor:
-    """A tile whose channels lie last in memory, with the strides that PyTorch gives such a tensor itself.
+    """A tile without gaps in memory, with the strides that PyTorch gives such a tensor itself.
 
     A dimension of size one may have any stride, that of the tensor it was cut from, say. PyTorch 2.13's BatchNorm on a
     CPU takes such a tensor for what it is not, and its backward is wrong (tests/lightning_plugin/test_store.py).
     """
     wanted = CHANNELS_LAST.get(tile.dim())
-    if wanted is None or not tile.is_contiguous(memory_format=wanted):
+    if wanted is None:
+        return tile
+    if tile.is_contiguous():
+        order = tuple(range(tile.dim()))
+    elif tile.is_contiguous(memory_format=wanted):
+        order = (0, *range(2, tile.dim()), 1)
+    else:
         return tile
     usual, step = [0] * tile.dim(), 1
-    for d in (1, *reversed(range(2, tile.dim())), 0):
+    for d in reversed(order):
         usual[d] = step
-        step *= tile.shape[d]
+        step *= max(1, tile.shape[d])
     return tile if tile.stride() == tuple(usual) else tile.as_strided(tile.shape, usual)

@@ -169,7 +169,8 @@ class Adder:
         if gradient is None:
             return
         if self.total is None:
-            self.total = gradient.to(wide(self.dtype), copy=gradient.dtype == wide(self.dtype))
+            # In the tensor's own layout: autograd would make a copy of any other.
+            self.total = torch.empty_like(self.like, dtype=wide(self.dtype)).copy_(gradient)
             if times > 1:
                 self.total.mul_(times)
         else:

@@ -146,24 +146,25 @@ def differentiable(vector: Value) -> bool:
 
 def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[Sequence[Box]]:
     """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together, copies
-    that are padded at borders included. Of those that hold and pad the same, one; where transfers go ahead, between
-    the tiles before and after it, whose transfers it meets."""
+    that are padded at borders included. Of those that hold and pad the same, one; where transfers go ahead, in the
+    order of the grid and between the tiles before and after each, whose transfers it meets."""
     extents = [t.map.space.extent for t in program.targets]
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
     found: dict[tuple[object, ...], tuple[int, tuple[int, ...], tuple[Box, ...]]] = {}
-    (_, first), *rest = samples(grid, extents)
+    (start, first), *rest = samples(grid, extents)
     for index, owned in rest:
         need = program.boxes(owned)
         sizes = [(key, box.extent) for key, box in need.items() if key in maps]
         pads = [padding(node, need) for node in program.steps]
         weight = sum(tile_bytes(maps[key], need[key]) for key, _ in sizes) + sum(pads)
         found.setdefault((*sizes, *pads), (weight, index, owned))
+    heaviest = sorted(found.values(), key=lambda c: c[0], reverse=True)[:worst]
+    if ahead:
+        yield from with_neighbours(grid, extents, [start, *(index for _, index, _ in heaviest)])
+        return
     yield first
-    for _, index, owned in sorted(found.values(), key=lambda c: c[0], reverse=True)[:worst]:
-        if ahead:
-            yield from with_neighbours(grid, extents, index)
-        else:
-            yield owned
+    for _, _, owned in heaviest:
+        yield owned
 
 
 def padding(node: Node, need: dict[int, Box]) -> int:

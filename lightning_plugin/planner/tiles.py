@@ -25,13 +25,14 @@ def samples(grid: Grid, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[tu
 
 
 def with_neighbours(
-    grid: Grid, extents: Sequence[tuple[int, ...]], index: tuple[int, ...]
+    grid: Grid, extents: Sequence[tuple[int, ...]], indices: Sequence[tuple[int, ...]]
 ) -> Iterator[tuple[Box, ...]]:
-    """The tile before, the tile at an index, and the tile after it."""
+    """The tiles at some indices and those before and after each, in the order of the grid."""
     ends = grid.ends(extents)
-    place = int(np.ravel_multi_index(index, grid.counts))
-    for near in range(max(0, place - 1), min(place + 2, grid.tiles)):
-        boxes = grid.owned(ends, [int(i) for i in np.unravel_index(near, grid.counts)])
+    places = {int(np.ravel_multi_index(index, grid.counts)) for index in indices}
+    near = {place + step for place in places for step in (-1, 0, 1) if 0 <= place + step < grid.tiles}
+    for place in sorted(near):
+        boxes = grid.owned(ends, [int(i) for i in np.unravel_index(place, grid.counts)])
         if not all(b.empty for b in boxes):
             yield boxes
 

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Effect, Value
-from lightning_plugin.layout import Layout
+from lightning_plugin.layout import Layout, plain_strides
 from lightning_plugin.rules.base import Captured, TileOp
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reduce import VarMean, wide
@@ -56,7 +56,7 @@ class Normalization(torch.autograd.Function):
         # Without a weight the kernel skips Σ g·x̂, which the variance needs.
         unit = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         dx, scaled, total = aten.native_batch_norm_backward(
-            grad.contiguous() if not grad.is_contiguous(memory_format=torch.channels_last) else grad,
+            plain_strides(grad if grad.is_contiguous(memory_format=torch.channels_last) else grad.contiguous()),
             x, unit, mean, var, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True],
         )  # fmt: skip
         d_mean = -unit * rstd * total
@@ -89,7 +89,7 @@ class Normalize(TileOp):
         mean, var, *rest = vectors
         weight = rest.pop(0) if self.weight else None
         bias = rest.pop(0) if self.bias else None
-        flat = x.reshape(1, x.shape[0] * x.shape[1], *x.shape[2:]) if self.fold else x
+        flat = plain_strides(x.reshape(1, x.shape[0] * x.shape[1], *x.shape[2:]) if self.fold else x)
         if weight is None and bias is not None:
             weight = torch.ones_like(bias)
         out: Tensor = Normalization.apply(flat, mean, var, weight, bias, self.eps)

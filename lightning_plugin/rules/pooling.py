@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Pool(SlidingOp):
-    """PyTorch's pooling pads no more than half a window."""
+    """PyTorch's pooling pads no more than half a window, and some of it nothing that is smaller than one."""
 
-    def most(self, window: Window) -> float:
-        return window.kernel // 2
+    def can_pad(self, window: Window, size: int, padding: int) -> bool:
+        return 2 * padding <= window.kernel and size > window.dilation * (window.kernel - 1)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ interior tile pads nothing, and a border tile pads only on the side where the ma
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,9 +77,9 @@ class SlidingOp(WindowOp):
         """What padding consists of."""
         return 0.0
 
-    def most(self, window: Window) -> float:
-        """The most that the kernel pads."""
-        return math.inf
+    def can_pad(self, window: Window, size: int, padding: int) -> bool:
+        """Whether the kernel itself can pad a dimension of so many positions."""
+        return True
 
     def own_padding(self, box: Box, whole: bool = False) -> list[int] | None:
         """The padding with which the kernel makes just the box by itself, or None where it cannot.
@@ -93,7 +92,9 @@ class SlidingOp(WindowOp):
             size = self.extent[a] if whole else clip.hi - clip.lo
             reach = size + 2 * clip.before - w.dilation * (w.kernel - 1) - 1
             count = box.hi[a] - box.lo[a]
-            if not 0 <= clip.before <= self.most(w) or reach < 0 or reach // w.stride + 1 != count:
+            if clip.before < 0 or reach < 0 or reach // w.stride + 1 != count:
+                return None
+            if clip.before and not self.can_pad(w, size, clip.before):
                 return None
             found.append(clip.before)
         return found

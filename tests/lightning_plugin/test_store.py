@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -118,3 +119,19 @@ def test_a_normalised_tile_from_the_disk_has_plain_strides(ahead: bool) -> None:
             return replace(plan, segments=tuple(replace(s, tier="disk", ahead=ahead) for s in plan.segments))
 
     assert_exact(Gated(), (1, 2, 7, 6), settings=Lower((1, 1), (1, 1)))
+
+
+def test_a_normalised_join_of_tiles_from_the_disk_has_plain_strides() -> None:
+    """A map of one channel lies in memory in both orders at once, and what it is joined with decides."""
+
+    class Joined(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            centred = x - x.mean((0, 2), keepdim=True)
+            return [centred, F.group_norm(torch.cat([x, centred], 1), 1)]
+
+    class Lower(Settings):
+        def choose(self, nodes):  # type: ignore[no-untyped-def]
+            plan = super().choose(nodes)
+            return replace(plan, segments=tuple(replace(s, tier="disk") for s in plan.segments))
+
+    assert_exact(Joined(), (1, 1, 7, 6), settings=Lower((1, 1), (1, 1)))

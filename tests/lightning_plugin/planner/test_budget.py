@@ -59,8 +59,8 @@ class Triple:
         # The sum that stands for a loss here is the user's own, a few numbers that no plan knows of.
         assert plan.peak_bytes >= 0.99 * ledger.peak - RESERVE, found
         assert plan.peak_bytes <= 1.05 * ledger.peak, found
-        # The step's own ledger sees all but what autograd's kernels need for a moment.
-        assert 0.9 * ledger.peak <= tiled.peak_bytes <= 1.01 * ledger.peak, found
+        # The step's own ledger sees all but what autograd's kernels need for a moment, and the user's few numbers.
+        assert 0.9 * ledger.peak - RESERVE <= tiled.peak_bytes <= 1.01 * ledger.peak, found
         return found
 
 
