@@ -24,11 +24,11 @@ the operators that are run whole. Which operators have a rule, and which tests r
 `SyncBatchNorm` counts over ranks, so it belongs to the strategy that knows of ranks: under `sft_ddp` every
 BatchNorm can be synchronised, on CPUs too, and its statistics are exact over tiles and ranks together.
 
-Plain PyTorch itself was found wrong twice. The backward of a `BatchNorm` of a single image on a CPU (PyTorch 2.13) is
-wrong where the image lies in channels-last order and its batch dimension, whose stride means nothing, has another
-stride than usual; the engine sees to it that its tiles have the usual ones. The backward of an `InstanceNorm` of a single image on a CPU (PyTorch 2.13)
-takes a cotangent in channels-last order for one in contiguous order; finite differences show it. The engine's result is
-the derivative there, and the comparison below gives PyTorch a contiguous cotangent.
+Plain PyTorch itself was found wrong twice, on a CPU and for one image (PyTorch 2.13). The backward of a `BatchNorm` is
+wrong where the image lies in channels-last order and its batch dimension, whose stride means nothing, has an unusual
+one; the engine sees to it that its tiles have the usual ones. The backward of an `InstanceNorm` takes a cotangent in
+channels-last order for one in contiguous order; finite differences show it. The engine's result is the derivative
+there, and the comparison below gives PyTorch a contiguous cotangent.
 """
 
 
