@@ -127,11 +127,18 @@ class Ledger:
         stack, seen = [tensor.grad_fn], set(known)
         while stack:
             function = stack.pop()
-            if function in seen or hasattr(function, "variable"):
+            if function in seen:
                 continue
             seen.add(function)
+            if hasattr(function, "variable"):  # a gradient in another layout than its parameter's is copied there
+                function.register_hook(partial(self._see_gradient, function.variable))
+                continue
             function.register_hook(self._see_gradients)
             stack += [f for f, _ in function.next_functions if f is not None]
+
+    def _see_gradient(self, leaf: Tensor, made: Any, given: Any) -> None:
+        if leaf.grad is not None:
+            self.see(leaf.grad)
 
     def _see_gradients(self, made: tuple[Any, ...], given: tuple[Any, ...]) -> None:
         for g in (*given, *made):
