@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.predictions import Predictions
+from wsi_trainer.metrics.rows import ClassRows
 from wsi_trainer.metrics.scores import SCORES, Score
 from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
 
@@ -18,17 +19,11 @@ _LABEL, _PREFIX = "label_", "probability_"
 
 
 @dataclass(frozen=True)
-class MultiLabelPredictions:
-    """Whether each label applies, and its predicted probability, one row for each slide (or each patient)."""
+class MultiLabelPredictions(ClassRows):
+    """Whether each label applies, and its predicted probability."""
 
-    slides: tuple[str, ...]
-    patients: tuple[str, ...]
-    classes: tuple[str, ...]
     labels: NDArray[np.float64]
     """(rows, classes): 1 where it applies, 0 where not, NaN where that is not known."""
-    probabilities: NDArray[np.float64]
-    """(rows, classes), each in 0..1."""
-    sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         shape = (len(self.slides), len(self.classes))
@@ -37,20 +32,6 @@ class MultiLabelPredictions:
             raise PredictionsError(
                 f"labels {self.labels.shape} and probabilities {self.probabilities.shape} are not {shape}"
             )
-
-    def __len__(self) -> int:
-        return len(self.slides)
-
-    def take(self, rows: NDArray[np.int64]) -> MultiLabelPredictions:
-        """The rows with these indices, in this order, repeats included."""
-        return MultiLabelPredictions(
-            tuple(self.slides[i] for i in rows),
-            tuple(self.patients[i] for i in rows),
-            self.classes,
-            self.labels[rows],
-            self.probabilities[rows],
-            tuple(self.sites[i] for i in rows) if self.sites else (),
-        )
 
     def of(self, name: str) -> Predictions:
         """One label against its absence, as predictions of two classes: the slides where it is known."""

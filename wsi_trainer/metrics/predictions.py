@@ -9,24 +9,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_trainer.metrics.rows import ClassRows
 from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
 
 _PREFIX = "probability_"
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """Labels and predicted probabilities, one row for each slide (or each patient)."""
+class Predictions(ClassRows):
+    """Labels and predicted probabilities, which sum to one, of classes that exclude each other."""
 
-    slides: tuple[str, ...]
-    patients: tuple[str, ...]
-    classes: tuple[str, ...]
     labels: NDArray[np.int64]
     """Index into `classes` of each row."""
-    probabilities: NDArray[np.float64]
-    """(rows, classes), each row summing to one."""
-    sites: tuple[str, ...] = ()
-    """Where each slide comes from; empty where the manifest does not say."""
 
     def __post_init__(self) -> None:
         rows = len(self.slides)
@@ -39,20 +33,6 @@ class Predictions:
         if not np.isfinite(self.probabilities).all():
             bad = self.slides[int(np.flatnonzero(~np.isfinite(self.probabilities).all(axis=1))[0])]
             raise PredictionsError(f"the prediction of slide {bad} is not a finite number")
-
-    def __len__(self) -> int:
-        return len(self.slides)
-
-    def take(self, rows: NDArray[np.int64]) -> Predictions:
-        """The rows with these indices, in this order, repeats included."""
-        return Predictions(
-            tuple(self.slides[i] for i in rows),
-            tuple(self.patients[i] for i in rows),
-            self.classes,
-            self.labels[rows],
-            self.probabilities[rows],
-            tuple(self.sites[i] for i in rows) if self.sites else (),
-        )
 
     def aligned_to(self, slides: Sequence[str]) -> Predictions:
         """The rows of these slides in this order; an error names the first that is missing."""
