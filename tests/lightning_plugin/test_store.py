@@ -1,5 +1,8 @@
 """The tiers: what is written to one is read from it, and a plan may put any boundary on any tier."""
 
+import errno
+import gc
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from lightning_plugin import LazyImage
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import EngineError
 from lightning_plugin.execute.disk import DiskFile
@@ -20,6 +24,17 @@ from lightning_plugin.settings import Settings
 from tests.exactness import assert_exact
 
 CPU = torch.device("cpu")
+
+
+def lower(tier: str, ahead: bool, forward: tuple[int, ...] = (3, 2), backward: tuple[int, ...] = (2, 3)) -> Settings:
+    """Every boundary on a lower tier, its tiles transferred at once or ahead."""
+
+    class Lower(Settings):
+        def choose(self, nodes):  # type: ignore[no-untyped-def]
+            plan = super().choose(nodes)
+            return replace(plan, segments=tuple(replace(s, tier=tier, ahead=ahead) for s in plan.segments))
+
+    return Lower(forward, backward)
 
 
 @given(
@@ -73,16 +88,41 @@ def test_overlapping_gradients_add_up_in_a_wide_type(tier: str, ahead: bool) -> 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_boundaries_on_lower_tiers_are_exact(tier: str, ahead: bool) -> None:
-    class Lower(Settings):
-        def choose(self, nodes):  # type: ignore[no-untyped-def]
-            plan = super().choose(nodes)
-            return replace(plan, segments=tuple(replace(s, tier=tier, ahead=ahead) for s in plan.segments))
-
     net = nn.Sequential(
         nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(True), nn.Conv2d(6, 5, 3, padding=1), nn.BatchNorm2d(5),
         nn.MaxPool2d(2), nn.Conv2d(5, 4, 3), nn.AdaptiveAvgPool2d(1),
     )  # fmt: skip
-    assert_exact(net, (2, 3, 41, 37), settings=Lower((3, 2), (2, 3)))
+    assert_exact(net, (2, 3, 41, 37), settings=lower(tier, ahead))
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3), nn.AdaptiveAvgPool2d(1))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_disk_that_fills_up_in_the_middle_ends_the_step(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), settings=lower("disk", ahead))
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        small()(image).sum().backward()
+
+
+def test_no_thread_outlives_its_step() -> None:
+    def threads() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name.startswith("transfers")]
+
+    loss = small()(LazyImage.from_tensor(torch.randn(1, 3, 20, 24), settings=lower("disk", True))).sum()
+    assert float(loss.detach()) != 0
+    assert threads()
+    loss.backward()
+    del loss
+    gc.collect()
+    for thread in threads():
+        thread.join(10)
+    assert not threads()
 
 
 def test_a_full_disk_is_said_before_it_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +153,7 @@ def test_a_normalised_tile_from_the_disk_has_plain_strides(ahead: bool) -> None:
             y = x * torch.sigmoid(self.gate(x.mean((2, 3))))[:, :, None, None]
             return [y, self.norm(y)]
 
-    class Lower(Settings):
-        def choose(self, nodes):  # type: ignore[no-untyped-def]
-            plan = super().choose(nodes)
-            return replace(plan, segments=tuple(replace(s, tier="disk", ahead=ahead) for s in plan.segments))
-
-    assert_exact(Gated(), (1, 2, 7, 6), settings=Lower((1, 1), (1, 1)))
+    assert_exact(Gated(), (1, 2, 7, 6), settings=lower("disk", ahead, (1, 1), (1, 1)))
 
 
 def test_a_normalised_join_of_tiles_from_the_disk_has_plain_strides() -> None:
@@ -129,9 +164,4 @@ def test_a_normalised_join_of_tiles_from_the_disk_has_plain_strides() -> None:
             centred = x - x.mean((0, 2), keepdim=True)
             return [centred, F.group_norm(torch.cat([x, centred], 1), 1)]
 
-    class Lower(Settings):
-        def choose(self, nodes):  # type: ignore[no-untyped-def]
-            plan = super().choose(nodes)
-            return replace(plan, segments=tuple(replace(s, tier="disk") for s in plan.segments))
-
-    assert_exact(Joined(), (1, 1, 7, 6), settings=Lower((1, 1), (1, 1)))
+    assert_exact(Joined(), (1, 1, 7, 6), settings=lower("disk", False, (1, 1), (1, 1)))
