@@ -81,10 +81,14 @@ def main() -> None:
     )
     found = times(options.side, options.share, options.rounds) if options.only != "largest" else {}
     for name in ("plain", *POLICIES):
-        row = {**found.get(name, {}), **({"largest_side": sides[name]} if name in sides else {})}
+        row = found.get(name, {})
         if row:
-            keep_case("policies", name, {"side": options.side, "share": options.share, "limit": options.limit, **row})
-        cells = [row.get("largest_side"), row.get("seconds"), row.get("ratio"), row.get("predicted_seconds")]
+            about = {"network": "vgg16", "policy": name, "side": options.side, "share": options.share}
+            keep_case("policies", f"{name} {options.side}", {**about, **row})
+        if name in sides:
+            about = {"network": "vgg16", "policy": name, "budget": "1GiB", "limit": options.limit}
+            keep_case("policies", f"{name} largest", {**about, "largest_side": sides[name]})
+        cells = [sides.get(name), row.get("seconds"), row.get("ratio"), row.get("predicted_seconds")]
         table.add_row(name, *(f"{c:.2f}" if isinstance(c, float) else str(c or "–") for c in cells),
                       format_bytes(row["peak_bytes"]) if row.get("peak_bytes") else "–")  # fmt: skip
     Console().print(table)
