@@ -30,6 +30,10 @@ def step_under_ledger(tiled: nn.Module, net: nn.Module, x: torch.Tensor) -> Ledg
     return ledger
 
 
+#: Under smaller budgets, what counts are single numbers and tables of positions along a side, which no plan knows of.
+LEAST = 16 * 2**10
+
+
 class Triple:
     """One network at one size under one budget, drawn between the least and what plain PyTorch uses."""
 
@@ -40,14 +44,14 @@ class Triple:
             make_plan(self.net, self.x, budget=1000)
         least, most = refused.value.smallest, step_under_ledger(self.net, self.net, self.x).peak
         self.net.zero_grad(set_to_none=True)
-        self.budget = int(least + recipe.share * max(0, most - least))
+        self.budget = max(LEAST, int(least + recipe.share * max(0, most - least)))
 
     def run(self) -> dict[str, float]:
         tiled = TiledModule(self.net, budget=self.budget)
         ledger = step_under_ledger(tiled, self.net, self.x)
         plan = tiled.plan
         assert plan is not None
-        found = {
+        return {
             "budget": self.budget,
             "predicted": plan.peak_bytes,
             "ledger": ledger.peak,
@@ -55,16 +59,24 @@ class Triple:
             "segments": len(plan.segments),
             "kept": sum(s.keep for s in plan.segments),
         }
-        assert ledger.peak <= self.budget, found
+
+
+def broken(found: dict[str, float]) -> list[str]:
+    """Which of the promises a step has broken."""
+    ledger, predicted = found["ledger"], found["predicted"]
+    kept = {
+        "within the budget": ledger <= found["budget"],
         # The sum that stands for a loss here is the user's own, a few numbers that no plan knows of.
-        assert plan.peak_bytes >= 0.99 * ledger.peak - RESERVE, found
-        assert plan.peak_bytes <= 1.05 * ledger.peak, found
+        "predicted not under 0.99 of it": predicted >= 0.99 * ledger - RESERVE,
+        "predicted not over 1.05 of it": predicted <= 1.05 * ledger,
         # The step's own ledger sees all but what autograd's kernels need for a moment, and the user's few numbers.
-        assert 0.9 * ledger.peak - RESERVE <= tiled.peak_bytes <= 1.01 * ledger.peak, found
-        return found
+        "the step's own ledger sees it": 0.9 * ledger - RESERVE <= found["own"] <= 1.01 * ledger,
+    }
+    return [promise for promise, held in kept.items() if not held]
 
 
-def run(examples: int, fixed: int) -> list[dict[str, float]]:
+def run(examples: int, fixed: int, judge: bool = True) -> list[dict[str, float]]:
+    """So many triples; with ``judge``, the first that breaks a promise ends it."""
     found: list[dict[str, float]] = []
 
     @seed(fixed)
@@ -72,6 +84,7 @@ def run(examples: int, fixed: int) -> list[dict[str, float]]:
     @given(recipes())
     def every(recipe: Recipe) -> None:
         found.append(Triple(recipe).run())
+        assert not judge or not broken(found[-1]), (broken(found[-1]), found[-1])
 
     every()
     return found
@@ -84,7 +97,7 @@ def test_steps_keep_their_budget(part: int) -> None:
 
 @pytest.mark.full
 def test_two_hundred_steps_keep_their_budget(record_result: Callable[[str, dict[str, Any]], None]) -> None:
-    found = [f for part in range(10) for f in run(20, 100 + part)]
+    found = [f for part in range(10) for f in run(20, 100 + part, judge=False)]
     assert len(found) == 200
     ratios = sorted(f["predicted"] / f["ledger"] for f in found)
     record_result(
@@ -96,8 +109,10 @@ def test_two_hundred_steps_keep_their_budget(record_result: Callable[[str, dict[
             "largest ledger / budget": max(f["ledger"] / f["budget"] for f in found),
             "with several segments": sum(f["segments"] > 1 for f in found),
             "with a tiled segment": sum(f["kept"] < f["segments"] for f in found),
+            "with a broken promise": sum(bool(broken(f)) for f in found),
         },
     )
+    assert not [(f, broken(f)) for f in found if broken(f)]
 
 
 def small() -> nn.Module:
