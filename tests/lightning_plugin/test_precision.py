@@ -65,6 +65,11 @@ def test_there_are_fifty_cases() -> None:
     assert len(FULL) >= 50
 
 
+def order(tensor: torch.Tensor) -> list[int]:
+    """The strides that mean something: a dimension of size one may have any."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "unet_transposed", "unet3d_group"])
 def test_channels_last_is_honoured(name: str) -> None:
     """The result has the memory format of plain PyTorch's, and so has the image's gradient."""
@@ -82,6 +87,6 @@ def test_channels_last_is_honoured(name: str) -> None:
     expected.square().sum().backward()
     actual.square().sum().backward()
     for (n, a), (_, e) in zip(net.named_parameters(), plain.named_parameters(), strict=True):
-        assert a.grad.stride() == e.grad.stride(), n
+        assert order(a.grad) == order(e.grad), n
     assert difference(twins[1].grad, twins[0].grad) < TOLERANCE
     assert twins[1].grad.stride() == twins[0].grad.stride()

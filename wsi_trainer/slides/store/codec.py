@@ -37,7 +37,7 @@ def without_checksum(data: Bytes) -> Bytes:
     """Data without its checksum, if that is right: a view, not a copy."""
     if len(data) < _CHECKSUM:
         raise CorruptChunk(f"{len(data)} bytes are too few for a checksum")
-    body, stored = data[:-_CHECKSUM], int.from_bytes(data[-_CHECKSUM:].tobytes(), "little")
+    body, stored = data[:-_CHECKSUM], int.from_bytes(bytes(data[-_CHECKSUM:]), "little")
     if google_crc32c.value(body) != stored:
         raise CorruptChunk("the checksum (CRC-32C) does not match")
     return body
