@@ -37,11 +37,11 @@ def _peak(slide: Path, out: Path, threads: int, background: str) -> tuple[int, f
 @pytest.mark.slow
 def test_tall_slide_needs_what_a_short_one_needs(tmp_path: Path) -> None:
     peaks = []
-    for height in (9_000, 30_000):
+    for height in (18_000, 45_000):  # from about 15,000 on, all that is ever there at once is there
         path = tmp_path / f"{height}.tif"
         write_slide(path, SlideSpec(height, 4_500, tissue=0.04), threads=2)
         peaks.append(_peak(path, tmp_path / str(height), 1, "keep")[0])
-    assert peaks[1] < 400  # MiB, for 405 MB of pixels
+    assert peaks[1] < 400  # MiB, for 608 MB of pixels
     assert peaks[1] < peaks[0] + 100
 
 
