@@ -91,6 +91,15 @@ class Ledger:
         self.leave()
         self._who = who
 
+    @contextmanager
+    def during(self, who: Any) -> Iterator[None]:
+        """A block whose peaks are ``who``'s; those after it are again whose they were before."""
+        former = self._who
+        self.enter(who)
+        yield
+        self.leave()
+        self._who = former
+
     def leave(self) -> None:
         if self._who is not None:
             self.moments[self._who] = max(self.moments.get(self._who, 0), self._since)

@@ -91,6 +91,8 @@ class Backward:
     def run(self) -> tuple[Tensor | None, ...]:
         segment = self.segment
         if self.alive and any(self.needs):
+            for handle in self.handles.values():
+                handle.bring_back()
             with torch.autocast(segment.kind, enabled=False):
                 if segment.share:
                     self.scan()

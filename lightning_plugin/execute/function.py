@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_plugin.errors import RecordingError
+from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.segment import SegmentRun, watched
@@ -32,7 +32,7 @@ def run_segment(run: SegmentRun) -> None:
     """Run a segment forward; leaves the results in their values, with backward behind them."""
     for v in run.stored:
         v.handle = Handle(v.space, v.dtype, v.device, run.at, run.ledger, run.half, run.constants(), run.team)
-    lease = Lease(tuple(v.handle for v in run.boundaries if v.handle is not None))
+    lease = Lease(tuple(kept(run)))
     marker = torch.empty(0)
 
     def pack(t: Tensor) -> Any:
@@ -50,6 +50,11 @@ def run_segment(run: SegmentRun) -> None:
             v.real = result
 
 
+def kept(run: SegmentRun) -> list[Handle]:
+    """The boundaries that a segment reads."""
+    return [v.handle for v in run.boundaries if v.handle is not None]
+
+
 class SegmentFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: SegmentRun, marker: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -59,12 +64,17 @@ class SegmentFunction(torch.autograd.Function):
         # On the segment's device, so that autograd runs all segments in one thread, in one order.
         results.extend(torch.zeros((), device=v.device) for v in run.stored)
         ctx.run = run.bare()
+        if run.drop:
+            handles = [v.handle for v in run.stored if v.handle is not None]
+            again = Again(ctx.run, Inputs.of([t.detach() for t in inputs]), handles, kept(run))
+            for handle in handles:
+                handle.again = again
         ctx.carried = work.carried
         ctx.handles = [weakref.ref(v.handle) for v in run.boundaries]  # type: ignore[arg-type]
         ctx.cotangents = [v.handle.cotangent for v in run.stored]  # type: ignore[union-attr]
         ctx.results = [r.detach() for r in results]
-        if run.trains:  # else there is no backward, and inputs may be inference tensors
-            ctx.versions = [t._version for t in inputs]
+        if run.trains:  # else there is no backward
+            ctx.versions = Inputs.of(inputs).versions
             ctx.save_for_backward(marker, *inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]
@@ -75,12 +85,7 @@ class SegmentFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         _, *inputs = ctx.saved_tensors
-        for t, version in zip(inputs, ctx.versions, strict=False):
-            if t._version != version:
-                raise RecordingError(
-                    f"a tensor of shape {tuple(t.shape)} that the forward pass used was changed in place before "
-                    "backward (an optimizer step between forward and backward, say). Its old value is needed."
-                )
+        Inputs(inputs, ctx.versions).check()
         ledger = ctx.run.ledger
         if ledger is not None:
             ledger.enter((ctx.run.place, "backward"))

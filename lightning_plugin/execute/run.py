@@ -70,6 +70,8 @@ def run_plan(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None, te
                     if stage.makes(node.inputs[0]):
                         compute(node.outputs[0], ledger)
                 for v in stage.last:
+                    if v.handle is not None:
+                        v.handle.let_go()
                     v.handle = v.real = None
             for node in nodes:
                 for v in node.outputs:
@@ -129,10 +131,12 @@ class Stage:
             )
         place, team = self.place, self.team
         at = Place(plan.tier, self.courier)
-        segment = SegmentRun(
-            program, plan.forward, plan.backward, at, self.ledger, place, share, plan.half, plan.ahead, team
+        forward, backward = plan.forward, plan.backward
+        run_segment(
+            SegmentRun(
+                program, forward, backward, at, self.ledger, place, share, plan.half, plan.ahead, plan.drop, team
+            )
         )
-        run_segment(segment)
 
     def run_kept(self, nodes: Sequence[Node]) -> None:
         for node in nodes:

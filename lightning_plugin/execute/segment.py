@@ -47,6 +47,7 @@ class SegmentRun:
         share: bool = False,
         half: bool = False,
         ahead: bool = False,
+        drop: bool = False,
         team: Team | None = None,
     ):
         self.program = program
@@ -58,6 +59,7 @@ class SegmentRun:
         self.share = share
         self.half = half
         self.ahead = ahead
+        self.drop = drop
         self.team = team
         self.stored = [t.stored for t in program.targets if t.stored is not None]
         self.spreads = [v for v in program.reads if resident(v) is not None]
@@ -134,6 +136,10 @@ class SegmentRun:
             return None if values is None else key_of(values)
 
         return groups(program, tiles, constant) if self.alike else ([owned] for owned in tiles)
+
+    def moments(self, what: str) -> AbstractContextManager[None]:
+        """A block whose peaks are those of this segment doing ``what``."""
+        return nullcontext() if self.ledger is None else self.ledger.during((self.place, what))
 
     @property
     def kind(self) -> str:

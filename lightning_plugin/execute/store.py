@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -135,26 +135,54 @@ class Handle:
         self.dtype = dtype
         self.half = half and dtype.is_floating_point and dtype.itemsize > 2
         self.whole = Box.whole(layout.extent)
-        place = place or Place()
-        self.data = place.store(layout, torch.bfloat16 if self.half else dtype, device)
-        self.cotangent = Cotangent(layout, dtype, device, place)
+        self.device = device
+        self.place = place or Place()
+        self.data: Memory | Lane | None = None
+        self.cotangent = Cotangent(layout, dtype, device, self.place)
         self.constants = constants
         self.team = team
+        #: Makes the data again, where it is let go after forward; see [Note: dropped] in `again`.
+        self.again: Callable[[], None] | None = None
+        self.make_room()
+
+    def make_room(self) -> None:
+        self.data = self.place.store(self.layout, torch.bfloat16 if self.half else self.dtype, self.device)
+
+    @property
+    def gone(self) -> bool:
+        return self.data is None
+
+    def let_go(self) -> None:
+        """Forward needs the map no longer; if it can be made again, its data goes."""
+        if self.again is not None:
+            self.data = None
+
+    def bring_back(self) -> None:
+        """Backward needs the map."""
+        if self.gone and self.again is not None:
+            self.again()
+
+    @property
+    def there(self) -> Memory | Lane:
+        if self.data is None:
+            raise AssertionError("a boundary is used after it was let go")
+        return self.data
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
-        self.data.write(box, tile.to(torch.bfloat16) if self.half else tile, ahead)
+        self.there.write(box, tile.to(torch.bfloat16) if self.half else tile, ahead)
 
     def read(self, box: Box) -> Tensor:
-        tile = self.data.read(box)
+        tile = self.there.read(box)
         return tile.to(self.dtype) if self.half else tile
 
     def fetch(self, box: Box) -> None:
         """Begin to read a box that will be asked for; see [Note: ahead] in `transfer`."""
-        self.data.fetch(box)
+        self.there.fetch(box)
 
     def rest(self) -> None:
         """Nothing of the map is on its way any more."""
-        self.data.rest()
+        if self.data is not None:
+            self.data.rest()
 
 
 class Adder:

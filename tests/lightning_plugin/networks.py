@@ -58,7 +58,8 @@ class AnyPlan(Settings):
 
     ``stored`` are places of nodes, ``kept`` places of stages; both wrap around, so that they mean something for every
     network. With ``rows``, segments are cut into so many rows of tiles, which share halos where they can. Of four
-    segments, those at the places ``spilled`` store on the disk, those at ``ahead`` transfer tiles beside others.
+    segments, those at the places ``spilled`` store on the disk, those at ``ahead`` transfer tiles beside others,
+    and of those that store on the device and recompute halos, those at ``dropped`` drop what they store.
     """
 
     stored: frozenset[int] = frozenset()
@@ -68,8 +69,10 @@ class AnyPlan(Settings):
     cycle: int = 24
     spilled: frozenset[int] = frozenset()
     ahead: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
     scans: int = 0
     transfers: int = 0
+    drops: int = 0
     noted: list[str] = field(default_factory=list)
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
@@ -89,12 +92,15 @@ class AnyPlan(Settings):
             self.scans += sum(s.halo == "share" for s in plan.segments)
         plan = replace(plan, segments=tuple(self.placed(i, s) for i, s in enumerate(plan.segments)))
         self.transfers += any(s.tier == "disk" for s in plan.segments) and any(s.ahead for s in plan.segments)
+        self.drops += any(s.drop for s in plan.segments)
         return plan
 
     def placed(self, i: int, s: SegmentPlan) -> SegmentPlan:
         if s.keep:
             return s
-        return replace(s, tier="disk" if i % 4 in self.spilled else "device", ahead=i % 4 in self.ahead)
+        spill = i % 4 in self.spilled
+        drop = i % 4 in self.dropped and not spill and s.halo == "recompute"
+        return replace(s, tier="disk" if spill else "device", ahead=i % 4 in self.ahead, drop=drop)
 
     def segment(self, i: int, s: SegmentPlan, nodes: Sequence[Node], stage: dict[int, int]) -> SegmentPlan:
         if i % self.cycle in self.kept:
@@ -156,15 +162,16 @@ def plans() -> st.SearchStrategy[AnyPlan]:
     places = st.sets(st.integers(0, 23), max_size=8).map(frozenset)
     few = st.sets(st.integers(0, 3)).map(frozenset)
     return st.builds(
-        lambda stored, kept, grids, rows, spilled, ahead: AnyPlan(
-            stored=stored, kept=kept, grids=tuple(grids), rows=max(0, rows), spilled=spilled, ahead=ahead
+        lambda stored, kept, grids, rows, **tiers: AnyPlan(
+            stored=stored, kept=kept, grids=tuple(grids), rows=max(0, rows), **tiers
         ),
         places,
         st.sets(st.integers(0, 7), max_size=2).map(frozenset),
         grids,
         st.integers(-8, 6),
-        few,
-        few,
+        spilled=few,
+        ahead=few,
+        dropped=few,
     )
 
 

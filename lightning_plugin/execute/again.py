@@ -1,0 +1,94 @@
+"""Boundaries that are let go after forward and computed again in backward.
+
+[Note: dropped] A *dropped* boundary lives until the last segment that reads it has run forward. In backward, the first
+segment that needs it has it made again: its producer's tiles run once more, without grad and without their reductions,
+whose results are known. What the producer read may have been dropped too, and is then made again first; so a run of
+dropped boundaries between two stored ones is a stretch of divide-and-conquer checkpointing, and costs one more forward
+of the segments that made them, whatever its length. Each then stays until the last segment in backward that reads it is
+done, as a stored one does: see [Note: leases] in `function`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.errors import RecordingError
+from lightning_plugin.execute.forward import Forward
+from lightning_plugin.execute.program import Program
+from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.execute.store import Handle
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors that were used once and will be used again, and what they were."""
+
+    tensors: Sequence[Tensor]
+    versions: Sequence[int]
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> Inputs:
+        return Inputs(tensors, [-1 if t.is_inference() else t._version for t in tensors])
+
+    def check(self) -> None:
+        """Refuse to go on where one of them was changed."""
+        for t, version in zip(self.tensors, self.versions, strict=True):
+            if version >= 0 and t._version != version:
+                raise RecordingError(
+                    f"a tensor of shape {tuple(t.shape)} that the forward pass used was changed in place before "
+                    "backward (an optimizer step between forward and backward, say). Its old value is needed."
+                )
+
+
+class Again:
+    """Makes what a segment stored a second time; ``run`` holds no results (`SegmentRun.bare`).
+
+    The segment's own handles know of this, so this knows of them weakly.
+    """
+
+    def __init__(self, run: SegmentRun, inputs: Inputs, stored: Sequence[Handle], boundaries: Sequence[Handle]) -> None:
+        self.run = run
+        self.inputs = inputs
+        self.stored = [weakref.ref(handle) for handle in stored]
+        self.boundaries = boundaries
+
+    def __call__(self) -> None:
+        self.inputs.check()
+        missing = {
+            id(v): (v, handle)
+            for v, ref in zip(self.run.stored, self.stored, strict=True)
+            if (handle := ref()) is not None and handle.gone
+        }
+        read = dict(zip(map(id, self.run.boundaries), self.boundaries, strict=True))
+        available = {id(v) for v in self.run.program.reads}
+        targets = [t for t in self.run.program.targets if id(t.stored) in missing]
+        program = Program.build(targets, lambda v: id(v) in available)
+        run = copy(self.run)
+        run.program = program
+        run.stored = [v for v, _ in missing.values()]
+        run.boundaries = [v for v in program.reads if id(v) in read]
+        for v in run.boundaries:
+            read[id(v)].bring_back()
+        for v, handle in missing.values():
+            v.handle = handle
+            handle.make_room()
+        for v in run.boundaries:
+            v.handle = read[id(v)]
+        try:
+            with torch.no_grad(), torch.autocast(run.kind, enabled=False), run.moments("again"):
+                Forward(run, self.used(program)).run()
+        finally:
+            for v in (*run.stored, *run.boundaries):
+                v.handle = None
+
+    def used(self, program: Program) -> list[Tensor]:
+        """The inputs in the order in which the shorter program names them."""
+        of = dict(zip(map(id, self.run.program.vectors), self.inputs.tensors, strict=False))
+        spreads = self.inputs.tensors[len(self.run.program.vectors) :]
+        return [*(of[id(v)] for v in program.vectors), *spreads]

@@ -1,0 +1,130 @@
+"""Boundaries that are let go after forward and made again in backward: the same results, for less memory."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, PlanError, TiledModule
+from lightning_plugin.errors import RecordingError
+from lightning_plugin.execute import again
+from lightning_plugin.execute.forward import Forward
+from lightning_plugin.execute.store import Handle
+from lightning_plugin.ledger import Ledger
+from lightning_plugin.plan import Plan
+from lightning_plugin.settings import Settings
+from tests.exactness import assert_exact
+
+
+class Dropping(Settings):
+    """All boundaries stored, and those of the segments ``drop`` says dropped (all, where it says nothing)."""
+
+    def __init__(self, drop: frozenset[int] | None = None) -> None:
+        super().__init__((3, 2), (2, 3))
+        self.drop = drop
+
+    def choose(self, nodes: Any) -> Plan:
+        plan = super().choose(nodes)
+        drop = range(len(plan.segments)) if self.drop is None else self.drop
+        return replace(plan, segments=tuple(replace(s, drop=i in drop) for i, s in enumerate(plan.segments)))
+
+
+def chain(depth: int = 5, width: int = 4) -> nn.Sequential:
+    """A network in which each train-mode BatchNorm needs the whole of what comes before it."""
+    layers: list[nn.Module] = []
+    for i in range(depth):
+        layers += [nn.Conv2d(width if i else 3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+class Skip(nn.Module):
+    """A map that is read at once and once more at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle = chain(2), nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), *chain(2)[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.middle(x) * x
+
+
+@pytest.mark.parametrize("drop", [None, frozenset({0}), frozenset({1, 2}), frozenset({0, 2, 3})])
+@pytest.mark.parametrize("make", [chain, Skip])
+def test_what_is_dropped_is_made_again(make: Any, drop: frozenset[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(Forward):
+        def run(self) -> list[Tensor]:
+            made.append(self.segment.place)
+            return super().run()
+
+    monkeypatch.setattr(again, "Forward", Counted)
+    assert_exact(make(), (2, 3, 21, 17), settings=Dropping(drop))
+    assert made, "nothing was made again"
+    assert len(made) == len(set(made)), "made more than once"
+
+
+def test_a_step_holds_less_and_leaves_nothing() -> None:
+    net, x = chain(8), torch.randn(1, 3, 64, 64)
+    peaks = {}
+    for name, drop in (("stored", frozenset[int]()), ("dropped", frozenset({0, 1, 2, 4, 5, 6}))):
+        ledger = Ledger()
+        ledger.begin()
+        with ledger.watching():
+            image = LazyImage.from_tensor(x, settings=Dropping(drop))
+            net(image).sum().backward()
+        peaks[name] = ledger.peak
+        assert ledger.live <= 4 * sum(p.numel() for p in net.parameters()) + 4096
+    assert peaks["dropped"] < 0.75 * peaks["stored"]
+
+
+def test_a_step_can_go_back_twice() -> None:
+    torch.manual_seed(0)
+    net, x = chain().double(), torch.randn(1, 3, 15, 14, dtype=torch.float64)
+    loss = net(LazyImage.from_tensor(x, settings=Dropping())).square().sum()
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in net.parameters()]  # type: ignore[union-attr]
+    loss.backward()
+    for p, g in zip(net.parameters(), once, strict=True):
+        torch.testing.assert_close(p.grad, 2 * g)
+
+
+def test_a_parameter_that_was_changed_meanwhile_is_refused() -> None:
+    net = chain()
+    loss = net(LazyImage.from_tensor(torch.randn(1, 3, 15, 14), settings=Dropping())).square().sum()
+    assert torch.isfinite(loss)
+    with torch.no_grad():
+        net[0].weight.add_(1)
+    with pytest.raises(RecordingError, match="changed in place before backward"):
+        loss.backward()
+
+
+def test_a_step_that_never_goes_back_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    handles: list[weakref.ref[Handle]] = []
+    before = Handle.__init__
+
+    def noted(self: Handle, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        handles.append(weakref.ref(self))
+
+    monkeypatch.setattr(Handle, "__init__", noted)
+    loss = chain()(LazyImage.from_tensor(torch.randn(1, 3, 15, 14), settings=Dropping())).sum()
+    assert torch.isfinite(loss)
+    assert handles
+    del loss
+    assert not [h for h in handles if h() is not None], "a cycle waits for the garbage collector"
+
+
+def test_only_what_can_be_made_again_may_be_dropped() -> None:
+    plan = TiledModule(chain(), budget="1MiB")
+    plan(torch.randn(1, 3, 32, 32))
+    assert plan.plan is not None
+    tiled = next(s for s in plan.plan.segments)
+    with pytest.raises(PlanError, match="can drop what it stores"):
+        replace(tiled, keep=False, drop=True, tier="disk")
