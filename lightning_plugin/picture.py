@@ -36,7 +36,8 @@ def mode(segment: SegmentPlan) -> str:
     """How a segment runs, in a word or two."""
     if segment.keep:
         return "kept"
-    return ("scanned" if segment.halo == "share" else "tiled") + (" ahead" if segment.ahead else "")
+    words = ("scanned" if segment.halo == "share" else "tiled") + (" ahead" if segment.ahead else "")
+    return f"{words}, dropped" if segment.drop else words
 
 
 def table(plan: Plan) -> str:
@@ -85,18 +86,28 @@ class Moment:
 
 
 def moments(plan: Plan) -> list[Moment]:
-    """The step as the plan predicts it: every segment forward, then in reverse backward, which takes twice as long."""
-    found: list[Moment] = []
+    """The step as the plan predicts it: every segment forward, then in reverse backward, which takes twice as long.
+
+    A plan does not say who reads a map: a dropped one is drawn as if only the next segment did.
+    """
+    forward: list[tuple[SegmentPlan, dict[str, int]]] = []
+    backward: list[tuple[SegmentPlan, dict[str, int]]] = []
     stored = dict.fromkeys(("device", "host", "disk"), 0)
-    begin = 0.0
+    run: list[int] = []  # the dropped maps up to here, with nothing stored between them
     for s in plan.segments:
-        stored = {**stored, s.tier: stored[s.tier] + s.stored_bytes}
-        found.append(Moment(begin, s.seconds / 3, stored, s.forward_bytes))
+        there = {**stored, s.tier: stored[s.tier] + s.stored_bytes}
+        back = stored if s.drop else there
+        forward.append((s, {**there, "device": there["device"] + sum(run[-1:])}))
+        backward.append((s, {**back, "device": back["device"] + sum(run)}))
+        stored, run = (stored, [*run, s.stored_bytes]) if s.drop else (there, [])
+    found: list[Moment] = []
+    begin = 0.0
+    for s, there in forward:
+        found.append(Moment(begin, s.seconds / 3, there, s.forward_bytes))
         begin += s.seconds / 3
-    for s in reversed(plan.segments):
-        found.append(Moment(begin, 2 * s.seconds / 3, stored, s.backward_bytes))
+    for s, there in reversed(backward):
+        found.append(Moment(begin, 2 * s.seconds / 3, there, s.backward_bytes))
         begin += 2 * s.seconds / 3
-        stored = {**stored, s.tier: stored[s.tier] - s.stored_bytes}
     return found
 
 

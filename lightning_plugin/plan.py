@@ -26,8 +26,8 @@ class SegmentPlan:
     ``targets`` are the nodes whose results it makes: reduce nodes and stored maps. A *kept* segment runs all the nodes
     it names whole, with ordinary autograd, as plain PyTorch would; its grids are of one tile. ``tier`` is where its
     stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
-    come from there while others are computed. With ``drop`` its stored maps are let go after forward, and computed again
-    in backward (see [Note: dropped] in `execute.again`). With ``halo="share"`` tiles run in order and hand rows on; the
+    come from there while others are computed. With ``drop`` its stored maps are let go after forward, and made again in
+    backward (see [Note: dropped] in `execute.again`). With ``halo="share"`` tiles run in order and hand rows on; the
     grid cuts one axis. The figures are predictions: bytes on the device and seconds.
     """
 

@@ -25,7 +25,7 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: What a search asks again and again.
 MEMOIZED = (
     "program", "diagonal", "middle", "grids", "cost", "scan_cost", "kept_peak", "plain_work", "kept_seconds",
-    "given_whole",
+    "given_whole", "alive",
 )  # fmt: skip
 
 
@@ -71,6 +71,10 @@ class Intervals:
                 if v.is_map and id(v) in network.gathered:
                     alive[id(v)] = v
         return list(alive.values())
+
+    def alive(self, cut: int) -> frozenset[int]:
+        """The maps that are alive at a cut, by identity."""
+        return frozenset(map(id, self.network.alive[cut]))
 
     def program(self, begin: int, end: int) -> Program | None:
         network = self.network

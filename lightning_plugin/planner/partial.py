@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_plugin.plan import SegmentPlan
 
-#: How many partial plans are carried on from a cut.
+#: How many partial plans are carried on from a cut,
 MOST_PARTIAL = 24
+#: and how many besides that hold dropped maps, which they will be rid of.
+MOST_OPEN = 6
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What a segment stores and drops: the maps and their bytes, the bytes of the tiles that make them again, and the
+    maps that it reads to do so."""
+
+    maps: frozenset[int]
+    size: int
+    tiles: int
+    reads: frozenset[int]
+
+
+def still_needed(dropped: Sequence[Dropped], maps: Collection[int]) -> tuple[Dropped, ...]:
+    """Of what was dropped in this order, what some maps are among, and what it takes to make that again."""
+    found: list[Dropped] = []
+    for d in reversed(dropped):
+        if not d.maps.isdisjoint(maps) or any(not f.reads.isdisjoint(d.maps) for f in found):
+            found.append(d)
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True)
 class Partial:
-    """A plan up to a cut: what it holds, what it costs, and how it got there."""
+    """A plan up to a cut: what it holds, what it costs, and how it got there.
+
+    What it holds is what it will hold when backward is back at the cut: dropped maps count until no later segment makes
+    them come back.
+    """
 
     held: int
     seconds: float
@@ -23,6 +49,19 @@ class Partial:
     extra: float = 0.0
     segment: SegmentPlan | None = None
     before: Partial | None = None
+    dropped: tuple[Dropped, ...] = ()
+
+    @property
+    def after(self) -> int:
+        """What it holds where what it dropped does not have to come back any more."""
+        return self.held - sum(d.size for d in self.dropped)
+
+    def at(self, alive: Collection[int]) -> Partial:
+        """The same where these maps are alive: what else was dropped is held no longer."""
+        if not self.dropped:
+            return self
+        dropped = still_needed(self.dropped, alive)
+        return replace(self, held=self.after + sum(d.size for d in dropped), dropped=dropped)
 
     def segments(self) -> list[SegmentPlan]:
         found: list[SegmentPlan] = []
@@ -35,15 +74,24 @@ class Partial:
 
 
 def undominated(plans: Sequence[Partial]) -> list[Partial]:
-    """The plans that no other beats both in bytes and in seconds, thinned evenly where they are many."""
-    found: list[Partial] = []
-    for plan in sorted(plans, key=lambda p: (p.held, p.seconds)):
-        if not found or plan.seconds < found[-1].seconds:
-            found.append(plan)
-    if len(found) > MOST_PARTIAL:
-        step = (len(found) - 1) / (MOST_PARTIAL - 1)
-        found = [found[round(i * step)] for i in range(MOST_PARTIAL)]
-    return found
+    """The plans that no other beats in bytes, now and later, and in seconds, thinned evenly where they are many."""
+    closed: list[Partial] = []
+    for plan in sorted((p for p in plans if not p.dropped), key=lambda p: (p.held, p.seconds)):
+        if not closed or plan.seconds < closed[-1].seconds:
+            closed.append(plan)
+    opened: list[Partial] = []
+    for plan in sorted((p for p in plans if p.dropped), key=lambda p: (p.seconds, p.held, p.after)):
+        rivals = (r for r in (*opened, *closed) if r.seconds <= plan.seconds)
+        if not any(r.held <= plan.held and r.after <= plan.after for r in rivals):
+            opened.append(plan)
+    return [*thinned(closed, MOST_PARTIAL), *thinned(opened, MOST_OPEN)]
+
+
+def thinned(plans: list[Partial], most: int) -> list[Partial]:
+    if len(plans) <= most:
+        return plans
+    step = (len(plans) - 1) / (most - 1)
+    return [plans[round(i * step)] for i in range(most)]
 
 
 def most_of(pieces: Sequence[SegmentPlan]) -> SegmentPlan:

@@ -5,7 +5,8 @@ The network is cut into intervals of its order (`network`). Each is run tiled, w
 image on, a partial plan is a pair (bytes held so far, seconds so far), and of these only the ones that no other beats
 in both are carried on. Bytes held only grow towards the loss, and backward frees them in reverse, so a segment's
 tiles have to fit beside what is held up to it, and beside the cotangents of its ends; that is checked when it is added,
-with the coarsest grid that fits.
+with the coarsest grid that fits. What is dropped (see [Note: dropped] in `execute.again`) is an exception: it is held
+from where it is made to where the last segment that has it come back begins, and not beyond.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.cost import Cost
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.network import Network, is_given
-from lightning_plugin.planner.partial import Partial, merge_kept, merged_counts, most_of, undominated
+from lightning_plugin.planner.partial import (
+    Dropped,
+    Partial,
+    merge_kept,
+    merged_counts,
+    most_of,
+    still_needed,
+    undominated,
+)
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 
@@ -83,12 +92,13 @@ class Tiled:
     def seconds(self) -> float:
         return self.forward[1].seconds + (self.backward[1].seconds if self.backward else 0.0)
 
-    def with_transfers(self, writes: float, reads: float, ahead: bool) -> float:
+    def with_transfers(self, writes: float, reads: float, ahead: bool, drop: bool) -> float:
         """The seconds of both passes, given those of what is written once and read once.
 
-        Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that.
+        Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that. What
+        is dropped is made twice.
         """
-        passes = [(self.forward[1].seconds, writes + reads)]
+        passes = [(self.forward[1].seconds, writes + reads)] * (2 if drop else 1)
         if self.backward is not None:
             passes.append((self.backward[1].seconds, writes + 3 * reads))
         return sum(max(work, way) if ahead else work + way for work, way in passes)
@@ -190,19 +200,26 @@ class Search:
         if ahead and not spill and not brought:
             return
         where = Where(begin, end, frozenset(id(v) for v in brought), spill, ahead)
+        comes_back = still_needed(before.dropped, {id(v) for v in program.reads})
+        alive = intervals.alive(begin)
+        gone = sum(d.size for d in before.dropped if d.maps.isdisjoint(alive))
         writes = self.one_way(tier, below) if spill else 0.0
         reads = self.one_way("disk" if self.lower.host is None else "host", self.lower.size(brought))
         trains = any(t.requires_grad for t in program.targets)
         room = Room(
             self.budget - network.fixed_bytes - before.held,
-            0 if spill else size,
+            (0 if spill else size) - gone,
             intervals.ends(begin, before.spilled) + intervals.ends(end, spilled) if trains else 0,
         )
-        for way in self.ways(where, room, trains):
+        again = max((d.tiles for d in comes_back), default=0)
+        if room.ends + again > room.free:
+            return
+        for way, drop in self.placed(where, room, trains, stored):
             plain = intervals.plain_work(begin, end)
-            extra = way.work - plain
-            seconds = way.with_transfers(writes, reads, ahead)
+            extra = way.work - plain + (way.forward[1].work if drop else 0)
+            seconds = way.with_transfers(writes, reads, ahead, drop)
             base = before.held + network.fixed_bytes
+            peak = max(way.peak, room.ends + again)
             segment = SegmentPlan(
                 targets=tuple(network.place[t.node.serial] for t in program.targets),
                 forward=way.forward[0],
@@ -211,24 +228,39 @@ class Search:
                 path=intervals.path(begin, end),
                 stored_bytes=size + way.carried,
                 forward_bytes=base + way.forward_bytes,
-                backward_bytes=base + way.peak,
+                backward_bytes=base + peak,
                 seconds=seconds,
                 recompute=extra / plain if plain else 0.0,
                 halo=way.halo,
                 half=spill and self.lower.half,
                 ahead=ahead,
+                drop=drop,
             )
             self._parts[segment] = list(self.parts(where, way, base))
+            dropped = before.dropped
+            if drop:
+                maps, read = (frozenset(map(id, vs)) for vs in (stored, program.reads))
+                dropped = (*dropped, Dropped(maps, size, way.forward[1].bytes, read))
             yield Partial(
                 held + way.carried,
                 before.seconds + seconds,
-                max(before.peak, before.held + way.peak),
+                max(before.peak, before.held + peak),
                 spilled,
                 before.lower + (below + size if spill else 0),
                 before.extra + extra,
                 segment,
                 before,
-            )
+                dropped,
+            ).at(intervals.alive(end))
+
+    def placed(self, where: Where, room: Room, trains: bool, stored: list[Value]) -> Iterator[tuple[Tiled, bool]]:
+        """The ways to run a segment, each with whether what it stores is dropped."""
+        network = self.network
+        may = self.policy.drop and network.trains and not where.leaving and stored
+        for way in self.ways(where, room, trains):
+            yield way, False
+            if may and way.halo == "recompute" and not any(id(v) in network.gathered for v in stored):
+                yield way, True
 
     def ways(self, where: Where, room: Room, trains: bool) -> Iterator[Tiled]:
         """Tiles that compute their halos twice, and where that costs something, tiles that share them."""
@@ -279,6 +311,8 @@ class Search:
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """One more segment, run whole."""
         network, intervals = self.network, self.intervals
+        if still_needed(before.dropped, {id(v) for n in network.order[begin:end] for v in n.maps}):
+            return None  # what is kept would hold on to what was dropped
         brought = {id(v): v.bytes for n in network.order[begin:end] for v in n.maps if id(v) in before.spilled}
         base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
         held = base + (network.saved_bytes(begin, end) if network.trains else 0)
@@ -305,9 +339,8 @@ class Search:
         )
         self._parts[segment] = [Part(begin, end, "kept", base + ends + network.fixed_bytes, work)]
         peak = max(before.peak, most)
-        return Partial(
-            held, before.seconds + seconds, peak, before.spilled, before.lower, before.extra, segment, before
-        )
+        done = replace(before, held=held, seconds=before.seconds + seconds, peak=peak, segment=segment, before=before)
+        return done.at(intervals.alive(end))
 
     # The search
 
@@ -321,7 +354,8 @@ class Search:
         return self.finish(min(found, key=lambda p: (p.seconds, p.held))) if found else None
 
     def whole(self, budget: int) -> Plan | None:
-        """Everything kept, as plain PyTorch does, where that fits: nothing is faster, and it is found at once."""
+        """Everything kept, as plain PyTorch does, where that fits: it is found at once, and what tiles in a cache might
+        win over it is not looked for."""
         if not self.policy.keep or self.policy.uniform:
             return None
         self.budget = budget

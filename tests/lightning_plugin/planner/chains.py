@@ -40,7 +40,7 @@ def norms(kind: str, width: int) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A network, the size of its image, and which share of what it can use it is given."""
+    """A network, the size of its image, which share of what it can use it is given, and whether there is a disk."""
 
     steps: tuple[str, ...]
     width: int
@@ -48,6 +48,7 @@ class Recipe:
     side: int
     share: float
     seed: int
+    disk: bool
 
     def build(self) -> nn.Module:
         torch.manual_seed(self.seed)
@@ -85,4 +86,5 @@ def recipes() -> st.SearchStrategy[Recipe]:
         side=st.integers(64, 160),
         share=st.floats(0.0, 1.2),
         seed=st.integers(0, 99),
+        disk=st.booleans(),
     )

@@ -13,6 +13,8 @@ from torch import nn
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.planner.choose import RESERVE
+from lightning_plugin.settings import Settings
+from tests.exactness import assert_exact
 from tests.lightning_plugin.planner.chains import Recipe, recipes
 
 FIXED = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -38,16 +40,17 @@ class Triple:
     """One network at one size under one budget, drawn between the least and what plain PyTorch uses."""
 
     def __init__(self, recipe: Recipe) -> None:
+        self.disk = recipe.disk
         self.net = recipe.build()
         self.x = torch.randn(1, 3, recipe.side, recipe.side + 8)
         with pytest.raises(BudgetError) as refused:
-            make_plan(self.net, self.x, budget=1000)
+            make_plan(self.net, self.x, budget=1000, disk=self.disk)
         least, most = refused.value.smallest, step_under_ledger(self.net, self.net, self.x).peak
         self.net.zero_grad(set_to_none=True)
         self.budget = max(LEAST, int(least + recipe.share * max(0, most - least)))
 
     def run(self) -> dict[str, float]:
-        tiled = TiledModule(self.net, budget=self.budget)
+        tiled = TiledModule(self.net, budget=self.budget, disk=self.disk)
         ledger = step_under_ledger(tiled, self.net, self.x)
         plan = tiled.plan
         assert plan is not None
@@ -58,6 +61,8 @@ class Triple:
             "own": tiled.peak_bytes,
             "segments": len(plan.segments),
             "kept": sum(s.keep for s in plan.segments),
+            "spilled": sum(s.tier != "device" for s in plan.segments),
+            "dropped": sum(s.drop for s in plan.segments),
         }
 
 
@@ -109,6 +114,8 @@ def test_two_hundred_steps_keep_their_budget(record_result: Callable[[str, dict[
             "largest ledger / budget": max(f["ledger"] / f["budget"] for f in found),
             "with several segments": sum(f["segments"] > 1 for f in found),
             "with a tiled segment": sum(f["kept"] < f["segments"] for f in found),
+            "with maps on the disk": sum(f["spilled"] > 0 for f in found),
+            "with dropped maps": sum(f["dropped"] > 0 for f in found),
             "with a broken promise": sum(bool(broken(f)) for f in found),
         },
     )
@@ -170,3 +177,26 @@ def test_planning_is_deterministic_and_leaves_no_trace() -> None:
 def test_a_plan_survives_json() -> None:
     plan = make_plan(small(), (1, 3, 512, 512), budget="4MiB")
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_without_a_disk_what_is_dropped_saves_memory_and_stays_exact() -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for i in range(8):
+        layers += [nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
+    net, x = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), torch.randn(1, 3, 104, 96)
+    smallest = {}
+    for policy in ("overl-h", "auto"):  # the one that stores, and the one that may drop what it stores
+        with pytest.raises(BudgetError) as refused:
+            make_plan(net, x, budget=1000, disk=False, policy=policy)
+        smallest[policy] = refused.value.smallest
+    assert smallest["auto"] < 0.75 * smallest["overl-h"]
+    budget = int(1.05 * smallest["auto"])
+    tiled = TiledModule(net, budget=budget, disk=False)
+    ledger = step_under_ledger(tiled, net, x)
+    assert tiled.plan is not None
+    assert any(s.drop for s in tiled.plan.segments)
+    assert "dropped" in str(tiled.plan)
+    assert 0.99 * ledger.peak <= tiled.plan.peak_bytes <= budget
+    assert Plan.from_json(tiled.plan.to_json()) == tiled.plan
+    assert_exact(net, x.shape, settings=Settings(budget=2 * budget, disk=False))
