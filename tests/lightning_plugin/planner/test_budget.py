@@ -44,7 +44,7 @@ class Triple:
         self.net = recipe.build()
         self.x = torch.randn(1, 3, recipe.side, recipe.side + 8)
         with pytest.raises(BudgetError) as refused:
-            make_plan(self.net, self.x, budget=1000, disk=self.disk)
+            TiledModule(self.net, budget=1000, disk=self.disk)(self.x)
         least, most = refused.value.smallest, step_under_ledger(self.net, self.net, self.x).peak
         self.net.zero_grad(set_to_none=True)
         self.budget = max(LEAST, int(least + recipe.share * max(0, most - least)))
