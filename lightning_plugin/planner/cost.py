@@ -47,17 +47,21 @@ class Coster(Peaks):
     def forward(self, tiles: Diagonal) -> Cost:
         program, grid = tiles.program, tiles.grid
         peak = max(self.forward_peak(program, need) for need in tiles.needs)
-        seconds, work = self.work(program, tiles.shares, grid.tiles, False)
-        return Cost(peak, seconds, work)
+        _, work = self.work(program, tiles.shares, grid.tiles, False)
+        return Cost(peak, self.seconds(tiles, False), work)
 
     def backward(self, tiles: Diagonal) -> Cost:
         """Recompute and backward of every tile."""
         program, grid = tiles.program, tiles.grid
         again = self.vectors(program) if grid.tiles > 1 else 0
         peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
-        again_seconds, work = self.work(program, tiles.shares, grid.tiles, False)
-        seconds, _ = self.work(program, tiles.shares, grid.tiles, True)
-        return Cost(peak, again_seconds + seconds, work)
+        _, work = self.work(program, tiles.shares, grid.tiles, False)
+        return Cost(peak, self.seconds(tiles, True), work)
+
+    def seconds(self, tiles: Diagonal, backward: bool) -> float:
+        """Of one pass over all tiles: forward, or everything again and back."""
+        ways = (False, True) if backward else (False,)
+        return sum(self.work(tiles.program, tiles.shares, tiles.grid.tiles, way)[0] for way in ways)
 
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
         """A pass whose tiles hand rows on; see [Note: scan] in `execute.scan`."""

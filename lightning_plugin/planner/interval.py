@@ -24,7 +24,7 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 #: What a search asks again and again.
 MEMOIZED = (
-    "program", "diagonal", "middle", "grids", "cost", "scan_cost", "kept_peak", "plain_work", "kept_seconds",
+    "program", "diagonal", "middle", "grids", "cost", "seconds", "scan_cost", "kept_peak", "plain_work", "kept_seconds",
     "given_whole", "alive",
 )  # fmt: skip
 
@@ -157,19 +157,20 @@ class Intervals:
             return cost
         return replace(cost, bytes=int(cost.bytes * lesson), predicted=cost.bytes)
 
-    def finest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
-        """The cheapest grid whose tiles fit into ``room``."""
+    def seconds(self, begin: int, end: int, grid: Grid, backward: bool) -> float:
+        return self.coster.seconds(self.diagonal(begin, end, grid), backward)
+
+    def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
+        """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
         how = how_of("backward" if backward else "forward", where)
         lesson = self.lessons.get((where.begin, where.end, how), 1.0)
         grids = self.allowed(where.begin, where.end)
-        best: tuple[Grid, Cost] | None = None
-        for grid in grids[first_that(grids, lambda g: lesson * self.middle(where, g, backward) <= room) :]:
+        small = grids[first_that(grids, lambda g: lesson * self.middle(where, g, backward) <= room) :]
+        for grid in sorted(small, key=lambda g: self.seconds(where.begin, where.end, g, backward)):
             cost = self.taught(where, how, self.cost(where, grid, backward))
-            if cost.bytes <= room and (best is None or cost.seconds < best[1].seconds):
-                best = (grid, cost)
-            elif best is not None:
-                break  # finer tiles only add halo and calls
-        return best
+            if cost.bytes <= room:
+                return grid, cost
+        return None
 
     def scans(self, where: Where, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
         """The coarsest scan that fits, forward and backward."""

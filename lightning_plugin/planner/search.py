@@ -284,12 +284,12 @@ class Search:
                 yield whole
 
     def recomputed(self, where: Where, room: Room, trains: bool) -> Tiled | None:
-        forward = self.intervals.finest(where, room.free - room.stored, False)
+        forward = self.intervals.cheapest(where, room.free - room.stored, False)
         if forward is None:
             return None
         if not trains:
             return Tiled("recompute", forward, None, 0, room.stored)
-        backward = self.intervals.finest(where, room.free - room.ends, True)
+        backward = self.intervals.cheapest(where, room.free - room.ends, True)
         if backward is None:
             return None
         if self.policy.same and forward[0] != backward[0]:
