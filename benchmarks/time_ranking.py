@@ -103,7 +103,7 @@ def different(network: Network, rates: Rates, count: int, seed: int) -> dict[str
         plan = plan_of(choice, network, rates)
         if plan is None:
             continue
-        does = tuple((s.targets, s.forward, s.backward, s.keep, s.tier, s.halo) for s in plan.segments)
+        does = tuple((s.targets, s.forward, s.backward, s.keep, s.tier, s.halo, s.ahead, s.drop) for s in plan.segments)
         if does not in seen:
             seen.add(does)
             found[choice.name] = replace(plan, seconds=predict(plan, network, rates))

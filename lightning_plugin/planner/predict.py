@@ -28,7 +28,9 @@ def predict(plan: Plan, network: Network, rates: Rates) -> float:
 def seconds(coster: Coster, segment: SegmentPlan, targets: list[Target], made: Mapping[int, float]) -> float:
     """One segment, after those that have made the maps it reads; ``made`` says how long each is on its way."""
     if segment.keep:
-        return coster.kept_seconds([t.node for t in targets])
+        read = {id(v) for t in targets for v in t.node.maps}
+        ways_back = 4 if coster.network.trains else 1  # see `Search.kept`
+        return coster.kept_seconds([t.node for t in targets]) + ways_back * sum(made.get(key, 0.0) for key in read)
     program = Program.build(targets, lambda v: id(v) in made)
     ways = (False, True) if any(t.requires_grad for t in program.targets) else (False,)
     if segment.halo == "share":
@@ -39,7 +41,8 @@ def seconds(coster: Coster, segment: SegmentPlan, targets: list[Target], made: M
     writes = sum(one_way(coster.rates, segment, t.stored) for t in targets if t.stored is not None)
     reads = sum(made.get(id(v), 0.0) for v in program.reads)
     moves = (writes + reads, writes + 3 * reads)  # see `Tiled.with_transfers` in the search
-    return sum(max(p.seconds, m) if segment.ahead else p.seconds + m for p, m in zip(passes, moves, strict=False))
+    each = [max(p.seconds, m) if segment.ahead else p.seconds + m for p, m in zip(passes, moves, strict=False)]
+    return sum(each) + (each[0] if segment.drop else 0.0)
 
 
 def one_way(rates: Rates, segment: SegmentPlan, v: Value) -> float:

@@ -65,3 +65,18 @@ def test_rates_without_the_finer_figures_are_as_memory_says() -> None:
     plain = Rates(flops=1e12, memory=1e10, host=1e9, disk=1e9, call=1e-6)
     assert plain.near == plain.reorder == plain.pool == 1e10
     assert plain.byte(1, plain.memory) == plain.byte(1 << 40, plain.memory) == 1e-10
+
+
+def test_what_is_dropped_is_predicted_to_be_made_twice() -> None:
+    layers: list[nn.Module] = []
+    for i in range(6):
+        layers += [nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(True)]
+    deep = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
+    with recorded(deep, (1, 3, 96, 96), torch.float32) as (found, _):
+        search = Search(found, CPU, lower_tiers(None, None, False, False))
+        budget = next(b for b in range(found.fixed_bytes, 1 << 30, 1 << 17) if search.run(b) is not None)
+        plan = search.run(budget)
+        assert plan is not None and any(s.drop for s in plan.segments)
+        assert predict(plan, found, CPU) == pytest.approx(plan.seconds)
+        stored = replace(plan, segments=tuple(replace(s, drop=False) for s in plan.segments))
+        assert predict(stored, found, CPU) < predict(plan, found, CPU)
