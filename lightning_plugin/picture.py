@@ -1,78 +1,23 @@
-"""A plan for people: a table to read, a picture to look at."""
+"""Plans for people who would rather look: memory over a step and the network's cuts; time against budget."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lightning_plugin.plan_table import mode, stored_on
 from lightning_plugin.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from lightning_plugin.plan import Plan, SegmentPlan
     from lightning_plugin.planner.sweep import Sweep
 
-HEADINGS = ("segment", "mode", "forward", "backward", "stored", "on", "peak", "time", "recompute")
-
-
-def rows(plan: Plan) -> list[tuple[str, ...]]:
-    """One row of words for each segment."""
-    return [
-        (
-            s.path or "(nodes " + ", ".join(map(str, s.targets)) + ")",
-            mode(s),
-            str(s.forward),
-            str(s.backward),
-            format_bytes(s.stored_bytes),
-            s.tier,
-            format_bytes(max(s.forward_bytes, s.backward_bytes)),
-            format_seconds(s.seconds),
-            f"{100 * s.recompute:.0f} %",
-        )
-        for s in plan.segments
-    ]
-
-
-def mode(segment: SegmentPlan) -> str:
-    """How a segment runs, in a word or two."""
-    if segment.keep:
-        return "kept"
-    words = ("scanned" if segment.halo == "share" else "tiled") + (" ahead" if segment.ahead else "")
-    return f"{words}, dropped" if segment.drop else words
-
-
-def table(plan: Plan) -> str:
-    """The plan as text: a line for each segment, and the sums."""
-    head = "Plan"
-    if plan.shape:
-        head += " for " + " x ".join(map(str, plan.shape))
-    if plan.budget:
-        head += f" within {format_bytes(plan.budget)}"
-    sums = (
-        f"peak {format_bytes(plan.peak_bytes)} on the device; {format_seconds(plan.seconds)} a step; "
-        f"{100 * plan.recompute:.0f} % recomputed\n"
-        f"plain PyTorch would hold {format_bytes(plan.plain_bytes)} for backward "
-        f"({format_bytes(plan.plain_bytes - plan.index_bytes)} without pooling indices and masks)"
-    )
-    lower = {tier: sum(s.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
-    spilled = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
-    if spilled:
-        sums += "\n" + " and ".join(spilled) + ", and as much again for their gradients"
-    barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
-    return "\n".join([head, *columns(HEADINGS, rows(plan)), sums, *barriers])
-
-
-def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
-    widths = [max(len(r[i]) for r in [headings, *body]) for i in range(len(headings))]
-
-    def line(cells: tuple[str, ...]) -> str:
-        first, *rest = zip(cells, widths, strict=True)
-        return "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip()
-
-    return [line(headings), "-" * (sum(widths) + 2 * len(widths) - 2), *map(line, body)]
-
-
-COLOURS = {"device": "#4878a8", "host": "#e49444", "disk": "#85b6b2", "tiles": "#d1605e"}
+COLOURS = {
+    "fixed": "#9aa0a6", "device": "#4878a8", "tiles": "#d1605e", "host": "#e49444", "disk": "#85b6b2",
+    "dropped": "#b8c9dc", "kept": "#d9d9d9", "tiled": "#f2cfce", "scanned": "#d8c9e4",
+}  # fmt: skip
+#: Of more segments than this, only some have their name below them.
+MOST_NAMES = 48
 
 
 @dataclass(frozen=True)
@@ -112,44 +57,48 @@ def moments(plan: Plan) -> list[Moment]:
 
 
 def draw(plan: Plan, path: str) -> None:
-    """Memory over the step, segment by segment, forward then backward, against the budget; lower tiers below."""
+    """Memory over the step against the budget, lower tiers below it, and the network with its cuts."""
     from matplotlib.figure import Figure
 
     steps = moments(plan)
     spills = any(m.stored["host"] + m.stored["disk"] for m in steps)
-    figure = Figure(figsize=(10, 6.5 if spills else 4.5), layout="constrained")
-    panels = figure.subplots(2 if spills else 1, 1, sharex=True, squeeze=False, height_ratios=[2, 1][: 1 + spills])[
-        :, 0
-    ]
-    draw_device(panels[0], plan, steps)
-    if spills:
-        draw_lower(panels[1], steps)
+    heights = [3.2, *([1.4] if spills else []), 2.2]
+    figure = Figure(figsize=(10, sum(heights) + 2.4), layout="constrained")
+    device, *lower, network = figure.subplots(len(heights), 1, height_ratios=heights)
+    draw_device(device, plan, steps)
+    for axes in lower:
+        draw_lower(axes, steps)
     end = steps[-1].begin + steps[-1].seconds if steps else 1
-    for axes in panels:
+    for axes in (device, *lower):
         axes.axvline(end / 3, color="grey", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+        axes.set_xlim(0, end or 1)
+        axes.tick_params(labelbottom=axes is (lower or [device])[-1])
+    (lower or [device])[-1].set_xlabel("predicted seconds")
     for where, words in ((end / 6, "forward"), (2 * end / 3, "backward")):
-        panels[0].annotate(words, (where, 1.01), xycoords=("data", "axes fraction"), ha="center")
-    panels[-1].set(xlabel="predicted seconds", xlim=(0, end or 1))
+        device.annotate(words, (where, 1.01), xycoords=("data", "axes fraction"), ha="center")
+    meaning = draw_network(network, plan)
+    for axes in (device, *lower, network):
+        axes.spines[["top", "right"]].set_visible(False)
+        shown = {"handles": meaning} if axes is network else {}
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, **shown)
     figure.savefig(path, dpi=130)
 
 
 def draw_device(axes: Any, plan: Plan, steps: list[Moment]) -> None:
     scale, unit = scale_of(max(plan.peak_bytes, plan.budget or 0))
     left, width = spans(steps)
-    peak = [m.peak / scale for m in steps]
-    held = [m.stored["device"] / scale for m in steps]
-    axes.bar(left, peak, width, align="edge", color=COLOURS["tiles"], label="tiles, cotangents,\nparameters")
-    axes.bar(left, held, width, align="edge", color=COLOURS["device"], label="stored maps")
+    below = 0.0
+    layers = {
+        "tiles": ("tiles, gradients of maps", [m.peak for m in steps]),
+        "device": ("stored maps", [plan.fixed_bytes + m.stored["device"] for m in steps]),
+        "fixed": ("parameters and\ntheir gradients", [plan.fixed_bytes for _ in steps]),
+    }
+    for name, (label, sizes) in layers.items():  # each in front of the one before, from the same floor
+        heights = [min(size, m.peak) / scale for size, m in zip(sizes, steps, strict=True)]
+        axes.bar(left, heights, width, below, align="edge", color=COLOURS[name], label=label)
     if plan.budget:
-        axes.axhline(
-            plan.budget / scale,
-            color="black",
-            linestyle="--",
-            linewidth=1,
-            label=f"budget, {format_bytes(plan.budget)}",
-        )
+        line = f"budget, {format_bytes(plan.budget)}"
+        axes.axhline(plan.budget / scale, color="black", linestyle="--", linewidth=1, label=line)
     axes.set_ylabel(f"on the device, {unit}")
 
 
@@ -165,6 +114,51 @@ def draw_lower(axes: Any, steps: list[Moment]) -> None:
     axes.set_ylabel(f"on lower tiers, {unit}")
 
 
+def draw_network(axes: Any, plan: Plan) -> list[Any]:
+    """The segments side by side, on the cut after each what is stored there, in one that is kept what it saves; what
+    the colours stand for."""
+    from matplotlib.patches import Patch
+
+    scale, unit = scale_of(max((s.stored_bytes for s in plan.segments), default=0))
+    meaning: dict[str, str] = {}
+    for place, s in enumerate(plan.segments):
+        kind = mode(s).split()[0].rstrip(",")
+        axes.axvspan(place, place + 1, color=COLOURS[kind], alpha=0.6, linewidth=0)
+        axes.axvline(place + 1, color="white", linewidth=1)
+        meaning.setdefault(f"{kind} segment", COLOURS[kind])
+        if s.stored_bytes:
+            where, words = holding(s)
+            middle, width = (place + 0.5, 0.8) if s.keep else (place + 0.85, 0.3)
+            axes.bar(middle, s.stored_bytes / scale, width, color=COLOURS[where], edgecolor="black", linewidth=0.4)
+            meaning.setdefault(words, COLOURS[where])
+    shown = range(0, len(plan.segments), -(-len(plan.segments) // MOST_NAMES) or 1)
+    axes.set_xticks(
+        [place + 0.5 for place in shown],
+        [name(plan.segments[place]) for place in shown],
+        rotation=90,
+        fontsize=8 if len(plan.segments) <= 24 else 5,
+    )
+    axes.set(xlim=(0, len(plan.segments)), ylabel=f"stored at the cut, {unit}")
+    return [Patch(color=colour, label=label) for label, colour in meaning.items()]
+
+
+def holding(segment: SegmentPlan) -> tuple[str, str]:
+    """The colour and the words for what a segment stores."""
+    if segment.drop:
+        return "dropped", "dropped, made again"
+    if segment.keep:
+        return "device", "saved for backward"
+    return segment.tier, f"on the {segment.tier}"
+
+
+def name(segment: SegmentPlan) -> str:
+    """A segment's modules and backward grid, short enough to stand below it."""
+    path = segment.path or f"nodes {segment.targets[0]}–{segment.targets[-1]}"
+    first, _, last = path.partition(" … ")
+    short = f"{first[-18:]} … {last[-18:]}" if last else first[-28:]
+    return short if segment.keep else f"{short}  {segment.backward}"
+
+
 def spans(steps: list[Moment]) -> tuple[list[float], list[float]]:
     """Where bars begin and how wide they are: wide enough to be seen."""
     end = steps[-1].begin + steps[-1].seconds if steps else 0.0
@@ -174,47 +168,6 @@ def spans(steps: list[Moment]) -> tuple[list[float], list[float]]:
 def scale_of(size: int) -> tuple[int, str]:
     """What to divide bytes by, and the name of the unit."""
     return (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
-
-
-SWEEP_HEADINGS = ("budget", "peak", "time", "of plain", "recompute", "host", "disk", "segments", "")
-
-
-def sweep_table(sweep: Sweep) -> str:
-    """A line for each budget; the last is what plain PyTorch needs."""
-    plans = [*sweep.plans]
-    if sweep.asked is not None:
-        plans = sorted([*plans, sweep.asked], key=lambda p: p.budget or 0)
-    body = [
-        (
-            format_bytes(p.budget or 0),
-            format_bytes(p.peak_bytes),
-            format_seconds(p.seconds),
-            f"{p.seconds / (sweep.plain.seconds or 1):.2f}",
-            f"{100 * p.recompute:.0f} %",
-            *(format_bytes(stored) if (stored := stored_on(p, tier)) else "-" for tier in ("host", "disk")),
-            str(len(p.segments)),
-            note(p, sweep),
-        )
-        for p in plans
-    ]
-    head = "Time against budget"
-    if sweep.plain.shape:
-        head += " for " + " x ".join(map(str, sweep.plain.shape))
-    return "\n".join([head, *columns(SWEEP_HEADINGS, body)])
-
-
-def stored_on(plan: Plan, tier: str) -> int:
-    """The bytes of the maps that a plan stores on a tier."""
-    return sum(s.stored_bytes for s in plan.segments if s.tier == tier and not s.keep)
-
-
-def note(plan: Plan, sweep: Sweep) -> str:
-    """What a line of the sweep's table stands for, where it is not just any budget."""
-    if plan is sweep.asked:
-        return "asked for"
-    if plan is sweep.plain:
-        return "plain PyTorch"
-    return "the smallest" if plan is sweep.plans[0] else ""
 
 
 def draw_sweep(sweep: Sweep, path: str) -> None:

@@ -68,9 +68,9 @@ class SegmentPlan:
 class Plan:
     """All that is decided before a step.
 
-    ``peak_bytes`` is the predicted peak on the device, parameters' gradients included; ``plain_bytes`` what plain
-    PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks;
-    ``seconds`` and ``recompute`` (its share of the forward work) the predicted cost.
+    ``peak_bytes`` is the predicted peak on the device, of which ``fixed_bytes`` are parameters and their gradients;
+    ``plain_bytes`` what plain PyTorch would hold for backward: activations and input, of which ``index_bytes`` are
+    pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward work) the predicted cost.
     """
 
     segments: tuple[SegmentPlan, ...]
@@ -80,6 +80,7 @@ class Plan:
     index_bytes: int = 0
     seconds: float = 0.0
     recompute: float = 0.0
+    fixed_bytes: int = 0
     shape: tuple[int, ...] = ()
     barriers: tuple[str, ...] = field(default=())
 
@@ -99,7 +100,7 @@ class Plan:
             raise PlanError(f"this is not a plan: {error}") from error
 
     def __str__(self) -> str:
-        from lightning_plugin.picture import table
+        from lightning_plugin.plan_table import table
 
         return table(self)
 

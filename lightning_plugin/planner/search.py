@@ -411,6 +411,7 @@ class Search:
             index_bytes=network.index_bytes,
             seconds=best.seconds,
             recompute=best.extra / total if total else 0.0,
+            fixed_bytes=network.fixed_bytes,
             barriers=tuple(n.label for n in network.barriers),
         )
         rest = iter(pieces)

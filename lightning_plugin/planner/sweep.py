@@ -34,7 +34,7 @@ class Sweep:
     asked: Plan | None = None
 
     def __str__(self) -> str:
-        from lightning_plugin.picture import sweep_table
+        from lightning_plugin.plan_table import sweep_table
 
         return sweep_table(self)
 

@@ -1,0 +1,112 @@
+"""Plans for people who read: a table of a plan, a table of a sweep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_plugin.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lightning_plugin.plan import Plan, SegmentPlan
+    from lightning_plugin.planner.sweep import Sweep
+
+HEADINGS = ("segment", "mode", "forward", "backward", "stored", "on", "peak", "time", "recompute")
+
+
+def rows(plan: Plan) -> list[tuple[str, ...]]:
+    """One row of words for each segment."""
+    return [
+        (
+            s.path or "(nodes " + ", ".join(map(str, s.targets)) + ")",
+            mode(s),
+            str(s.forward),
+            str(s.backward),
+            format_bytes(s.stored_bytes),
+            s.tier,
+            format_bytes(max(s.forward_bytes, s.backward_bytes)),
+            format_seconds(s.seconds),
+            f"{100 * s.recompute:.0f} %",
+        )
+        for s in plan.segments
+    ]
+
+
+def mode(segment: SegmentPlan) -> str:
+    """How a segment runs, in a word or two."""
+    if segment.keep:
+        return "kept"
+    words = ("scanned" if segment.halo == "share" else "tiled") + (" ahead" if segment.ahead else "")
+    return f"{words}, dropped" if segment.drop else words
+
+
+def table(plan: Plan) -> str:
+    """The plan as text: a line for each segment, and the sums."""
+    head = "Plan"
+    if plan.shape:
+        head += " for " + " x ".join(map(str, plan.shape))
+    if plan.budget:
+        head += f" within {format_bytes(plan.budget)}"
+    sums = (
+        f"peak {format_bytes(plan.peak_bytes)} on the device; {format_seconds(plan.seconds)} a step; "
+        f"{100 * plan.recompute:.0f} % recomputed\n"
+        f"plain PyTorch would hold {format_bytes(plan.plain_bytes)} for backward "
+        f"({format_bytes(plan.plain_bytes - plan.index_bytes)} without pooling indices and masks)"
+    )
+    lower = {tier: sum(s.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
+    spilled = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
+    if spilled:
+        sums += "\n" + " and ".join(spilled) + ", and as much again for their gradients"
+    barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
+    return "\n".join([head, *columns(HEADINGS, rows(plan)), sums, *barriers])
+
+
+def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a table: the first column to the left, the others to the right."""
+    widths = [max(len(r[i]) for r in [headings, *body]) for i in range(len(headings))]
+
+    def line(cells: tuple[str, ...]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        return "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip()
+
+    return [line(headings), "-" * (sum(widths) + 2 * len(widths) - 2), *map(line, body)]
+
+
+SWEEP_HEADINGS = ("budget", "peak", "time", "of plain", "recompute", "host", "disk", "segments", "")
+
+
+def sweep_table(sweep: Sweep) -> str:
+    """A line for each budget; the last is what plain PyTorch needs."""
+    plans = [*sweep.plans]
+    if sweep.asked is not None:
+        plans = sorted([*plans, sweep.asked], key=lambda p: p.budget or 0)
+    body = [
+        (
+            format_bytes(p.budget or 0),
+            format_bytes(p.peak_bytes),
+            format_seconds(p.seconds),
+            f"{p.seconds / (sweep.plain.seconds or 1):.2f}",
+            f"{100 * p.recompute:.0f} %",
+            *(format_bytes(stored) if (stored := stored_on(p, tier)) else "-" for tier in ("host", "disk")),
+            str(len(p.segments)),
+            note(p, sweep),
+        )
+        for p in plans
+    ]
+    head = "Time against budget"
+    if sweep.plain.shape:
+        head += " for " + " x ".join(map(str, sweep.plain.shape))
+    return "\n".join([head, *columns(SWEEP_HEADINGS, body)])
+
+
+def stored_on(plan: Plan, tier: str) -> int:
+    """The bytes of the maps that a plan stores on a tier."""
+    return sum(s.stored_bytes for s in plan.segments if s.tier == tier and not s.keep)
+
+
+def note(plan: Plan, sweep: Sweep) -> str:
+    """What a line of the sweep's table stands for, where it is not just any budget."""
+    if plan is sweep.asked:
+        return "asked for"
+    if plan is sweep.plain:
+        return "plain PyTorch"
+    return "the smallest" if plan is sweep.plans[0] else ""
