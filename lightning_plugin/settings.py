@@ -70,9 +70,9 @@ class Settings:
         """A plan within a budget."""
         from lightning_plugin.planner.calibrate import local_rates
         from lightning_plugin.planner.choose import choose_plan
+        from lightning_plugin.planner.lower import Lower
         from lightning_plugin.planner.network import Network
         from lightning_plugin.planner.policies import policy_of
-        from lightning_plugin.planner.search import Lower
 
         images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
         device = self.device or (images[0].device.type if images else "cpu")

@@ -14,11 +14,12 @@ from functools import cached_property
 
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.rehearse import rehearse
-from lightning_plugin.planner.search import Lower, Search
+from lightning_plugin.planner.search import Search
 from lightning_plugin.rules.base import Barrier
 from lightning_plugin.units import format_bytes
 

@@ -20,10 +20,10 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.describe import signature
+from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates, rates_of
-from lightning_plugin.planner.search import Lower
 from lightning_plugin.units import parse_bytes
 
 __all__ = ["Blank", "make_plan", "signature"]

@@ -8,6 +8,7 @@ from lightning_plugin.execute.program import Program, Target, resolve
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.cost import Coster
+from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
@@ -21,7 +22,7 @@ def predict(plan: Plan, network: Network, rates: Rates) -> float:
     for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
         total += seconds(coster, segment, targets, made)
         for v in (v for t in targets for v in t.node.outputs if v.is_map):
-            made[id(v)] = 0.0 if segment.keep else one_way(rates, segment, v)
+            made[id(v)] = 0.0 if segment.keep else to_tier(rates, segment, v)
     return total
 
 
@@ -38,16 +39,15 @@ def seconds(coster: Coster, segment: SegmentPlan, targets: list[Target], made: M
     else:
         passes = [coster.forward(Diagonal(program, segment.forward))]
         passes += [coster.backward(Diagonal(program, segment.backward)) for _ in ways[1:]]
-    writes = sum(one_way(coster.rates, segment, t.stored) for t in targets if t.stored is not None)
+    writes = sum(to_tier(coster.rates, segment, t.stored) for t in targets if t.stored is not None)
     reads = sum(made.get(id(v), 0.0) for v in program.reads)
-    moves = (writes + reads, writes + 3 * reads)  # see `Tiled.with_transfers` in the search
+    moves = (writes + reads, writes + 3 * reads)  # see `Tiled.with_transfers` in `ways`
     each = [max(p.seconds, m) if segment.ahead else p.seconds + m for p, m in zip(passes, moves, strict=False)]
     return sum(each) + (each[0] if segment.drop else 0.0)
 
 
-def one_way(rates: Rates, segment: SegmentPlan, v: Value) -> float:
+def to_tier(rates: Rates, segment: SegmentPlan, v: Value) -> float:
     """Seconds that a map takes to where a segment stores it."""
     if segment.tier == "device":
         return 0.0
-    size = v.bytes * 2 // v.dtype.itemsize if segment.half and v.dtype.itemsize > 2 else v.bytes
-    return size / (rates.host if segment.tier == "host" else rates.disk)
+    return one_way(rates, segment.tier, Lower(half=segment.half).size([v]))

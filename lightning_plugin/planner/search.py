@@ -5,7 +5,7 @@ The network is cut into intervals of its order (`network`). Each is run tiled, w
 image on, a partial plan is a pair (bytes held so far, seconds so far), and of these only the ones that no other beats
 in both are carried on. Bytes held only grow towards the loss, and backward frees them in reverse, so a segment's
 tiles have to fit beside what is held up to it, and beside the cotangents of its ends; that is checked when it is added,
-with the coarsest grid that fits. What is dropped (see [Note: dropped] in `execute.again`) is an exception: it is held
+with the cheapest grid that fits. What is dropped (see [Note: dropped] in `execute.again`) is an exception: it is held
 from where it is made to where the last segment that has it come back begins, and not beyond.
 """
 
@@ -16,11 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.planner.cost import Cost
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
+from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.partial import (
     Dropped,
@@ -33,9 +32,8 @@ from lightning_plugin.planner.partial import (
 )
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
 
-#: Halos that cost less than this share of a segment's work are not worth sharing.
-WORTH_SHARING = 0.03
 #: Cuts inside stages that are considered; of more, those where least is alive.
 MOST_CUTS = 48
 #: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
@@ -43,94 +41,27 @@ MOST_OPERATORS = 96
 
 
 @dataclass(frozen=True)
-class Lower:
-    """The tiers below the device: how much the host may hold (None where there is no host below), and whether the disk
-    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits."""
+class Placement:
+    """Where a segment puts what it stores: the tier, and the bytes there and on the device."""
 
-    host: int | None = None
-    disk: bool = True
-    half: bool = False
-
-    def tier(self, used: int, size: int) -> str | None:
-        """Where the next map goes if it leaves the device."""
-        if self.host is not None and used + size <= self.host:
-            return "host"
-        return "disk" if self.disk else None
-
-    def size(self, maps: list[Value]) -> int:
-        """What maps take on a lower tier."""
-        return sum(v.bytes * 2 // v.dtype.itemsize if self.half and v.dtype.itemsize > 2 else v.bytes for v in maps)
+    stored: tuple[Value, ...]
+    tier: str
+    device: int
+    below: int
 
 
 @dataclass(frozen=True)
-class Part:
-    """How a segment's figure was made: ``base`` bytes of what lies there, and ``bytes`` that the model predicted
-    without any lesson."""
+class Site:
+    """A tiled segment's surroundings: the room there is, the bytes of tiles that make again what it reads, and the
+    seconds that its maps take to where they are put and from where they lie."""
 
-    begin: int
-    end: int
-    how: str
-    base: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Tiled:
-    """One way to run an interval tile by tile."""
-
-    halo: str
-    forward: tuple[Grid, Cost]
-    backward: tuple[Grid, Cost] | None
-    ends: int
-    stored: int
-
-    @property
-    def carried(self) -> int:
-        return self.forward[1].carried if self.backward is not None else 0
-
-    @property
-    def seconds(self) -> float:
-        return self.forward[1].seconds + (self.backward[1].seconds if self.backward else 0.0)
-
-    def with_transfers(self, writes: float, reads: float, ahead: bool, drop: bool) -> float:
-        """The seconds of both passes, given those of what is written once and read once.
-
-        Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that. What
-        is dropped is made twice.
-        """
-        passes = [(self.forward[1].seconds, writes + reads)] * (2 if drop else 1)
-        if self.backward is not None:
-            passes.append((self.backward[1].seconds, writes + 3 * reads))
-        return sum(max(work, way) if ahead else work + way for work, way in passes)
-
-    @property
-    def forward_bytes(self) -> int:
-        """What forward holds beyond what was held before: what it stores, and its tiles."""
-        return self.stored + self.carried + self.forward[1].bytes
-
-    @property
-    def backward_bytes(self) -> int:
-        """What backward holds: its tiles beside the cotangents of its ends. What was stored here is gone by then, with
-        the last segment that read it."""
-        return self.carried + self.ends + self.backward[1].bytes if self.backward else 0
-
-    @property
-    def peak(self) -> int:
-        return max(self.forward_bytes, self.backward_bytes)
-
-    @property
-    def work(self) -> float:
-        return self.forward[1].work + (self.backward[1].work if self.backward else 0.0)
-
-
-@dataclass(frozen=True)
-class Room:
-    """Bytes that are free for a segment, and what of them is taken: by what it stores in forward, by the cotangents of
-    its ends in backward."""
-
-    free: int
-    stored: int
-    ends: int
+    where: Where
+    placement: Placement
+    room: Room
+    trains: bool
+    again: int
+    writes: float
+    reads: float
 
 
 class Search:
@@ -140,6 +71,7 @@ class Search:
         self.rates = rates
         self.policy = policy
         self.intervals = Intervals(network, rates, policy)
+        self.ways = Ways(self.intervals, policy)
         self.budget = 0
         self._parts: dict[SegmentPlan, list[Part]] = {}
         self._pieces: dict[Plan, list[list[SegmentPlan]]] = {}
@@ -186,127 +118,101 @@ class Search:
     def tiled(self, before: Partial, begin: int, end: int, spill: bool, ahead: bool) -> Iterator[Partial]:
         """One more segment, tiled; with ``spill``, what it stores goes to a lower tier, with ``ahead`` while other
         tiles are computed."""
-        network, intervals = self.network, self.intervals
-        stored = intervals.stored_at(begin, end)
-        size = sum(v.bytes for v in stored)
-        below = self.lower.size(stored)
-        tier: str | None = self.lower.tier(before.lower, below) if spill else "device"
-        if tier is None or (spill and (not size or any(id(v) in network.gathered for v in stored))):
+        placement = self.placement(before, begin, end, spill)
+        site = None if placement is None else self.site(before, begin, end, placement, ahead)
+        if site is None:
             return
-        held = before.held + (0 if spill else size)
-        spilled = before.spilled | {id(v) for v in stored} if spill else before.spilled
+        for way in self.ways.of(site.where, site.room, site.trains):
+            yield self.extended(before, site, way, drop=False)
+            if self.may_drop(site, way):
+                yield self.extended(before, site, way, drop=True)
+
+    def placement(self, before: Partial, begin: int, end: int, spill: bool) -> Placement | None:
+        stored = tuple(self.intervals.stored_at(begin, end))
+        size = sum(v.bytes for v in stored)
+        if not spill:
+            return Placement(stored, "device", size, 0)
+        below = self.lower.size(stored)
+        tier = self.lower.tier(before.lower, below)
+        if tier is None or not size or any(id(v) in self.network.gathered for v in stored):
+            return None
+        return Placement(stored, tier, 0, below)
+
+    def site(self, before: Partial, begin: int, end: int, placement: Placement, ahead: bool) -> Site | None:
+        """None where there is nothing to do ahead, or no room for what has to be made again."""
+        intervals, leaving = self.intervals, placement.below > 0
         program = intervals.work_of(begin, end)
         brought = [v for v in program.reads if id(v) in before.spilled]
-        if ahead and not spill and not brought:
-            return
-        where = Where(begin, end, frozenset(id(v) for v in brought), spill, ahead)
-        comes_back = still_needed(before.dropped, {id(v) for v in program.reads})
+        if ahead and not leaving and not brought:
+            return None
+        spilled = before.spilled | {id(v) for v in placement.stored} if leaving else before.spilled
+        trains = any(t.requires_grad for t in program.targets)
         alive = intervals.alive(begin)
         gone = sum(d.size for d in before.dropped if d.maps.isdisjoint(alive))
-        writes = self.one_way(tier, below) if spill else 0.0
-        reads = self.one_way("disk" if self.lower.host is None else "host", self.lower.size(brought))
-        trains = any(t.requires_grad for t in program.targets)
         room = Room(
-            self.budget - network.fixed_bytes - before.held,
-            (0 if spill else size) - gone,
+            self.budget - self.network.fixed_bytes - before.held,
+            placement.device - gone,
             intervals.ends(begin, before.spilled) + intervals.ends(end, spilled) if trains else 0,
         )
-        again = max((d.tiles for d in comes_back), default=0)
+        back = still_needed(before.dropped, {id(v) for v in program.reads})
+        again = max((d.tiles for d in back), default=0)
         if room.ends + again > room.free:
-            return
-        for way, drop in self.placed(where, room, trains, stored):
-            plain = intervals.plain_work(begin, end)
-            extra = way.work - plain + (way.forward[1].work if drop else 0)
-            seconds = way.with_transfers(writes, reads, ahead, drop)
-            base = before.held + network.fixed_bytes
-            peak = max(way.peak, room.ends + again)
-            segment = SegmentPlan(
-                targets=tuple(network.place[t.node.serial] for t in program.targets),
-                forward=way.forward[0],
-                backward=(way.backward or way.forward)[0],
-                tier=tier,
-                path=intervals.path(begin, end),
-                stored_bytes=size + way.carried,
-                forward_bytes=base + way.forward_bytes,
-                backward_bytes=base + peak,
-                seconds=seconds,
-                recompute=extra / plain if plain else 0.0,
-                halo=way.halo,
-                half=spill and self.lower.half,
-                ahead=ahead,
-                drop=drop,
-            )
-            self._parts[segment] = list(self.parts(where, way, base))
-            dropped = before.dropped
-            if drop:
-                maps, read = (frozenset(map(id, vs)) for vs in (stored, program.reads))
-                dropped = (*dropped, Dropped(maps, size, way.forward[1].bytes, read))
-            yield Partial(
-                held + way.carried,
-                before.seconds + seconds,
-                max(before.peak, before.held + peak),
-                spilled,
-                before.lower + (below + size if spill else 0),
-                before.extra + extra,
-                segment,
-                before,
-                dropped,
-            ).at(intervals.alive(end))
+            return None
+        writes = one_way(self.rates, placement.tier, placement.below) if leaving else 0.0
+        reads = one_way(self.rates, self.lower.there, self.lower.size(brought))
+        where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead)
+        return Site(where, placement, room, trains, again, writes, reads)
 
-    def placed(self, where: Where, room: Room, trains: bool, stored: list[Value]) -> Iterator[tuple[Tiled, bool]]:
-        """The ways to run a segment, each with whether what it stores is dropped."""
-        network = self.network
-        may = self.policy.drop and network.trains and not where.leaving and stored
-        for way in self.ways(where, room, trains):
-            yield way, False
-            if may and way.halo == "recompute" and not any(id(v) in network.gathered for v in stored):
-                yield way, True
+    def may_drop(self, site: Site, way: Tiled) -> bool:
+        stored = site.placement.stored
+        return (
+            self.policy.drop
+            and self.network.trains
+            and bool(stored)
+            and not site.where.leaving
+            and way.halo == "recompute"
+            and not any(id(v) in self.network.gathered for v in stored)
+        )
 
-    def ways(self, where: Where, room: Room, trains: bool) -> Iterator[Tiled]:
-        """Tiles that compute their halos twice, and where that costs something, tiles that share them."""
-        intervals = self.intervals
+    def extended(self, before: Partial, site: Site, way: Tiled, drop: bool) -> Partial:
+        """A partial plan with one more tiled segment."""
+        intervals, where, placement = self.intervals, site.where, site.placement
+        program = intervals.work_of(where.begin, where.end)
         plain = intervals.plain_work(where.begin, where.end)
-        halos = self.policy.halos if self.policy.shape != "whole" else ("recompute",)
-        recompute = self.recomputed(where, room, trains) if "recompute" in halos else None
-        if recompute is not None:
-            yield recompute
-        if "share" not in halos or where.ahead:  # the tiles of a scan are not known ahead
-            return
-        if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
-            return
-        found = intervals.scans(where, room.free - max(room.stored, room.ends), trains)
-        if found is not None:
-            grid, forward, backward = found
-            yield Tiled("share", (grid, forward), (grid, backward) if trains else None, room.ends, room.stored)
-        elif "recompute" not in halos:
-            whole = self.recomputed(where, room, trains)  # what cannot share has to do without
-            if whole is not None:
-                yield whole
-
-    def recomputed(self, where: Where, room: Room, trains: bool) -> Tiled | None:
-        forward = self.intervals.cheapest(where, room.free - room.stored, False)
-        if forward is None:
-            return None
-        if not trains:
-            return Tiled("recompute", forward, None, 0, room.stored)
-        backward = self.intervals.cheapest(where, room.free - room.ends, True)
-        if backward is None:
-            return None
-        if self.policy.same and forward[0] != backward[0]:
-            forward = backward[0], self.intervals.cost(where, backward[0], False)
-        return Tiled("recompute", forward, backward, room.ends, room.stored)
-
-    @staticmethod
-    def parts(where: Where, way: Tiled, base: int) -> Iterator[Part]:
-        kind = "scan " if way.halo == "share" else "ahead " if where.ahead else ""
-        base += way.carried
-        yield Part(where.begin, where.end, f"{kind}forward", base + way.stored, way.forward[1].untaught)
-        if way.backward is not None:
-            yield Part(where.begin, where.end, f"{kind}backward", base + way.ends, way.backward[1].untaught)
-
-    def one_way(self, tier: str, size: int) -> float:
-        """Seconds that maps take to a lower tier, or from there."""
-        return size / (self.rates.host if tier == "host" else self.rates.disk)
+        extra = way.work - plain + (way.forward[1].work if drop else 0)
+        seconds = way.with_transfers(site.writes, site.reads, where.ahead, drop)
+        base = before.held + self.network.fixed_bytes
+        peak = max(way.peak, site.room.ends + site.again)
+        size = sum(v.bytes for v in placement.stored)
+        segment = SegmentPlan(
+            targets=tuple(self.network.place[t.node.serial] for t in program.targets),
+            forward=way.forward[0],
+            backward=(way.backward or way.forward)[0],
+            tier=placement.tier,
+            path=intervals.path(where.begin, where.end),
+            stored_bytes=size + way.carried,
+            forward_bytes=base + way.forward_bytes,
+            backward_bytes=base + peak,
+            seconds=seconds,
+            recompute=extra / plain if plain else 0.0,
+            halo=way.halo,
+            half=where.leaving and self.lower.half,
+            ahead=where.ahead,
+            drop=drop,
+        )
+        self._parts[segment] = list(self.ways.parts(where, way, base))
+        maps, read = (frozenset(map(id, vs)) for vs in (placement.stored, program.reads))
+        return Partial(
+            before.held + placement.device + way.carried,
+            before.seconds + seconds,
+            max(before.peak, before.held + peak),
+            before.spilled | maps if where.leaving else before.spilled,
+            before.lower + (placement.below + size if where.leaving else 0),
+            before.extra + extra,
+            segment,
+            before,
+            (*before.dropped, Dropped(maps, size, way.forward[1].bytes, read)) if drop else before.dropped,
+        ).at(intervals.alive(where.end))
 
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """One more segment, run whole."""
@@ -322,10 +228,8 @@ class Search:
         most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends
         if most + network.fixed_bytes > self.budget:
             return None
-        there = "disk" if self.lower.host is None else "host"
-        seconds = intervals.kept_seconds(begin, end) + (4 if network.trains else 1) * self.one_way(
-            there, sum(brought.values())
-        )
+        way_back = one_way(self.rates, self.lower.there, sum(brought.values()))
+        seconds = intervals.kept_seconds(begin, end) + (4 if network.trains else 1) * way_back
         segment = SegmentPlan(
             targets=tuple(network.place[n.serial] for n in network.order[begin:end]),
             forward=intervals.one_tile(begin),

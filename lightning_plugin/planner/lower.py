@@ -1,0 +1,39 @@
+"""The tiers below the device, as far as planning needs to know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_plugin.graph import Value
+from lightning_plugin.planner.rates import Rates
+
+
+@dataclass(frozen=True)
+class Lower:
+    """The tiers below the device: how much the host may hold (None where there is no host below), and whether the disk
+    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits."""
+
+    host: int | None = None
+    disk: bool = True
+    half: bool = False
+
+    def tier(self, used: int, size: int) -> str | None:
+        """Where the next map goes if it leaves the device."""
+        if self.host is not None and used + size <= self.host:
+            return "host"
+        return "disk" if self.disk else None
+
+    def size(self, maps: Sequence[Value]) -> int:
+        """What maps take on a lower tier."""
+        return sum(v.bytes * 2 // v.dtype.itemsize if self.half and v.dtype.itemsize > 2 else v.bytes for v in maps)
+
+    @property
+    def there(self) -> str:
+        """The tier that maps come back from."""
+        return "disk" if self.host is None else "host"
+
+
+def one_way(rates: Rates, tier: str, size: int) -> float:
+    """Seconds that maps take to a lower tier, or from there."""
+    return size / (rates.host if tier == "host" else rates.disk)

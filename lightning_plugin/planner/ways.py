@@ -1,0 +1,136 @@
+"""The ways to run one interval tile by tile, with grids that fit into the room there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lightning_plugin.boxes import Grid
+from lightning_plugin.planner.cost import Cost
+from lightning_plugin.planner.interval import Intervals, Where
+from lightning_plugin.planner.policies import Policy
+
+#: Halos that cost less than this share of a segment's work are not worth sharing.
+WORTH_SHARING = 0.03
+
+
+@dataclass(frozen=True)
+class Part:
+    """How a segment's figure was made: ``base`` bytes of what lies there, and ``bytes`` that the model predicted
+    without any lesson."""
+
+    begin: int
+    end: int
+    how: str
+    base: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """One way to run an interval tile by tile."""
+
+    halo: str
+    forward: tuple[Grid, Cost]
+    backward: tuple[Grid, Cost] | None
+    ends: int
+    stored: int
+
+    @property
+    def carried(self) -> int:
+        return self.forward[1].carried if self.backward is not None else 0
+
+    @property
+    def seconds(self) -> float:
+        return self.forward[1].seconds + (self.backward[1].seconds if self.backward else 0.0)
+
+    def with_transfers(self, writes: float, reads: float, ahead: bool, drop: bool) -> float:
+        """The seconds of both passes, given those of what is written once and read once.
+
+        Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that. What
+        is dropped is made twice.
+        """
+        passes = [(self.forward[1].seconds, writes + reads)] * (2 if drop else 1)
+        if self.backward is not None:
+            passes.append((self.backward[1].seconds, writes + 3 * reads))
+        return sum(max(work, way) if ahead else work + way for work, way in passes)
+
+    @property
+    def forward_bytes(self) -> int:
+        """What forward holds beyond what was held before: what it stores, and its tiles."""
+        return self.stored + self.carried + self.forward[1].bytes
+
+    @property
+    def backward_bytes(self) -> int:
+        """What backward holds: its tiles beside the cotangents of its ends. What was stored here is gone by then, with
+        the last segment that read it."""
+        return self.carried + self.ends + self.backward[1].bytes if self.backward else 0
+
+    @property
+    def peak(self) -> int:
+        return max(self.forward_bytes, self.backward_bytes)
+
+    @property
+    def work(self) -> float:
+        return self.forward[1].work + (self.backward[1].work if self.backward else 0.0)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that are free for a segment, and what of them is taken: by what it stores in forward, by the cotangents of
+    its ends in backward."""
+
+    free: int
+    stored: int
+    ends: int
+
+
+class Ways:
+    """What a policy allows of one network's intervals."""
+
+    def __init__(self, intervals: Intervals, policy: Policy) -> None:
+        self.intervals = intervals
+        self.policy = policy
+
+    def of(self, where: Where, room: Room, trains: bool) -> Iterator[Tiled]:
+        """Tiles that compute their halos twice, and where that costs something, tiles that share them."""
+        intervals = self.intervals
+        plain = intervals.plain_work(where.begin, where.end)
+        halos = self.policy.halos if self.policy.shape != "whole" else ("recompute",)
+        recompute = self.recomputed(where, room, trains) if "recompute" in halos else None
+        if recompute is not None:
+            yield recompute
+        if "share" not in halos or where.ahead:  # the tiles of a scan are not known ahead
+            return
+        if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
+            return
+        found = intervals.scans(where, room.free - max(room.stored, room.ends), trains)
+        if found is not None:
+            grid, forward, backward = found
+            yield Tiled("share", (grid, forward), (grid, backward) if trains else None, room.ends, room.stored)
+        elif "recompute" not in halos:
+            whole = self.recomputed(where, room, trains)  # what cannot share has to do without
+            if whole is not None:
+                yield whole
+
+    def recomputed(self, where: Where, room: Room, trains: bool) -> Tiled | None:
+        forward = self.intervals.cheapest(where, room.free - room.stored, False)
+        if forward is None:
+            return None
+        if not trains:
+            return Tiled("recompute", forward, None, 0, room.stored)
+        backward = self.intervals.cheapest(where, room.free - room.ends, True)
+        if backward is None:
+            return None
+        if self.policy.same and forward[0] != backward[0]:
+            forward = backward[0], self.intervals.cost(where, backward[0], False)
+        return Tiled("recompute", forward, backward, room.ends, room.stored)
+
+    @staticmethod
+    def parts(where: Where, way: Tiled, base: int) -> Iterator[Part]:
+        """How the figures of a way were made, where so many bytes lie there already."""
+        kind = "scan " if way.halo == "share" else "ahead " if where.ahead else ""
+        base += way.carried
+        yield Part(where.begin, where.end, f"{kind}forward", base + way.stored, way.forward[1].untaught)
+        if way.backward is not None:
+            yield Part(where.begin, where.end, f"{kind}backward", base + way.ends, way.backward[1].untaught)
