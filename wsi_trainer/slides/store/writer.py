@@ -1,7 +1,7 @@
 """Writing the pyramid of an image shard by shard, with a few shards in memory and every finished one kept.
 
-Shards are made in Z-order. As soon as the four that lie under one of the next level are there, that one is
-made from their halves, so no pixel is read or decoded twice, except after an interruption.
+Shards are made in Z-order, and each is halved straight to its quarter of the shard above it. As soon as the four
+quarters are there, that one is complete, so no pixel is read, decoded or copied twice, except after an interruption.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class PyramidWriter:
         self._grids = [layout.grid(*shape) for shape in shapes]
         self._complete = self._find_complete()
         self._spares = Spares()
+        self._unfinished: dict[tuple[int, int, int], Planes] = {}  # shards of which some quarters are there
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -104,34 +105,45 @@ class PyramidWriter:
 
     # -- making shards
 
-    def _make(self, level: int, row: int, column: int, wanted: bool) -> Planes | None:
-        """Makes a shard and all below it; returns its half if wanted, None standing for the fill value."""
+    def _make(self, level: int, row: int, column: int, wanted: bool) -> bool:
+        """Makes a shard and all below it, and its half if that is wanted; whether it is more than the fill value."""
         if (level, row, column) in self._complete:
-            return self._half_again(level, row, column) if wanted else None
+            return wanted and self._half_again(level, row, column)
         if level == 0:
             return next(self._ahead).result()
         done = self._is_done(level, row, column)
-        halves = [(cell, self._make(*cell, wanted=wanted or not done)) for cell in self._below(level, row, column)]
-        if done and not wanted:
-            return None
-        pixels = self._assemble(level, row, column, halves)
-        half = self._half_of(pixels)
+        quarters = [(cell, self._make(*cell, wanted=wanted or not done)) for cell in self._below(level, row, column)]
+        pixels = self._assemble(level, row, column, quarters)
+        if not done or wanted:
+            self._halve(level, row, column, pixels)
         if done:
             self._spares.give(pixels)
         else:
             self._encode_later(level, row, column, pixels)
-        return half
+        return pixels is not None
 
-    def _half_of(self, pixels: Planes | None) -> Planes | None:
-        if pixels is None:
-            return None
-        height, width = pixels.shape[1:]
-        return halve(pixels, self._spares.take((CHANNELS, -(-height // 2), -(-width // 2))))
+    def _halve(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
+        if pixels is not None and level + 1 < len(self._shapes):
+            halve(pixels, self._quarter(level, row, column))
 
-    def _level0(self) -> Iterator[Future[Planes | None]]:
+    def _quarter(self, level: int, row: int, column: int) -> Planes:
+        """Where a shard's half belongs in the one above it."""
+        above = (level + 1, row // 2, column // 2)
+        with self._lock:
+            if above not in self._unfinished:
+                _, _, height, width = self._box(*above)
+                self._unfinished[above] = self._spares.take((CHANNELS, height, width))
+            return self._part(self._unfinished[above], row, column)
+
+    def _part(self, pixels: Planes, row: int, column: int) -> Planes:
+        side = self._layout.shard // 2
+        y, x = row % 2 * side, column % 2 * side
+        return pixels[:, y : y + side, x : x + side]
+
+    def _level0(self) -> Iterator[Future[bool]]:
         """The missing shards of level 0 in Z-order, a few of them ahead of the one that is asked for."""
         cells = iter([cell for cell in z_order(*self._grids[0]) if (0, *cell) not in self._complete])
-        queue: deque[Future[Planes | None]] = deque()
+        queue: deque[Future[bool]] = deque()
         while True:
             while len(queue) <= self._threads and (cell := next(cells, None)) is not None:
                 queue.append(self._pool.submit(self._make_level0, *cell))
@@ -139,22 +151,27 @@ class PyramidWriter:
                 return
             yield queue.popleft()
 
-    def _make_level0(self, row: int, column: int) -> Planes | None:
+    def _make_level0(self, row: int, column: int) -> bool:
         encoder = ShardEncoder(self._layout, self._codec)
-        half = self._read_half(row, column, encoder)
+        found = self._read_half(row, column, encoder)
         self._write_later(0, row, column, encoder.parts())
-        return half if len(self._shapes) > 1 else None
+        return found
 
-    def _read_half(self, row: int, column: int, encoder: ShardEncoder | None) -> Planes | None:
-        """Reads a shard of level 0, encodes it and halves it, chunk by chunk: each stays in the processor's cache."""
+    def _read_half(self, row: int, column: int, encoder: ShardEncoder | None) -> bool:
+        """Reads a shard of level 0, encodes it and halves it, chunk by chunk: each stays in the processor's cache.
+
+        Whether it is more than the fill value.
+        """
         y, x, height, width = self._box(0, row, column)
-        size, left_to_do = self._layout.chunk, height * width
-        half: Planes | None = None
+        size, left_to_do, found = self._layout.chunk, height * width, False
         empty = {(top, left) for top in range(0, height, size) for left in range(0, width, size)}
+        half: Planes | None = None
         for top, left, planes in self._read(y, x, height, width):
-            if half is None:
-                half = self._spares.take((CHANNELS, -(-height // 2), -(-width // 2)))
-            halve(planes, half[:, top // 2 :, left // 2 :])
+            found = True
+            if half is None and len(self._shapes) > 1:
+                half = self._quarter(0, row, column)
+            if half is not None:
+                halve(planes, half[:, top // 2 :, left // 2 :])
             empty.remove((top, left))
             pixels = planes.shape[1] * planes.shape[2]
             if encoder is not None:
@@ -166,7 +183,7 @@ class PyramidWriter:
                 half[:, top // 2 : (top + size) // 2, left // 2 : (left + size) // 2] = FILL
         if encoder is not None:
             self._progress(left_to_do)
-        return half
+        return found
 
     def _box(self, level: int, row: int, column: int) -> tuple[int, int, int, int]:
         side = self._layout.shard
@@ -174,17 +191,15 @@ class PyramidWriter:
         return y, x, min(side, self._shapes[level][0] - y), min(side, self._shapes[level][1] - x)
 
     def _assemble(
-        self, level: int, row: int, column: int, halves: list[tuple[tuple[int, int, int], Planes | None]]
+        self, level: int, row: int, column: int, quarters: list[tuple[tuple[int, int, int], bool]]
     ) -> Planes | None:
-        if all(half is None for _, half in halves):
-            return None
-        _, _, height, width = self._box(level, row, column)
-        pixels = self._spares.take((CHANNELS, height, width))
-        side = self._layout.shard // 2
-        for (_, r, c), half in halves:  # side by side they cover all of it
-            y, x = (r - 2 * row) * side, (c - 2 * column) * side
-            pixels[:, y : y + side, x : x + side] = FILL if half is None else half
-            self._spares.give(half)
+        """A shard of which all quarters are there; None stands for the fill value."""
+        with self._lock:
+            pixels = self._unfinished.pop((level, row, column), None)
+        if pixels is not None:
+            for (_, r, c), found in quarters:
+                if not found:
+                    self._part(pixels, r, c)[...] = FILL
         return pixels
 
     def _encode_later(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
@@ -227,21 +242,21 @@ class PyramidWriter:
         replace_file(path, *parts)
         self._journal.add(Entry(key, sum(map(len, parts)), seal.hexdigest()))
 
-    def _half_again(self, level: int, row: int, column: int) -> Planes | None:
+    def _half_again(self, level: int, row: int, column: int) -> bool:
         """The half of a shard that an earlier run made: decoded, or made anew where storing it lost something."""
+        if self._journal.entries[shard_key(level, row, column)].sha256 is None:
+            return False
         if self._codec.lossless:
-            return self._half_of_stored(level, row, column)
+            stored = StoredLevel(self._store / str(level), self._shapes[level], self._layout, self._codec)
+            self._halve(level, row, column, stored.read(*self._box(level, row, column)))
+            return True
         if level == 0:
             return self._read_half(row, column, None)
-        halves = [(cell, self._half_again(*cell)) for cell in self._below(level, row, column)]
-        pixels = self._assemble(level, row, column, halves)
-        return None if pixels is None else halve(pixels)
-
-    def _half_of_stored(self, level: int, row: int, column: int) -> Planes | None:
-        if self._journal.entries[shard_key(level, row, column)].sha256 is None:
-            return None
-        stored = StoredLevel(self._store / str(level), self._shapes[level], self._layout, self._codec)
-        return halve(stored.read(*self._box(level, row, column)))
+        quarters = [(cell, self._half_again(*cell)) for cell in self._below(level, row, column)]
+        pixels = self._assemble(level, row, column, quarters)
+        self._halve(level, row, column, pixels)
+        self._spares.give(pixels)
+        return pixels is not None
 
 
 def drop_missing(store: Path, journal: Journal) -> None:
