@@ -46,6 +46,11 @@ from wsi_trainer.synthetic import SlideSpec, write_slide
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "slides.json"
 CONVERTING = ("decode + encode alone", "wsi-train preprocess")
+CODECS: dict[str, Settings] = {
+    "zarr": Settings(tissue="none"),
+    "zarr JPEG": Settings(tissue="none", codec="jpeg"),
+}
+"""The stores that are read, by the name of their format."""
 Read = Callable[[int, int, int], Any]
 """Reads the square tile of a size at (y, x)."""
 
@@ -95,12 +100,8 @@ def many(pieces: list[Any], decode: Callable[[Any], int], at_once: int = 16) -> 
     return [lambda group=group: sum(map(decode, group)) for group in groups]
 
 
-def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list[Callable[[], int]]]]:
-    """Decoding alone: the compressed tiles lie in memory, nothing is looked up, copied or put together."""
-    tiles = compressed_tiles(slide)
-    jpegs = [tiles[i] for i in np.random.default_rng(0).permutation(len(tiles))]
-    with tifffile.TiffFile(slide) as tif:
-        tile = (tif.pages[0].tilelength, tif.pages[0].tilewidth, 3)
+def compressed_chunks(level: StoredLevel, side: int) -> list[np.ndarray]:
+    """The chunks of a level as they lie in its shards."""
     chunks = []
     for row in range(side // level.layout.shard):
         for column in range(side // level.layout.shard):
@@ -109,7 +110,17 @@ def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list
                 raw = np.frombuffer(shard.read_bytes(), np.uint8)
                 spots = index.reshape(-1, 2)
                 chunks += [raw[int(o) : int(o) + int(n)] for o, n in spots if o != ABSENT]
-    codec, size = ZstdCodec(), level.layout.chunk
+    return chunks
+
+
+def decoders(slide: Path, levels: dict[str, StoredLevel], side: int) -> list[tuple[str, list[Callable[[], int]]]]:
+    """Decoding alone: the compressed tiles lie in memory, nothing is looked up, copied or put together."""
+    tiles = compressed_tiles(slide)
+    jpegs = [tiles[i] for i in np.random.default_rng(0).permutation(len(tiles))]
+    with tifffile.TiffFile(slide) as tif:
+        tile = (tif.pages[0].tilelength, tif.pages[0].tilewidth, 3)
+    codec, size = ZstdCodec(), levels["zarr"].layout.chunk
+    chunks = {name: compressed_chunks(level, side) for name, level in levels.items()}
     # Into memory that is there already: new memory for each tile costs up to half of decoding it. JPEGs besides into
     # memory that is not aligned to a vector, which is the fastest that libjpeg-turbo can do; called without `out`, as
     # most do it, it writes past the cache.
@@ -129,41 +140,57 @@ def decoders(slide: Path, level: StoredLevel, side: int) -> list[tuple[str, list
             "JPEG alone, new memory",
             many(jpegs, lambda j: imagecodecs.jpeg8_decode(j).nbytes),
         ),
-        ("zstd alone", many(chunks, lambda c: codec.decode(c, buffer(3, size, size)).nbytes)),
+        ("zstd alone", many(chunks["zarr"], lambda c: codec.decode(c, buffer(3, size, size)).nbytes)),
+        (
+            "JPEG chunks alone",
+            many(
+                chunks["zarr JPEG"],
+                lambda c: imagecodecs.jpeg8_decode(c[:-4], out=beside_alignment("jpeg", size, size, 3)).nbytes,
+            ),
+        ),
     ]
 
 
-def readers(slide: Path, store: Path, level: StoredLevel) -> dict[str, Read]:
+def readers(slide: Path, stores: dict[str, Path], levels: dict[str, StoredLevel]) -> dict[str, Read]:
     """Every way to read a tile."""
     fast, openslide = open_reader(slide, "tiff"), open_reader(slide, "openslide")
-    sources = {name: SlideSource(path, cache=0, threads=1) for name, path in (("slide", slide), ("store", store))}
+    sources = {name: SlideSource(path, cache=0, threads=1) for name, path in {"TIFF": slide, **stores}.items()}
+
+    def through(name: str) -> Read:
+        return lambda y, x, size: sources[name].read(Box((y, x), (y + size, x + size)))
+
+    def straight(name: str) -> Read:
+        return lambda y, x, size: levels[name].read(y, x, size, size)
+
     import zarr
 
-    array: Any = zarr.open_array(store / "0", mode="r")
+    array: Any = zarr.open_array(stores["zarr"] / "0", mode="r")
     found: dict[str, Read] = {
         "TIFF, OpenSlide": lambda y, x, size: openslide.read(0, y, x, size, size),
         "TIFF, tifffile": lambda y, x, size: fast.read(0, y, x, size, size),
-        "TIFF, SlideSource": lambda y, x, size: sources["slide"].read(Box((y, x), (y + size, x + size))),
+        "TIFF, SlideSource": through("TIFF"),
         "zarr, zarr-python": lambda y, x, size: array[:, y : y + size, x : x + size],
-        "zarr, ours": lambda y, x, size: level.read(y, x, size, size),
-        "zarr, SlideSource": lambda y, x, size: sources["store"].read(Box((y, x), (y + size, x + size))),
     }
+    for name in stores:
+        found |= {f"{name}, ours": straight(name), f"{name}, SlideSource": through(name)}
     try:
         import tensorstore
     except ImportError:
         return found
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{store}/0/"}}
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{stores['zarr']}/0/"}}
     opened = tensorstore.open(spec, read=True).result()
     found["zarr, tensorstore"] = lambda y, x, size: opened[:, y : y + size, x : x + size].read().result()
     return found
 
 
-def measure_reading(slide: Path, store: Path, side: int) -> list[Rate]:
+def measure_reading(slide: Path, stores: dict[str, Path], side: int) -> list[Rate]:
     """Rates of all readers at several tile sizes, with one and two threads."""
-    shape = (side, side)
-    level = StoredLevel(store / "0", shape, Settings().layout)
-    rates = [measure(what, 0, threads, jobs) for what, jobs in decoders(slide, level, side) for threads in (1, 2)]
-    for what, read in readers(slide, store, level).items():
+    levels = {
+        name: StoredLevel(stores[name] / "0", (side, side), settings.layout, settings.make_codec())
+        for name, settings in CODECS.items()
+    }
+    rates = [measure(what, 0, threads, jobs) for what, jobs in decoders(slide, levels, side) for threads in (1, 2)]
+    for what, read in readers(slide, stores, levels).items():
         for size in (256, 512, 1024, 2048):
             places = tiles(side, size)
             jobs = [lambda y=y, x=x, size=size, read=read: _read(read, y, x, size) for y, x in places]
@@ -266,9 +293,11 @@ def run(work: Path, side: int, what: str) -> None:
     slide = work / f"slide{side}.tif"
     if not slide.exists():
         write_slide(slide, SlideSpec(side, side, tissue=0.6, noise=True), threads=2)
-    convert(Job(slide, "slide"), work, Settings(tissue="none"), threads=2)
-    store = work / "slide.zarr"
-    reading = measure_reading(slide, store, side) if what != "converting" else kept_rates(converting=False)
+    stores = {name: work / f"{name.replace(' ', '-')}.zarr" for name in CODECS}
+    for name, settings in CODECS.items():
+        convert(Job(slide, stores[name].stem), work, settings, threads=2)
+    store = stores["zarr"]
+    reading = measure_reading(slide, stores, side) if what != "converting" else kept_rates(converting=False)
     converting = measure_converting(slide, store, work, side) if what != "reading" else kept_rates(converting=True)
     rates = reading + converting
     table = Table("what", "tile", "threads", "MB / CPU s", "MB / s")

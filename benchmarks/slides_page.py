@@ -17,7 +17,7 @@ _HEAD = """# Speed of reading and converting slides
 <!-- Written by `python -m benchmarks.slides_page`; edit benchmarks/slides_page.py instead. -->
 
 Megabytes of pixels for each second of processor time, of a synthetic slide of {side:,} px a side: its JPEG TIFF (4:2:0)
-and its store (zstd, chunks of 512 px). Load of the machine: {load}.
+and its stores (chunks of 512 px, as zstd and as JPEG with colour at full resolution). Load of the machine: {load}.
 
 ![Rates by side of the tile, and of conversion.](figures/slides-reading.png)
 
@@ -29,6 +29,7 @@ a vector, which is how `SlideSource` calls it; "new memory" is the same codec ca
 | reads | threads | MB / CPU s | of the codec alone |
 | --- | --- | --- | --- |
 """
+_ALONE = {"TIFF": "JPEG alone", "zarr": "zstd alone", "zarr JPEG": "JPEG chunks alone"}
 _CONVERTING = """
 ## Converting
 
@@ -47,7 +48,7 @@ def page(record: dict[str, Any]) -> str:
     lines = [_HEAD.format(side=record["side"], load=loads)]
     for one in rates:
         if one["tile"] in (0, 1024):
-            alone = "JPEG alone" if one["what"].startswith(("JPEG", "TIFF")) else "zstd alone"
+            alone = _ALONE.get(one["what"].split(", ")[0], one["what"].removesuffix(", new memory"))
             lines.append(f"{_row(one)} {one['per_cpu'] / _rate(rates, alone, one['threads']):.2f} |\n")
     lines.append(_CONVERTING)
     for one in rates:

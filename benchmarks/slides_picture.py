@@ -18,14 +18,19 @@ _COLOURS = {
     "zarr-python": "tab:blue",
     "tensorstore": "tab:gray",
 }
+_FORMATS = (
+    ("TIFF", "JPEG alone", "JPEG TIFF"),
+    ("zarr", "zstd alone", "zarr (zstd, chunks of 512 px)"),
+    ("zarr JPEG", "JPEG chunks alone", "zarr (JPEG, chunks of 512 px)"),
+)
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
     """Draws MB of pixels for each second of processor time, one line a reader, one panel a format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rates = [rate for rate in record["rates"] if rate["threads"] == 1]
-    figure, panels = plt.subplots(1, 3, figsize=(12, 3.8), width_ratios=[3, 3, 2], layout="constrained")
-    for axes, kind, decoder in ((panels[0], "TIFF", "JPEG alone"), (panels[1], "zarr", "zstd alone")):
+    figure, panels = plt.subplots(1, 4, figsize=(15, 3.8), width_ratios=[3, 3, 3, 2], layout="constrained")
+    for axes, (kind, decoder, title) in zip(panels, _FORMATS):
         names = sorted({rate["what"] for rate in rates if rate["what"].startswith(f"{kind}, ")})
         for name in names:
             points = sorted((rate["tile"], rate["per_cpu"]) for rate in rates if rate["what"] == name)
@@ -37,11 +42,11 @@ def draw(record: dict[str, Any], path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.set_xticks([256, 512, 1024, 2048], ["256", "512", "1024", "2048"])
         axes.set_ylim(0, 1.3 * floor)  # room for the legend above the line
-        axes.set_title(f"Reading {'JPEG TIFF' if kind == 'TIFF' else 'zarr (zstd, chunks of 512 px)'}", fontsize=10)
+        axes.set_title(f"Reading {title}", fontsize=10)
         axes.set_xlabel("side of the tile, px")
         axes.legend(fontsize=8, ncols=2, loc="upper left")
     panels[0].set_ylabel("MB of pixels per CPU second")
-    _draw_conversion(panels[2], record["rates"])
+    _draw_conversion(panels[3], record["rates"])
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

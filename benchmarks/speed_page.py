@@ -95,7 +95,8 @@ def largest_image() -> str:
     rows = [[n, f"{s:,}²" + (" and more" if s >= v["largest tried"] else "")] for n, s in v["sides"].items()]
     proof = v.get("proof")
     told = (
-        f"One real step at {proof['side']}² held {format_bytes(proof['peak_bytes'])} and took {proof['seconds']:.0f} s."
+        f"One real step at {proof['side']}² held {format_bytes(proof['peak_bytes'])}, and its process "
+        f"{format_bytes(proof['process_bytes'])} beyond what it held before; it took {proof['seconds']:.0f} s."
         if proof
         else ""
     )
