@@ -23,6 +23,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from rich.console import Console
 from rich.progress import track
 from scipy.stats import spearmanr
@@ -157,6 +158,10 @@ def draw() -> None:
         threads = f"{found['threads']} thread" + "s" * (found["threads"] > 1)
         axis.set_title(f"{found['network']} {found['side']}², {threads}\nSpearman {found['spearman']:.2f}", loc="left",
                        fontsize=10)  # fmt: skip
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            scale.set_minor_formatter(NullFormatter())
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(FIGURES / "time-ranking.png", dpi=130)

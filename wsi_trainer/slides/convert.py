@@ -30,7 +30,8 @@ from .readers.cropped import crop_to_bounds, origin_of
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
 from .settings import Settings
-from .store.journal import Journal, sync_folder
+from .store.files import sync_folder
+from .store.journal import Journal
 from .store.layout import pyramid
 from .store.manifest import read_manifest, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json

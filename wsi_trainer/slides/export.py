@@ -14,7 +14,7 @@ import zarr
 from numcodecs import Zstd
 
 from .blocks import StoredBlocks
-from .store.journal import sync_folder
+from .store.files import sync_folder
 from .store.layout import CHANNELS, FILL
 from .store.level import paste
 

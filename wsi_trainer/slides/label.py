@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from .store.codec import ZstdCodec
-from .store.journal import replace_file
+from .store.files import replace_file
 from .store.layout import Layout
 from .store.metadata import NGFF, array, group, label_attributes, write_json
 from .store.shard import encode_shard

@@ -14,7 +14,7 @@ from rich.table import Table
 from .convert import Converted, stored
 from .inputs import Listed
 from .pool import Failure
-from .store.journal import replace_file
+from .store.files import replace_file
 
 MANIFEST = "manifest.csv"
 _MOST_ROWS = 40

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from .files import replace_file
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -83,22 +85,3 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def replace_file(path: Path, *parts: bytes) -> None:
-    """Writes a file that appears whole or not at all, also after a power cut."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    with partial.open("wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-def sync_folder(path: Path) -> None:
-    """Makes renames inside a folder durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

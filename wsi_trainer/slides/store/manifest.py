@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .journal import Entry, replace_file
+from .files import replace_file
+from .journal import Entry
 
 NAME = "manifest.json"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .codec import Codec
-from .journal import replace_file
+from .files import replace_file
 from .layout import CHANNELS, FILL, Layout
 
 NGFF = "0.5"

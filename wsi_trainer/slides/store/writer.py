@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ..resample import halve
 from .codec import Codec
-from .journal import Entry, Journal, replace_file
+from .files import replace_file
+from .journal import Entry, Journal
 from .layout import CHANNELS, FILL, Layout, shard_key, z_order
 from .level import StoredLevel
 from .shard import ShardEncoder, encode_shard

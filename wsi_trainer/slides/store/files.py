@@ -1,0 +1,83 @@
+"""Files that appear whole or not at all, also after a power cut.
+
+Large ones are written past the system's page cache where that can be done: they are written once and not read soon, and
+copying them into the cache costs many times what writing them does, and drives out the slides that are being read.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Files from this size on go past the cache.
+LARGE = 1 << 20
+#: What is written at once, and what its length and its place in memory have to be a multiple of.
+PIECE, BLOCK = 1 << 22, 4096
+
+
+def replace_file(path: Path, *parts: bytes) -> None:
+    """Writes a file under its name once it is safe on the disk."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    if sum(map(len, parts)) < LARGE or not write_directly(partial, parts):
+        with partial.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def write_directly(path: Path, parts: tuple[bytes, ...]) -> bool:
+    """Writes a file past the page cache, or says that this system or this disk cannot."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return False
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flag, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            return False
+        raise
+    try:
+        room = memoryview(mmap.mmap(-1, PIECE))  # begins at a block, as memory that is mapped does
+        for length in gather(parts, room):
+            whole = -(-length // BLOCK) * BLOCK
+            if os.write(fd, room[:whole]) != whole:  # the rest would not begin at a block
+                return False
+        os.ftruncate(fd, sum(map(len, parts)))
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # blocks of another size
+            return False
+        raise
+    finally:
+        os.close(fd)
+    return True
+
+
+def gather(parts: tuple[bytes, ...], room: memoryview) -> Iterator[int]:
+    """Fills the room again and again with what comes next, and says how much is in it: less only at the end."""
+    filled = 0
+    for part in parts:
+        rest = memoryview(part)
+        while rest:
+            count = min(len(rest), len(room) - filled)
+            room[filled : filled + count] = rest[:count]
+            filled, rest = filled + count, rest[count:]
+            if filled == len(room):
+                yield filled
+                filled = 0
+    if filled:
+        yield filled
+
+
+def sync_folder(path: Path) -> None:
+    """Makes renames inside a folder durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
