@@ -18,6 +18,8 @@ COLOURS = {
 }  # fmt: skip
 #: Of more segments than this, only some have their name below them.
 MOST_NAMES = 48
+#: And of a module's path, its last parts.
+LAST_PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,7 @@ def holding(segment: SegmentPlan) -> tuple[str, str]:
 def name(segment: SegmentPlan) -> str:
     """A segment's modules and backward grid, short enough to stand below it."""
     path = segment.path or f"nodes {segment.targets[0]}–{segment.targets[-1]}"
-    first, _, last = path.partition(" … ")
-    short = f"{first[-18:]} … {last[-18:]}" if last else first[-28:]
+    short = " … ".join(".".join(end.split(".")[-LAST_PARTS:]) for end in path.split(" … "))
     return short if segment.keep else f"{short}  {segment.backward}"
 
 
