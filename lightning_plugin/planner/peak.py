@@ -190,7 +190,9 @@ class Peaks:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
         for place, node in enumerate(program.steps):
             facts = self.facts[node.serial]
-            if not facts.reduce and facts.out in need:
+            if facts.reduce:  # without grad it needs less than with: this is a bound
+                books.passing(held.part(facts, facts.profile.scratch + facts.profile.extra))
+            elif facts.out in need:
                 working = self.padded(facts, held) + held.part(facts, facts.profile.scratch)
                 books.passing(working)
                 source = self.source(program, facts)
@@ -217,7 +219,7 @@ class Peaks:
         saved = self.recomputed(program, held, books)
         stored = [id(t.stored) for t in program.targets if t.stored is not None and id(t.stored) in need]
         books.add(ends + (sum(held.bytes[key] for key in stored) if self.leaving else 0))
-        self.pulled_back(saved, held, books)
+        self.pulled_back(saved, held, books, frozenset(stored))
         books.passing(max((held.bytes[id(v)] for v in program.reads if id(v) in self.spilled & need.keys()), default=0))
         return books.peak
 
@@ -256,8 +258,13 @@ class Peaks:
                     books.drop(key)
         return saved
 
-    def pulled_back(self, saved: list[tuple[Facts, list[int], int]], held: Held, books: Books) -> None:
-        """Backward: gradients of inputs are made, that of the result and what was saved are let go."""
+    def pulled_back(
+        self, saved: list[tuple[Facts, list[int], int]], held: Held, books: Books, given: frozenset[int] = frozenset()
+    ) -> None:
+        """Backward: gradients of inputs are made, that of the result and what was saved are let go.
+
+        The gradients of some maps are ``given``, and not autograd's own: others are added to a copy of them.
+        """
         grads: dict[int, int] = {}
         for facts, keys, extra in reversed(saved):
             if facts.grad:
@@ -271,6 +278,8 @@ class Peaks:
                     elif facts.profile.views is None:
                         grads[key] = size
                         books.add(size)
+                        if key in given:
+                            made = max(made, size)
                     else:
                         grads[key] = grads.pop(facts.out, size)
                 books.passing(made + held.part(facts, facts.profile.scratch_backward))
