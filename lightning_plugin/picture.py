@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lightning_plugin.plan_table import mode, stored_on
+from lightning_plugin.plan_table import kind, stored_on
 from lightning_plugin.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def draw(plan: Plan, path: str) -> None:
 def draw_device(axes: Any, plan: Plan, steps: list[Moment]) -> None:
     scale, unit = scale_of(max(plan.peak_bytes, plan.budget or 0))
     left, width = spans(steps)
-    below = 0.0
     layers = {
         "tiles": ("tiles, gradients of maps", [m.peak for m in steps]),
         "device": ("stored maps", [plan.fixed_bytes + m.stored["device"] for m in steps]),
@@ -97,7 +96,7 @@ def draw_device(axes: Any, plan: Plan, steps: list[Moment]) -> None:
     }
     for name, (label, sizes) in layers.items():  # each in front of the one before, from the same floor
         heights = [min(size, m.peak) / scale for size, m in zip(sizes, steps, strict=True)]
-        axes.bar(left, heights, width, below, align="edge", color=COLOURS[name], label=label)
+        axes.bar(left, heights, width, align="edge", color=COLOURS[name], label=label)
     if plan.budget:
         line = f"budget, {format_bytes(plan.budget)}"
         axes.axhline(plan.budget / scale, color="black", linestyle="--", linewidth=1, label=line)
@@ -124,10 +123,9 @@ def draw_network(axes: Any, plan: Plan) -> list[Any]:
     scale, unit = scale_of(max((s.stored_bytes for s in plan.segments), default=0))
     meaning: dict[str, str] = {}
     for place, s in enumerate(plan.segments):
-        kind = mode(s).split()[0].rstrip(",")
-        axes.axvspan(place, place + 1, color=COLOURS[kind], alpha=0.6, linewidth=0)
+        axes.axvspan(place, place + 1, color=COLOURS[kind(s)], alpha=0.6, linewidth=0)
         axes.axvline(place + 1, color="white", linewidth=1)
-        meaning.setdefault(f"{kind} segment", COLOURS[kind])
+        meaning.setdefault(f"{kind(s)} segment", COLOURS[kind(s)])
         if s.stored_bytes:
             where, words = holding(s)
             middle, width = (place + 0.5, 0.8) if s.keep else (place + 0.85, 0.3)

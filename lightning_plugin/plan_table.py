@@ -31,12 +31,14 @@ def rows(plan: Plan) -> list[tuple[str, ...]]:
     ]
 
 
+def kind(segment: SegmentPlan) -> str:
+    """How a segment runs, in a word."""
+    return "kept" if segment.keep else "scanned" if segment.halo == "share" else "tiled"
+
+
 def mode(segment: SegmentPlan) -> str:
-    """How a segment runs, in a word or two."""
-    if segment.keep:
-        return "kept"
-    words = ("scanned" if segment.halo == "share" else "tiled") + (" ahead" if segment.ahead else "")
-    return f"{words}, dropped" if segment.drop else words
+    """The same, with what it does about its maps."""
+    return kind(segment) + (" ahead" if segment.ahead else "") + (", dropped" if segment.drop else "")
 
 
 def table(plan: Plan) -> str:

@@ -32,7 +32,7 @@ def run_segment(run: SegmentRun) -> None:
     """Run a segment forward; leaves the results in their values, with backward behind them."""
     for v in run.stored:
         v.handle = Handle(v.space, v.dtype, v.device, run.at, run.ledger, run.half, run.constants(), run.team)
-    lease = Lease(tuple(kept(run)))
+    lease = Lease(tuple(leased(run)))
     marker = torch.empty(0)
 
     def pack(t: Tensor) -> Any:
@@ -50,7 +50,7 @@ def run_segment(run: SegmentRun) -> None:
             v.real = result
 
 
-def kept(run: SegmentRun) -> list[Handle]:
+def leased(run: SegmentRun) -> list[Handle]:
     """The boundaries that a segment reads."""
     return [v.handle for v in run.boundaries if v.handle is not None]
 
@@ -66,7 +66,7 @@ class SegmentFunction(torch.autograd.Function):
         ctx.run = run.bare()
         if run.drop:
             handles = [v.handle for v in run.stored if v.handle is not None]
-            again = Again(ctx.run, Inputs.of([t.detach() for t in inputs]), handles, kept(run))
+            again = Again(ctx.run, Inputs.of([t.detach() for t in inputs]), handles, leased(run))
             for handle in handles:
                 handle.again = again
         ctx.carried = work.carried

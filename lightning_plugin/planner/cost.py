@@ -45,23 +45,21 @@ class Coster(Peaks):
         self.rates = rates
 
     def forward(self, tiles: Diagonal) -> Cost:
-        program, grid = tiles.program, tiles.grid
-        peak = max(self.forward_peak(program, need) for need in tiles.needs)
-        _, work = self.work(program, tiles.shares, grid.tiles, False)
-        return Cost(peak, self.seconds(tiles, False), work)
+        peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
+        return Cost(peak, *self.passed(tiles, False))
 
     def backward(self, tiles: Diagonal) -> Cost:
         """Recompute and backward of every tile."""
         program, grid = tiles.program, tiles.grid
         again = self.vectors(program) if grid.tiles > 1 else 0
         peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
-        _, work = self.work(program, tiles.shares, grid.tiles, False)
-        return Cost(peak, self.seconds(tiles, True), work)
+        return Cost(peak, *self.passed(tiles, True))
 
-    def seconds(self, tiles: Diagonal, backward: bool) -> float:
-        """Of one pass over all tiles: forward, or everything again and back."""
-        ways = (False, True) if backward else (False,)
-        return sum(self.work(tiles.program, tiles.shares, tiles.grid.tiles, way)[0] for way in ways)
+    def passed(self, tiles: Diagonal, backward: bool) -> tuple[float, float]:
+        """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back."""
+        seconds, work = self.work(tiles.program, tiles.shares, tiles.grid.tiles, False)
+        back = self.work(tiles.program, tiles.shares, tiles.grid.tiles, True)[0] if backward else 0.0
+        return seconds + back, work
 
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
         """A pass whose tiles hand rows on; see [Note: scan] in `execute.scan`."""

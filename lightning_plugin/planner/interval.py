@@ -158,7 +158,7 @@ class Intervals:
         return replace(cost, bytes=int(cost.bytes * lesson), predicted=cost.bytes)
 
     def seconds(self, begin: int, end: int, grid: Grid, backward: bool) -> float:
-        return self.coster.seconds(self.diagonal(begin, end, grid), backward)
+        return self.coster.passed(self.diagonal(begin, end, grid), backward)[0]
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""

@@ -18,8 +18,7 @@ class Policy:
 
     ``cuts``: everywhere, or only where a statistic forces one. ``shape``: tiles, rows of tiles or whole maps. ``keep``:
     parts run whole with what backward needs left in memory. ``spill``: lower tiers. ``drop``: stored maps let go after
-    forward, and made again. ``same``: forward and backward on
-    one grid. ``uniform``: all segments on one grid.
+    forward, and made again. ``same``: forward and backward on one grid. ``uniform``: all segments on one grid.
     """
 
     cuts: Literal["all", "stages"] = "all"

@@ -12,6 +12,7 @@ from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
+from lightning_plugin.planner.ways import with_transfers
 
 
 def predict(plan: Plan, network: Network, rates: Rates) -> float:
@@ -41,9 +42,8 @@ def seconds(coster: Coster, segment: SegmentPlan, targets: list[Target], made: M
         passes += [coster.backward(Diagonal(program, segment.backward)) for _ in ways[1:]]
     writes = sum(to_tier(coster.rates, segment, t.stored) for t in targets if t.stored is not None)
     reads = sum(made.get(id(v), 0.0) for v in program.reads)
-    moves = (writes + reads, writes + 3 * reads)  # see `Tiled.with_transfers` in `ways`
-    each = [max(p.seconds, m) if segment.ahead else p.seconds + m for p, m in zip(passes, moves, strict=False)]
-    return sum(each) + (each[0] if segment.drop else 0.0)
+    back = passes[1].seconds if len(passes) > 1 else None
+    return with_transfers(passes[0].seconds, back, writes, reads, segment.ahead, segment.drop)
 
 
 def to_tier(rates: Rates, segment: SegmentPlan, v: Value) -> float:

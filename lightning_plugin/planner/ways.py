@@ -40,20 +40,10 @@ class Tiled:
     def carried(self) -> int:
         return self.forward[1].carried if self.backward is not None else 0
 
-    @property
-    def seconds(self) -> float:
-        return self.forward[1].seconds + (self.backward[1].seconds if self.backward else 0.0)
-
     def with_transfers(self, writes: float, reads: float, ahead: bool, drop: bool) -> float:
-        """The seconds of both passes, given those of what is written once and read once.
-
-        Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that. What
-        is dropped is made twice.
-        """
-        passes = [(self.forward[1].seconds, writes + reads)] * (2 if drop else 1)
-        if self.backward is not None:
-            passes.append((self.backward[1].seconds, writes + 3 * reads))
-        return sum(max(work, way) if ahead else work + way for work, way in passes)
+        """The seconds of both passes, given those of what is written once and read once."""
+        back = None if self.backward is None else self.backward[1].seconds
+        return with_transfers(self.forward[1].seconds, back, writes, reads, ahead, drop)
 
     @property
     def forward_bytes(self) -> int:
@@ -83,6 +73,20 @@ class Room:
     free: int
     stored: int
     ends: int
+
+
+def with_transfers(
+    forward: float, backward: float | None, writes: float, reads: float, ahead: bool, drop: bool
+) -> float:
+    """The seconds of a segment's passes with its transfers, given those of what is written once and read once.
+
+    Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that. What is
+    dropped is made twice.
+    """
+    passes = [(forward, writes + reads)] * (2 if drop else 1)
+    if backward is not None:
+        passes.append((backward, writes + 3 * reads))
+    return sum(max(work, way) if ahead else work + way for work, way in passes)
 
 
 class Ways:
