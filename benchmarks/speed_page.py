@@ -93,16 +93,15 @@ def largest_image() -> str:
         return ""
     v = data["values"]
     rows = [[n, f"{s:,}²" + (" and more" if s >= v["largest tried"] else "")] for n, s in v["sides"].items()]
-    proof = v.get("proof")
-    told = (
-        f"One real step at {proof['side']}² held {format_bytes(proof['peak_bytes'])}, and its process "
-        f"{format_bytes(proof['process_bytes'])} beyond what it held before; it took {proof['seconds']:.0f} s."
-        if proof
-        else ""
+    told = " ".join(
+        f"One real step at {p['side']:,}² held {format_bytes(p['peak_bytes'])}, and its process "
+        f"{format_bytes(p['process_bytes'])} beyond what it held before; it took {p['seconds'] / 60:.0f} min on "
+        f"{p['threads']} thread(s)."
+        for p in v["proofs"]
     )
     return (
         f"## The largest image under {format_bytes(v['limit'])}\n\nOne training step of VGG-16's convolutional part "
-        "with global pooling, batch 1, float32. The others were run on tensors without data; ours beyond the proof is "
+        "with global pooling, batch 1, float32. The others were run on tensors without data; ours beyond these proofs is "
         f"planned. {told}\n\n{table(['way', 'largest square image'], rows)}\n"
         "![Largest square image of each way on a logarithmic scale.](figures/largest-image.png)\n"
     )
@@ -138,6 +137,32 @@ def process_peak() -> str:
         f"(`{' '.join(f'{k}={x}' for k, x in v['setting'].items())}`; docs/how-to/plan-a-budget.md), and without. The "
         f"promise is the budget, {100 * v['share']:.0f} % and {format_bytes(v['slack'])}. Networks have the small "
         "widths of the tests.\n\n" + table(head, rows)
+    )
+
+
+def depths() -> str:
+    data = measured("depths")
+    if data is None:
+        return ""
+    rows = [
+        [
+            str(c["layers"]),
+            f"{c['deepest']} deep" if c["deepest"] else "nothing",
+            format_bytes(c["budget_bytes"]),
+            format_bytes(c["peak_bytes"]),
+            f"**{c['peak_bytes'] / c['plain_bytes']:.2f}**",
+            f"{100 * c['forwards recomputed']:.0f} %",
+            f"{c['ratio']:.2f}",
+        ]
+        for c in sorted(data["cases"].values(), key=lambda c: (c["layers"], c["deepest allowed"]))
+    ]
+    head = ["layers", "dropped", "budget", "ledger", "memory of plain's", "forward recomputed", "time of plain's"]
+    any_case = next(iter(data["cases"].values()))
+    return (
+        "## Without a lower tier: dropping deeper\n\nChains of convolutions with train-mode BatchNorm, each of which "
+        f"needs the whole of the map before it ({format_bytes(any_case['map_bytes'])} at {any_case['side']}²), on the "
+        "device alone. The budget is 5 % more than the smallest that works where maps may be dropped that deep.\n\n"
+        + table(head, rows)
     )
 
 
@@ -202,6 +227,7 @@ def write_page() -> None:
             "uses; a ledger of the test's own saw every operator of the step.",
         ),
         process_peak(),
+        depths(),
         time_ranking(),
         planner_speed(),
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning_plugin.plan_table import kind, stored_on
+from lightning_plugin.planner.partial import Dropped, staying
 from lightning_plugin.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -40,13 +41,14 @@ def moments(plan: Plan) -> list[Moment]:
     forward: list[tuple[SegmentPlan, dict[str, int]]] = []
     backward: list[tuple[SegmentPlan, dict[str, int]]] = []
     stored = dict.fromkeys(("device", "host", "disk"), 0)
-    run: list[int] = []  # the dropped maps up to here, with nothing stored between them
+    run: list[Dropped] = []  # up to here, with nothing stored between them
     for s in plan.segments:
         there = {**stored, s.tier: stored[s.tier] + s.stored_bytes}
         back = stored if s.drop else there
-        forward.append((s, {**there, "device": there["device"] + sum(run[-1:])}))
-        backward.append((s, {**back, "device": back["device"] + sum(run)}))
-        stored, run = (stored, [*run, s.stored_bytes]) if s.drop else (there, [])
+        forward.append((s, {**there, "device": there["device"] + sum(d.size for d in run[-1:])}))
+        backward.append((s, {**back, "device": back["device"] + sum(d.size for d in staying(run))}))
+        mine = Dropped(frozenset(), s.stored_bytes, 0, frozenset(), s.drop)
+        stored, run = (stored, [*run, mine]) if s.drop else (there, [])
     found: list[Moment] = []
     begin = 0.0
     for s, there in forward:

@@ -26,9 +26,9 @@ class SegmentPlan:
     ``targets`` are the nodes whose results it makes: reduce nodes and stored maps. A *kept* segment runs all the nodes
     it names whole, with ordinary autograd, as plain PyTorch would; its grids are of one tile. ``tier`` is where its
     stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
-    come from there while others are computed. With ``drop`` its stored maps are let go after forward, and made again in
-    backward (see [Note: dropped] in `execute.again`). With ``halo="share"`` tiles run in order and hand rows on; the
-    grid cuts one axis. The figures are predictions: bytes on the device and seconds.
+    come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
+    and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
+    run in order and hand rows on; the grid cuts one axis. The figures are predictions: bytes on the device and seconds.
     """
 
     targets: tuple[int, ...]
@@ -45,13 +45,15 @@ class SegmentPlan:
     halo: str = "recompute"
     half: bool = False
     ahead: bool = False
-    drop: bool = False
+    drop: int = 0
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise PlanError(f"a map is stored on one of {', '.join(TIERS)}, not on {self.tier!r}")
         if self.keep and self.ahead:
             raise PlanError("a segment that is kept has no tiles to transfer ahead")
+        if self.drop < 0:
+            raise PlanError(f"maps are dropped to a depth of 0 (not at all) or more, not {self.drop}")
         if self.drop and (self.keep or self.tier != "device" or self.halo == "share"):
             raise PlanError(
                 "only a tiled segment that stores on the device and recomputes its halos can drop what it stores"

@@ -38,7 +38,11 @@ def kind(segment: SegmentPlan) -> str:
 
 def mode(segment: SegmentPlan) -> str:
     """The same, with what it does about its maps."""
-    return kind(segment) + (" ahead" if segment.ahead else "") + (", dropped" if segment.drop else "")
+    return kind(segment) + (" ahead" if segment.ahead else "") + dropped(segment)
+
+
+def dropped(segment: SegmentPlan) -> str:
+    return "" if not segment.drop else ", dropped" if segment.drop == 1 else f", dropped {segment.drop} deep"
 
 
 def table(plan: Plan) -> str:

@@ -2,10 +2,15 @@
 
 [Note: dropped] A *dropped* boundary lives until the last segment that reads it has run forward. In backward, the first
 segment that needs it has it made again: its producer's tiles run once more, without grad and without their reductions,
-whose results are known. What the producer read may have been dropped too, and is then made again first; so a run of
-dropped boundaries between two stored ones is a stretch of divide-and-conquer checkpointing, and costs one more forward
-of the segments that made them, whatever its length. Each then stays until the last segment in backward that reads it is
-done, as a stored one does: see [Note: leases] in `function`.
+whose results are known. What the producer read may have been dropped too, and is then made again first. Each then stays
+until the last segment in backward that reads it is done, as a stored one does: see [Note: leases] in `function`.
+
+How deep a boundary is dropped (`SegmentPlan.drop`) says which of those made again on the way to another one stay: the
+ones after which nothing is made, up to and with that other one, that is dropped less deeply. The others are let go once
+more, as soon as what follows from them is there, and made again when backward has come back to them. So a run of
+boundaries dropped to depth 1 between two stored ones costs one more forward of the segments that made them, whatever
+its length; runs dropped to depth 2 between those of depth 1 cost two, and what is held at a time is one run of each
+depth: checkpointing by divide and conquer, with as many levels as the plan has depths.
 """
 
 from __future__ import annotations
@@ -54,11 +59,14 @@ class Again:
 
     def __init__(self, run: SegmentRun, inputs: Inputs, stored: Sequence[Handle], boundaries: Sequence[Handle]) -> None:
         self.run = run
+        self.depth = run.drop
         self.inputs = inputs
         self.stored = [weakref.ref(handle) for handle in stored]
         self.boundaries = boundaries
 
-    def __call__(self) -> None:
+    def __call__(self, deepest: int) -> None:
+        """Make it; of what has to come back for that, the boundaries that are dropped deeper than ``deepest`` go
+        again."""
         self.inputs.check()
         missing = {
             id(v): (v, handle)
@@ -73,8 +81,9 @@ class Again:
         run.program = program
         run.stored = [v for v, _ in missing.values()]
         run.boundaries = [v for v in program.reads if id(v) in read]
-        for v in run.boundaries:
-            read[id(v)].bring_back()
+        passing = [read[id(v)] for v in run.boundaries if read[id(v)].gone]
+        for handle in passing:
+            handle.bring_back(deepest)
         for v, handle in missing.values():
             v.handle = handle
             handle.make_room()
@@ -86,6 +95,9 @@ class Again:
         finally:
             for v in (*run.stored, *run.boundaries):
                 v.handle = None
+        for handle in passing:
+            if handle.again is not None and handle.again.depth > deepest:
+                handle.let_go()
 
     def used(self, program: Program) -> list[Tensor]:
         """The inputs in the order in which the shorter program names them."""

@@ -47,7 +47,7 @@ class SegmentRun:
         share: bool = False,
         half: bool = False,
         ahead: bool = False,
-        drop: bool = False,
+        drop: int = 0,
         team: Team | None = None,
     ):
         self.program = program

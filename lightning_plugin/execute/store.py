@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +20,13 @@ from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.reduce import wide
+
+if TYPE_CHECKING:
+    from lightning_plugin.execute.again import Again
+
+
+#: No boundary is dropped so deep.
+DEEPEST = sys.maxsize
 
 
 class Memory:
@@ -142,7 +151,7 @@ class Handle:
         self.constants = constants
         self.team = team
         #: Makes the data again, where it is let go after forward; see [Note: dropped] in `again`.
-        self.again: Callable[[], None] | None = None
+        self.again: Again | None = None
         self.make_room()
 
     def make_room(self) -> None:
@@ -157,10 +166,11 @@ class Handle:
         if self.again is not None:
             self.data = None
 
-    def bring_back(self) -> None:
-        """Backward needs the map."""
+    def bring_back(self, deepest: int = DEEPEST) -> None:
+        """Backward needs the map, or something on the way to which nothing dropped deeper than ``deepest`` is to stay;
+        on the way to this one, nothing dropped deeper than itself is either."""
         if self.gone and self.again is not None:
-            self.again()
+            self.again(min(deepest, self.again.depth))
 
     @property
     def there(self) -> Memory | Lane:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from lightning_plugin.plan import SegmentPlan
 
 #: How many partial plans are carried on from a cut,
 MOST_PARTIAL = 24
-#: and how many besides that hold dropped maps, which they will be rid of.
+#: and how many besides that hold dropped maps, which they will be rid of, where maps are dropped to depth 1,
 MOST_OPEN = 6
+#: and where they are dropped deeper.
+MOST_OPEN_DEEP = 24
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """What a segment stores and drops: the maps and their bytes, the bytes of the tiles that make them again, and the
-    maps that it reads to do so."""
+    """What a segment stores and drops, and how deep: the maps and their bytes, what it takes to make them once more
+    (the bytes of the tiles, work and seconds), and the maps that are read to do so."""
 
     maps: frozenset[int]
     size: int
     tiles: int
     reads: frozenset[int]
+    depth: int = 1
+    work: float = 0.0
+    seconds: float = 0.0
 
 
 def still_needed(dropped: Sequence[Dropped], maps: Collection[int]) -> tuple[Dropped, ...]:
@@ -33,15 +40,49 @@ def still_needed(dropped: Sequence[Dropped], maps: Collection[int]) -> tuple[Dro
     return tuple(reversed(found))
 
 
+def staying(dropped: Sequence[Dropped], maps: Collection[int] = ()) -> tuple[Dropped, ...]:
+    """Of what was dropped in this order, what is there when some maps have come back: they, and what has nothing after
+    it that is dropped less deeply."""
+    found: list[Dropped] = []
+    least = sys.maxsize
+    for d in reversed(dropped):
+        if d.depth <= least or not d.maps.isdisjoint(maps):
+            found.append(d)
+        least = min(least, d.depth)
+    return tuple(reversed(found))
+
+
+def passed(dropped: Sequence[Dropped], depth: int) -> tuple[Dropped, ...]:
+    """Of what was dropped in this order, what one more drop to a depth will have made once more than before: it is let
+    go on the way there, and made again when backward has come back to it."""
+    found: list[Dropped] = []
+    for d in reversed(dropped):
+        if d.depth <= depth:
+            break
+        found.append(d)
+    return tuple(reversed(found))
+
+
+def making_again(dropped: Sequence[Dropped], maps: Collection[int]) -> int:
+    """The most bytes that making all of this again, in order, takes beyond what stays of it."""
+    there = most = 0
+    stay = staying(dropped, maps)
+    for d in dropped:
+        read = sum(f.size for f in dropped if f not in stay and not f.maps.isdisjoint(d.reads))
+        most = max(most, there + read + d.size + d.tiles)
+        there += d.size if d in stay else 0
+    return max(0, most - there)
+
+
 @dataclass(frozen=True)
 class Partial:
     """A plan up to a cut: what it holds, what it costs, and how it got there.
 
-    What it holds is what it will hold when backward is back at the cut: dropped maps count until no later segment makes
-    them come back.
+    What it holds is what it will hold when backward is back at the cut: what it ``keeps`` from forward on, and of what
+    it dropped, the maps that have come back and stay.
     """
 
-    held: int
+    keeps: int
     seconds: float
     peak: int
     spilled: frozenset[int] = frozenset()
@@ -50,18 +91,25 @@ class Partial:
     segment: SegmentPlan | None = None
     before: Partial | None = None
     dropped: tuple[Dropped, ...] = ()
+    back: int = 0
 
     @property
-    def after(self) -> int:
-        """What it holds where what it dropped does not have to come back any more."""
-        return self.held - sum(d.size for d in self.dropped)
+    def held(self) -> int:
+        return self.keeps + self.back
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """What it would hold if of what it dropped nothing came back to stay, only what is dropped to depth 1, and so
+        on."""
+        deepest = max((d.depth for d in self.dropped), default=0)
+        return tuple(self.keeps + sum(d.size for d in self.dropped if d.depth <= k) for k in range(deepest + 1))
 
     def at(self, alive: Collection[int]) -> Partial:
         """The same where these maps are alive: what else was dropped is held no longer."""
         if not self.dropped:
-            return self
+            return replace(self, back=0) if self.back else self
         dropped = still_needed(self.dropped, alive)
-        return replace(self, held=self.after + sum(d.size for d in dropped), dropped=dropped)
+        return replace(self, dropped=dropped, back=sum(d.size for d in staying(dropped, alive)))
 
     def segments(self) -> list[SegmentPlan]:
         found: list[SegmentPlan] = []
@@ -80,11 +128,18 @@ def undominated(plans: Sequence[Partial]) -> list[Partial]:
         if not closed or plan.seconds < closed[-1].seconds:
             closed.append(plan)
     opened: list[Partial] = []
-    for plan in sorted((p for p in plans if p.dropped), key=lambda p: (p.seconds, p.held, p.after)):
+    for plan in sorted((p for p in plans if p.dropped), key=lambda p: (p.seconds, p.held, p.keeps)):
         rivals = (r for r in (*opened, *closed) if r.seconds <= plan.seconds)
-        if not any(r.held <= plan.held and r.after <= plan.after for r in rivals):
+        if not any(r.held <= plan.held and below(r.levels, plan.levels) for r in rivals):
             opened.append(plan)
-    return [*thinned(closed, MOST_PARTIAL), *thinned(opened, MOST_OPEN)]
+    deep = any(d.depth > 1 for p in opened for d in p.dropped)
+    return [*thinned(closed, MOST_PARTIAL), *thinned(opened, MOST_OPEN_DEEP if deep else MOST_OPEN)]
+
+
+def below(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether a plan's levels are not above another's; beyond its deepest, a plan's stay as they are."""
+    longest = max(len(one), len(other))
+    return all(one[min(k, len(one) - 1)] <= other[min(k, len(other) - 1)] for k in range(longest))
 
 
 def thinned(plans: list[Partial], most: int) -> list[Partial]:

@@ -17,8 +17,8 @@ class Policy:
     """What is allowed.
 
     ``cuts``: everywhere, or only where a statistic forces one. ``shape``: tiles, rows of tiles or whole maps. ``keep``:
-    parts run whole with what backward needs left in memory. ``spill``: lower tiers. ``drop``: stored maps let go after
-    forward, and made again. ``same``: forward and backward on one grid. ``uniform``: all segments on one grid.
+    parts run whole with what backward needs left in memory. ``spill``: lower tiers. ``drop``: how deep stored maps
+    may be dropped (`execute.again`). ``same``: forward and backward on one grid. ``uniform``: all segments on one grid.
     """
 
     cuts: Literal["all", "stages"] = "all"
@@ -26,7 +26,7 @@ class Policy:
     halos: tuple[str, ...] = HALOS
     keep: bool = True
     spill: bool = True
-    drop: bool = True
+    drop: int = 3
     same: bool = False
     uniform: bool = False
 
@@ -36,15 +36,15 @@ ONE = ("recompute",)
 POLICIES: dict[str, Policy] = {
     "auto": Policy(),
     # Fused tiles on a fixed grid, from one statistic to the next (SFT).
-    "sft": Policy(cuts="stages", halos=ONE, keep=False, spill=False, drop=False, same=True, uniform=True),
+    "sft": Policy(cuts="stages", halos=ONE, keep=False, spill=False, drop=0, same=True, uniform=True),
     # Rows with overlapping halos, with and without stored boundaries between (LR-CNN).
-    "overl": Policy(cuts="stages", shape="rows", halos=ONE, keep=False, spill=False, drop=False),
-    "overl-h": Policy(shape="rows", halos=ONE, keep=False, spill=False, drop=False),
+    "overl": Policy(cuts="stages", shape="rows", halos=ONE, keep=False, spill=False, drop=0),
+    "overl-h": Policy(shape="rows", halos=ONE, keep=False, spill=False, drop=0),
     # Rows that hand boundary rows on, with and without stored boundaries between (LR-CNN).
-    "2ps": Policy(cuts="stages", shape="rows", halos=("share",), keep=False, spill=False, drop=False),
-    "2ps-h": Policy(shape="rows", halos=("share",), keep=False, spill=False, drop=False),
+    "2ps": Policy(cuts="stages", shape="rows", halos=("share",), keep=False, spill=False, drop=0),
+    "2ps-h": Policy(shape="rows", halos=("share",), keep=False, spill=False, drop=0),
     # torch.utils.checkpoint.checkpoint_sequential: whole segments, the last of them kept.
-    "checkpoint_sequential": Policy(shape="whole", halos=ONE, spill=False, drop=False),
+    "checkpoint_sequential": Policy(shape="whole", halos=ONE, spill=False, drop=0),
 }
 
 

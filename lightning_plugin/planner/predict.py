@@ -10,25 +10,30 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.cost import Coster
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.partial import Dropped, passed, still_needed
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
-from lightning_plugin.planner.ways import with_transfers
+from lightning_plugin.planner.ways import pass_seconds, with_transfers
 
 
 def predict(plan: Plan, network: Network, rates: Rates) -> float:
     """Seconds of a step: a plan that a search has made says the same of itself."""
     coster = Coster(network, rates)
     made: dict[int, float] = {}
+    dropped: list[Dropped] = []
     total = 0.0
     for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
-        total += seconds(coster, segment, targets, made)
+        total += seconds(coster, segment, targets, made, dropped)
         for v in (v for t in targets for v in t.node.outputs if v.is_map):
             made[id(v)] = 0.0 if segment.keep else to_tier(rates, segment, v)
     return total
 
 
-def seconds(coster: Coster, segment: SegmentPlan, targets: list[Target], made: Mapping[int, float]) -> float:
-    """One segment, after those that have made the maps it reads; ``made`` says how long each is on its way."""
+def seconds(
+    coster: Coster, segment: SegmentPlan, targets: list[Target], made: Mapping[int, float], dropped: list[Dropped]
+) -> float:
+    """One segment, after those that have made the maps it reads; ``made`` says how long each is on its way, and
+    ``dropped``, to which the segment adds, what those before have dropped."""
     if segment.keep:
         read = {id(v) for t in targets for v in t.node.maps}
         ways_back = 4 if coster.network.trains else 1  # see `Search.kept`
@@ -43,7 +48,14 @@ def seconds(coster: Coster, segment: SegmentPlan, targets: list[Target], made: M
     writes = sum(to_tier(coster.rates, segment, t.stored) for t in targets if t.stored is not None)
     reads = sum(made.get(id(v), 0.0) for v in program.reads)
     back = passes[1].seconds if len(passes) > 1 else None
-    return with_transfers(passes[0].seconds, back, writes, reads, segment.ahead, segment.drop)
+    total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead, segment.drop > 0)
+    if segment.drop:
+        maps = frozenset(id(t.stored) for t in targets if t.stored is not None)
+        needs = frozenset(map(id, program.reads))
+        total += sum(d.seconds for d in passed(still_needed(dropped, needs), segment.drop))
+        once = pass_seconds(passes[0].seconds, reads, segment.ahead)
+        dropped.append(Dropped(maps, 0, 0, needs, segment.drop, seconds=once))
+    return total
 
 
 def to_tier(rates: Rates, segment: SegmentPlan, v: Value) -> float:

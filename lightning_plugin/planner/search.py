@@ -24,9 +24,11 @@ from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.partial import (
     Dropped,
     Partial,
+    making_again,
     merge_kept,
     merged_counts,
     most_of,
+    passed,
     still_needed,
     undominated,
 )
@@ -73,6 +75,7 @@ class Search:
         self.intervals = Intervals(network, rates, policy)
         self.ways = Ways(self.intervals, policy)
         self.budget = 0
+        self.depth = 0
         self._parts: dict[SegmentPlan, list[Part]] = {}
         self._pieces: dict[Plan, list[list[SegmentPlan]]] = {}
 
@@ -123,9 +126,10 @@ class Search:
         if site is None:
             return
         for way in self.ways.of(site.where, site.room, site.trains):
-            yield self.extended(before, site, way, drop=False)
+            yield self.extended(before, site, way, drop=0)
             if self.may_drop(site, way):
-                yield self.extended(before, site, way, drop=True)
+                for depth in range(1, self.depth + 1):
+                    yield self.extended(before, site, way, depth)
 
     def placement(self, before: Partial, begin: int, end: int, spill: bool) -> Placement | None:
         stored = tuple(self.intervals.stored_at(begin, end))
@@ -148,14 +152,14 @@ class Search:
         spilled = before.spilled | {id(v) for v in placement.stored} if leaving else before.spilled
         trains = any(t.requires_grad for t in program.targets)
         alive = intervals.alive(begin)
-        gone = sum(d.size for d in before.dropped if d.maps.isdisjoint(alive))
+        gone = before.back - sum(d.size for d in before.dropped if not d.maps.isdisjoint(alive))
         room = Room(
             self.budget - self.network.fixed_bytes - before.held,
             placement.device - gone,
             intervals.ends(begin, before.spilled) + intervals.ends(end, spilled) if trains else 0,
         )
-        back = still_needed(before.dropped, {id(v) for v in program.reads})
-        again = max((d.tiles for d in back), default=0)
+        read = {id(v) for v in program.reads}
+        again = making_again(still_needed(before.dropped, read), read)
         if room.ends + again > room.free:
             return None
         writes = one_way(self.rates, placement.tier, placement.below) if leaving else 0.0
@@ -166,24 +170,27 @@ class Search:
     def may_drop(self, site: Site, way: Tiled) -> bool:
         stored = site.placement.stored
         return (
-            self.policy.drop
-            and self.network.trains
+            self.network.trains
             and bool(stored)
             and not site.where.leaving
             and way.halo == "recompute"
             and not any(id(v) in self.network.gathered for v in stored)
         )
 
-    def extended(self, before: Partial, site: Site, way: Tiled, drop: bool) -> Partial:
-        """A partial plan with one more tiled segment."""
+    def extended(self, before: Partial, site: Site, way: Tiled, drop: int) -> Partial:
+        """A partial plan with one more tiled segment, which drops what it stores so deep."""
         intervals, where, placement = self.intervals, site.where, site.placement
         program = intervals.work_of(where.begin, where.end)
         plain = intervals.plain_work(where.begin, where.end)
-        extra = way.work - plain + (way.forward[1].work if drop else 0)
-        seconds = way.with_transfers(site.writes, site.reads, where.ahead, drop)
+        maps, read = (frozenset(map(id, vs)) for vs in (placement.stored, program.reads))
+        again = passed(still_needed(before.dropped, read), drop) if drop else ()
+        once = way.forward[1].work, way.once(site.reads, where.ahead)
+        extra = way.work - plain + (once[0] if drop else 0) + sum(d.work for d in again)
+        seconds = way.with_transfers(site.writes, site.reads, where.ahead, drop > 0) + sum(d.seconds for d in again)
+        size = sum(v.bytes for v in placement.stored)
+        mine = Dropped(maps, size, way.forward[1].bytes, read, drop, *once)
         base = before.held + self.network.fixed_bytes
         peak = max(way.peak, site.room.ends + site.again)
-        size = sum(v.bytes for v in placement.stored)
         segment = SegmentPlan(
             targets=tuple(self.network.place[t.node.serial] for t in program.targets),
             forward=way.forward[0],
@@ -201,9 +208,8 @@ class Search:
             drop=drop,
         )
         self._parts[segment] = list(self.ways.parts(where, way, base))
-        maps, read = (frozenset(map(id, vs)) for vs in (placement.stored, program.reads))
         return Partial(
-            before.held + placement.device + way.carried,
+            before.keeps + way.carried + (0 if drop else placement.device),
             before.seconds + seconds,
             max(before.peak, before.held + peak),
             before.spilled | maps if where.leaving else before.spilled,
@@ -211,7 +217,8 @@ class Search:
             before.extra + extra,
             segment,
             before,
-            (*before.dropped, Dropped(maps, size, way.forward[1].bytes, read)) if drop else before.dropped,
+            (*before.dropped, mine) if drop else before.dropped,
+            before.back,
         ).at(intervals.alive(where.end))
 
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
@@ -243,19 +250,34 @@ class Search:
         )
         self._parts[segment] = [Part(begin, end, "kept", base + ends + network.fixed_bytes, work)]
         peak = max(before.peak, most)
-        done = replace(before, held=held, seconds=before.seconds + seconds, peak=peak, segment=segment, before=before)
+        done = replace(
+            before,
+            keeps=held - before.back,
+            seconds=before.seconds + seconds,
+            peak=peak,
+            segment=segment,
+            before=before,
+        )
         return done.at(intervals.alive(end))
 
     # The search
 
     def run(self, budget: int) -> Plan | None:
-        """The best plan, or None where none keeps the budget as far as the cost model knows."""
+        """The best plan, or None where none keeps the budget as far as the cost model knows.
+
+        Where a lower tier can take what the device cannot, maps are dropped to depth 1 at most: what is dropped deeper
+        saves little beside it. Else they are dropped as deep as it takes to find a plan at all.
+        """
         self.budget = budget
-        found = []
-        for only in COUNTS if self.policy.uniform else (None,):
-            self.intervals.only = only
-            found += self.through()
-        return self.finish(min(found, key=lambda p: (p.seconds, p.held))) if found else None
+        deepest = min(1, self.policy.drop) if self.policy.spill and self.lower.disk else self.policy.drop
+        for depth in range(min(1, deepest), deepest + 1):
+            self.depth, found = depth, []
+            for only in COUNTS if self.policy.uniform else (None,):
+                self.intervals.only = only
+                found += self.through()
+            if found:
+                return self.finish(min(found, key=lambda p: (p.seconds, p.held)))
+        return None
 
     def whole(self, budget: int) -> Plan | None:
         """Everything kept, as plain PyTorch does, where that fits: it is found at once, and what tiles in a cache might

@@ -45,6 +45,10 @@ class Tiled:
         back = None if self.backward is None else self.backward[1].seconds
         return with_transfers(self.forward[1].seconds, back, writes, reads, ahead, drop)
 
+    def once(self, reads: float, ahead: bool) -> float:
+        """The seconds of making what it stores once more."""
+        return pass_seconds(self.forward[1].seconds, reads, ahead)
+
     @property
     def forward_bytes(self) -> int:
         """What forward holds beyond what was held before: what it stores, and its tiles."""
@@ -86,7 +90,12 @@ def with_transfers(
     passes = [(forward, writes + reads)] * (2 if drop else 1)
     if backward is not None:
         passes.append((backward, writes + 3 * reads))
-    return sum(max(work, way) if ahead else work + way for work, way in passes)
+    return sum(pass_seconds(work, way, ahead) for work, way in passes)
+
+
+def pass_seconds(work: float, way: float, ahead: bool) -> float:
+    """One pass, given the seconds of its work and of its transfers."""
+    return max(work, way) if ahead else work + way
 
 
 class Ways:

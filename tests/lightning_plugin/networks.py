@@ -59,7 +59,8 @@ class AnyPlan(Settings):
     ``stored`` are places of nodes, ``kept`` places of stages; both wrap around, so that they mean something for every
     network. With ``rows``, segments are cut into so many rows of tiles, which share halos where they can. Of four
     segments, those at the places ``spilled`` store on the disk, those at ``ahead`` transfer tiles beside others,
-    and of those that store on the device and recompute halos, those at ``dropped`` drop what they store.
+    and of those that store on the device and recompute halos, those at ``dropped`` drop what they store, to depths of 1
+    to ``deepest``.
     """
 
     stored: frozenset[int] = frozenset()
@@ -70,6 +71,7 @@ class AnyPlan(Settings):
     spilled: frozenset[int] = frozenset()
     ahead: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
+    deepest: int = 1
     scans: int = 0
     transfers: int = 0
     drops: int = 0
@@ -99,7 +101,8 @@ class AnyPlan(Settings):
         if s.keep:
             return s
         spill = i % 4 in self.spilled
-        drop = i % 4 in self.dropped and not spill and s.halo == "recompute"
+        may = i % 4 in self.dropped and not spill and s.halo == "recompute"
+        drop = 1 + (7 * i) % self.deepest if may else 0
         return replace(s, tier="disk" if spill else "device", ahead=i % 4 in self.ahead, drop=drop)
 
     def segment(self, i: int, s: SegmentPlan, nodes: Sequence[Node], stage: dict[int, int]) -> SegmentPlan:
@@ -172,6 +175,7 @@ def plans() -> st.SearchStrategy[AnyPlan]:
         spilled=few,
         ahead=few,
         dropped=few,
+        deepest=st.integers(1, 3),
     )
 
 

@@ -12,7 +12,10 @@ from torch import nn
 
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.planner.choose import RESERVE
+from lightning_plugin.planner.choose import RESERVE, choose_plan
+from lightning_plugin.planner.lower import Lower
+from lightning_plugin.planner.make import rates_for, recorded
+from lightning_plugin.planner.policies import Policy
 from lightning_plugin.settings import Settings
 from tests.exactness import assert_exact
 from tests.lightning_plugin.planner.chains import Recipe, recipes
@@ -62,7 +65,8 @@ class Triple:
             "segments": len(plan.segments),
             "kept": sum(s.keep for s in plan.segments),
             "spilled": sum(s.tier != "device" for s in plan.segments),
-            "dropped": sum(s.drop for s in plan.segments),
+            "dropped": sum(s.drop > 0 for s in plan.segments),
+            "deepest": max(s.drop for s in plan.segments),
         }
 
 
@@ -179,12 +183,17 @@ def test_a_plan_survives_json() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def chain(depth: int) -> nn.Module:
+    """Convolutions with train-mode BatchNorm: each needs the whole of what comes before it."""
+    layers: list[nn.Module] = []
+    for i in range(depth):
+        layers += [nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
+
+
 def test_without_a_disk_what_is_dropped_saves_memory_and_stays_exact() -> None:
     torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for i in range(8):
-        layers += [nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
-    net, x = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), torch.randn(1, 3, 104, 96)
+    net, x = chain(8), torch.randn(1, 3, 104, 96)
     smallest = {}
     for policy in ("overl-h", "auto"):  # the one that stores, and the one that may drop what it stores
         with pytest.raises(BudgetError) as refused:
@@ -200,3 +209,22 @@ def test_without_a_disk_what_is_dropped_saves_memory_and_stays_exact() -> None:
     assert 0.99 * ledger.peak <= tiled.plan.peak_bytes <= budget
     assert Plan.from_json(tiled.plan.to_json()) == tiled.plan
     assert_exact(net, x.shape, settings=Settings(budget=2 * budget, disk=False))
+
+
+def test_what_is_dropped_deeper_saves_more_in_a_longer_chain() -> None:
+    torch.manual_seed(0)
+    net, x = chain(20), torch.randn(1, 3, 104, 96)
+    with recorded(net, x, x.dtype) as (network, _):
+        smallest = {}
+        for depth in (1, 3):
+            with pytest.raises(BudgetError) as refused:
+                choose_plan(network, rates_for(None), 1000, Lower(disk=False), Policy(drop=depth))
+            smallest[depth] = refused.value.smallest
+    # A map is 320 kB: of 20, as many are held at a time as one run of each depth is long.
+    assert smallest[3] < 0.8 * smallest[1]
+    tiled = TiledModule(net, budget=smallest[3], disk=False)
+    ledger = step_under_ledger(tiled, net, x)
+    assert tiled.plan is not None
+    assert {s.drop for s in tiled.plan.segments} == {0, 1, 2, 3}
+    assert "dropped 3 deep" in str(tiled.plan)
+    assert 0.99 * ledger.peak <= tiled.plan.peak_bytes <= smallest[3]

@@ -78,5 +78,5 @@ def test_what_is_dropped_is_predicted_to_be_made_twice() -> None:
         plan = search.run(budget)
         assert plan is not None and any(s.drop for s in plan.segments)
         assert predict(plan, found, CPU) == pytest.approx(plan.seconds)
-        stored = replace(plan, segments=tuple(replace(s, drop=False) for s in plan.segments))
+        stored = replace(plan, segments=tuple(replace(s, drop=0) for s in plan.segments))
         assert predict(stored, found, CPU) < predict(plan, found, CPU)
