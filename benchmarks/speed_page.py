@@ -101,8 +101,8 @@ def largest_image() -> str:
     )
     return (
         f"## The largest image under {format_bytes(v['limit'])}\n\nOne training step of VGG-16's convolutional part "
-        "with global pooling, batch 1, float32. The others were run on tensors without data; ours beyond these proofs is "
-        f"planned. {told}\n\n{table(['way', 'largest square image'], rows)}\n"
+        "with global pooling, batch 1, float32. The others were run on tensors without data; ours beyond the steps "
+        f"told here is planned. {told}\n\n{table(['way', 'largest square image'], rows)}\n"
         "![Largest square image of each way on a logarithmic scale.](figures/largest-image.png)\n"
     )
 

@@ -70,7 +70,8 @@ class SegmentPlan:
 class Plan:
     """All that is decided before a step.
 
-    ``peak_bytes`` is the predicted peak on the device, of which ``fixed_bytes`` are parameters and their gradients;
+    ``peak_bytes`` is the predicted peak on the device, of which ``fixed_bytes`` are parameters and their gradients, and
+    ``reserve_bytes`` are left to the device's own libraries (see `planner.rates`);
     ``plain_bytes`` what plain PyTorch would hold for backward: activations and input, of which ``index_bytes`` are
     pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward work) the predicted cost.
     """
@@ -83,6 +84,7 @@ class Plan:
     seconds: float = 0.0
     recompute: float = 0.0
     fixed_bytes: int = 0
+    reserve_bytes: int = 0
     shape: tuple[int, ...] = ()
     barriers: tuple[str, ...] = field(default=())
 

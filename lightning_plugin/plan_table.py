@@ -58,6 +58,8 @@ def table(plan: Plan) -> str:
         f"plain PyTorch would hold {format_bytes(plan.plain_bytes)} for backward "
         f"({format_bytes(plan.plain_bytes - plan.index_bytes)} without pooling indices and masks)"
     )
+    if plan.reserve_bytes:
+        sums += f"\n{format_bytes(plan.reserve_bytes)} of the peak are left to the workspaces of the device's libraries"
     lower = {tier: sum(s.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
     spilled = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
     if spilled:

@@ -52,12 +52,13 @@ class Chooser:
 
     def choose(self, budget: int) -> Plan:
         """The fastest plan within the budget, or an error that says what would be enough."""
-        limit = usable(budget)
+        reserve = self.rates.workspace
+        limit = usable(budget) - reserve
         self.refuse_barriers(limit)
         best = self.try_rounds(limit) or self.frugal
         if best.peak_bytes > limit:
             raise self.refusal(budget)
-        return dataclasses.replace(best, budget=budget)
+        return dataclasses.replace(best, budget=budget, peak_bytes=best.peak_bytes + reserve, reserve_bytes=reserve)
 
     def refuse_barriers(self, limit: int) -> None:
         """Barriers hold their maps whole: say so where even one of them alone is too much."""
@@ -65,7 +66,8 @@ class Chooser:
             assert isinstance(node.op, Barrier)
             whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.network.fixed_bytes
             if whole > limit:
-                smallest = budget_for(max(whole, self.frugal.peak_bytes))  # what is around a barrier counts too
+                # What is around a barrier counts too.
+                smallest = budget_for(self.rates.workspace + max(whole, self.frugal.peak_bytes))
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
                     f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "
@@ -142,7 +144,7 @@ class Chooser:
 
     def refusal(self, budget: int) -> BudgetError:
         plan = self.frugal
-        smallest = budget_for(plan.peak_bytes)
+        smallest = budget_for(self.rates.workspace + plan.peak_bytes)
         operator = worst(plan)
         return BudgetError(
             f"no plan keeps {format_bytes(budget)}. The smallest budget that works is {exact_bytes(smallest)}; "

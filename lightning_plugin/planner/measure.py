@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.planner.rates import Rates
 
@@ -39,6 +40,7 @@ def measure(device: torch.device) -> Rates:
             near=max(near, memory),
             reorder=reorder(device, large, flops, memory),
             pool=min(near, pool(device)),
+            workspace=workspace(device),
         )
 
 
@@ -104,6 +106,37 @@ def pool(device: torch.device) -> float:
     """Bytes a second that a maximum over windows reads and writes, forward and backward."""
     x = image(device, CHANNELS, SIDES[device.type])
     return 2 * (x.nbytes + x.nbytes // 4) / seconds(back_and_forth(lambda t: functional.max_pool2d(t, 2), x), device)
+
+
+def workspace(device: torch.device) -> int:
+    """The most bytes that a convolution, its backward or a matrix product takes beside its result."""
+    if device.type != "cuda":
+        return 0
+    sizes = ((CHANNELS, SIDES["cuda"]), (8 * CHANNELS, SIDES["cuda"] // 8))
+    return max(beside(run, device) for channels, side in sizes for run in greedy(device, channels, side))
+
+
+def greedy(device: torch.device, channels: int, side: int) -> list[Callable[[], object]]:
+    """Calls for which libraries take memory of their own."""
+    x = torch.rand(1, channels, side, side, device=device)
+    weight = torch.rand(channels, channels, 3, 3, device=device)
+    shape = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    wanted = [True, True, False]
+    return [
+        lambda: functional.conv2d(x, weight, padding=1),
+        lambda: torch.ops.aten.convolution_backward(x, x, weight, None, *shape, wanted),
+        lambda: weight.flatten(1) @ weight.flatten(1).T,
+    ]
+
+
+def beside(run: Callable[[], object], device: torch.device) -> int:
+    """The bytes that the allocator gave out at the worst moment of a call beside what the call returned."""
+    settle(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    results = [t for t in tree_leaves(run()) if isinstance(t, Tensor)]
+    settle(device)
+    return torch.cuda.max_memory_allocated(device) - before - sum(t.nbytes for t in results)
 
 
 def call(device: torch.device) -> float:

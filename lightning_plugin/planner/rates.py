@@ -15,7 +15,8 @@ class Rates:
 
     ``call`` is what starting one operator costs, in seconds. ``near`` are bytes a second of operators on small maps,
     ``memory`` on large ones; ``reorder`` what an operator with arithmetic moves besides, where its maps are large;
-    ``pool`` what a window without arithmetic does. Without a figure they are as ``memory`` says.
+    ``pool`` what a window without arithmetic does. Without a figure they are as ``memory`` says. ``workspace`` are the
+    bytes that the device's own libraries take beside tensors while an operator runs: a plan leaves them free.
     """
 
     flops: float
@@ -26,6 +27,7 @@ class Rates:
     near: float = 0.0
     reorder: float = 0.0
     pool: float = 0.0
+    workspace: int = 0
 
     def __post_init__(self) -> None:
         for name in ("near", "reorder", "pool"):
@@ -39,18 +41,23 @@ class Rates:
         return (1 - large) / near + large / far
 
 
+#: On CUDA, PyTorch's allocator also gives cuBLAS its workspace (8 MiB, on Hopper 32), which stays, and cuDNN one for
+#: each call, which depends on the algorithm and has no bound that could be known before. So much is allowed for both
+#: until `calibrate` has looked. On a CPU such memory is not the allocator's, and no ledger's.
+WORKSPACE, WORKSPACE_OF_HOPPER = 64 << 20, 128 << 20
+
 #: Rates of common devices for float32 convolutions with tensor cores where they are on by default. They rank plans;
 #: they are not a benchmark. Memory and transfer figures are two thirds of the data sheet's.
 RATES = {
     "cpu": Rates(flops=60e9, memory=5e9, host=8e9, disk=0.8e9, call=20e-6, near=20e9, reorder=2e9, pool=1.5e9),
     "mps": Rates(flops=3e12, memory=100e9, host=50e9, disk=2e9, call=20e-6),
-    "cuda": Rates(flops=10e12, memory=400e9, host=12e9, disk=2e9, call=8e-6),
-    "cuda:rtx2080ti": Rates(flops=9e12, memory=400e9, host=10e9, disk=2e9, call=8e-6),
-    "cuda:rtx3090": Rates(flops=20e12, memory=600e9, host=20e9, disk=3e9, call=8e-6),
-    "cuda:rtx4090": Rates(flops=45e12, memory=650e9, host=20e9, disk=3e9, call=7e-6),
-    "cuda:a100": Rates(flops=60e12, memory=1000e9, host=20e9, disk=3e9, call=8e-6),
-    "cuda:h100": Rates(flops=200e12, memory=2000e9, host=40e9, disk=4e9, call=7e-6),
-    "cuda:h200": Rates(flops=200e12, memory=3000e9, host=40e9, disk=4e9, call=7e-6),
+    "cuda": Rates(flops=10e12, memory=400e9, host=12e9, disk=2e9, call=8e-6, workspace=WORKSPACE),
+    "cuda:rtx2080ti": Rates(flops=9e12, memory=400e9, host=10e9, disk=2e9, call=8e-6, workspace=WORKSPACE),
+    "cuda:rtx3090": Rates(flops=20e12, memory=600e9, host=20e9, disk=3e9, call=8e-6, workspace=WORKSPACE),
+    "cuda:rtx4090": Rates(flops=45e12, memory=650e9, host=20e9, disk=3e9, call=7e-6, workspace=WORKSPACE),
+    "cuda:a100": Rates(flops=60e12, memory=1000e9, host=20e9, disk=3e9, call=8e-6, workspace=WORKSPACE),
+    "cuda:h100": Rates(flops=200e12, memory=2000e9, host=40e9, disk=4e9, call=7e-6, workspace=WORKSPACE_OF_HOPPER),
+    "cuda:h200": Rates(flops=200e12, memory=3000e9, host=40e9, disk=4e9, call=7e-6, workspace=WORKSPACE_OF_HOPPER),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lightning_plugin
-from lightning_plugin import Rates, TiledModule, calibrate, calibrated, make_plan
+from lightning_plugin import BudgetError, Rates, TiledModule, calibrate, calibrated, make_plan
 from lightning_plugin.planner import calibrate as module
 from lightning_plugin.planner import measure
 from lightning_plugin.planner.calibrate import key, local, local_rates, place
@@ -45,7 +45,7 @@ def test_what_is_measured_is_kept_and_found_again(cache: Path, monkeypatch: pyte
     monkeypatch.setitem(measure.SIDES, "cpu", 32)
     assert calibrated("cpu") is None
     rates = calibrate("cpu")
-    assert all(rate > 0 for rate in asdict(rates).values())
+    assert all(rate > 0 for name, rate in asdict(rates).items() if name != "workspace")
     assert calibrated("cpu") == rates == local_rates("cpu")
     assert [p.suffix for p in cache.iterdir()] == [".json"]
 
@@ -97,6 +97,29 @@ def test_a_rate_that_is_not_positive_is_refused(known: Rates) -> None:
     path = place(key(local("cpu")))
     path.write_text(json.dumps({"key": key(local("cpu")), "rates": asdict(replace(known, disk=0.0))}))
     assert calibrated("cpu") is None
+
+
+def test_a_plan_leaves_room_for_the_workspaces_of_the_device() -> None:
+    reserve = RATES["cuda:a100"].workspace
+    assert reserve > 0
+    plan = make_plan(network(), (1, 3, 2048, 2048), budget="128MiB", device="cuda:a100")
+    assert plan.reserve_bytes == reserve and plan.peak_bytes <= 128 * 2**20
+    assert "64.0 MiB of the peak are left to the workspaces" in str(plan)
+    without = make_plan(network(), (1, 3, 2048, 2048), budget=128 * 2**20 - reserve, device="cpu")
+    assert without.reserve_bytes == 0 and "workspaces" not in str(without)
+    smallest = {}
+    for device in ("cuda:a100", "cpu"):
+        with pytest.raises(BudgetError) as refused:
+            make_plan(network(), (1, 3, 2048, 2048), budget=1000, device=device, host_budget=0, disk=False)
+        smallest[device] = refused.value.smallest
+    assert reserve <= smallest["cuda:a100"] - smallest["cpu"] <= 1.1 * reserve
+    again = make_plan(network(), (1, 3, 2048, 2048), budget=smallest["cuda:a100"], device="cuda:a100", disk=False)
+    assert again.peak_bytes <= smallest["cuda:a100"]
+
+
+@pytest.mark.gpu
+def test_the_workspaces_of_a_gpu_are_measured() -> None:
+    assert 0 < measure.workspace(torch.device("cuda")) < 4 << 30
 
 
 def test_a_device_that_is_not_there_cannot_be_measured() -> None:
