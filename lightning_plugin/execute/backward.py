@@ -152,6 +152,8 @@ class Backward:
             yield Tile(members, self.summed(program, members) if summing else None)
             return
         rest = list(members)
+        if self.segment.alike and REHEARSAL.get() is not None:  # here too, for the two that are compared
+            list(self.pairs(program, rest[0], rest[0]))
         for _ in range(MOST_CLASSES):
             if len(rest) < 2:
                 break
@@ -175,11 +177,14 @@ class Backward:
 
     def equal(self, program: Program, one: Owned, other: Owned) -> bool:
         """Whether two tiles have the same cotangents, to the bit."""
-        return one is other or all(
-            torch.equal(c.read(one[i]), c.read(other[i]))
-            for i, t in enumerate(program.targets)
-            if (c := self.maps.get(t.node.serial)) is not None
-        )
+        return one is other or all(torch.equal(a, b) for a, b in self.pairs(program, one, other))
+
+    def pairs(self, program: Program, one: Owned, other: Owned) -> Iterator[tuple[Tensor, Tensor]]:
+        """The cotangents of two tiles, target by target."""
+        for i, t in enumerate(program.targets):
+            cotangent = self.maps.get(t.node.serial)
+            if cotangent is not None:
+                yield cotangent.read(one[i]), cotangent.read(other[i])
 
     def wanted(self, v: Value) -> bool:
         """Whether something that a tile reads needs a gradient."""
