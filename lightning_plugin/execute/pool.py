@@ -44,11 +44,11 @@ class Buffer:
 
 
 class Pool:
-    """The buffers of one pass; see [Note: pool]."""
+    """The buffers of one pass; see [Note: pool]. One that is not open takes none back: each is used once."""
 
-    def __init__(self) -> None:
+    def __init__(self, open: bool = True) -> None:
         self.free: list[Buffer] = []
-        self.open = True
+        self.open = open
 
     def lend(
         self,

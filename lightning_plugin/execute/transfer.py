@@ -70,7 +70,7 @@ class Courier:
     """
 
     def __init__(self, ahead: bool = False) -> None:
-        self.pool: Pool | None = None
+        self.pool = Pool(open=False)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if ahead else None
 
     def send(self, transfer: Transfer) -> Pending:
@@ -85,13 +85,12 @@ class Courier:
     @contextmanager
     def pooling(self) -> Iterator[None]:
         """A pass over a segment's tiles."""
-        former, pool = self.pool, Pool()
-        self.pool = pool
+        former, self.pool = self.pool, Pool()
         try:
             yield
         finally:
+            self.pool.close()
             self.pool = former
-            pool.close()
 
 
 class Lane:
@@ -129,7 +128,7 @@ class Lane:
 
     def lender(self, box: Box) -> Lender:
         pool = self.courier.pool
-        return Lender(Pool(), box, 0) if pool is None else Lender(pool, box, self.largest)
+        return Lender(pool, box, self.largest if pool.open else 0)
 
     def expect(self, largest: int) -> None:
         self.largest = largest
