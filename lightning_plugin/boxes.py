@@ -162,6 +162,13 @@ def share(axes: Sequence[tuple[int, ...]], index: Sequence[int]) -> Box:
     return Box.of((axis[i], axis[i + 1]) for axis, i in zip(axes, here, strict=False))
 
 
+def telling(count: int) -> list[int]:
+    """Tiles on one axis that may differ from the others: next to the borders, and two in the middle, as sizes may
+    differ by one."""
+    middle = count // 2
+    return sorted({i for i in (0, 1, middle - 1, middle, count - 2, count - 1) if 0 <= i < count})
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """A tile grid: into how many tiles each spatial axis is cut."""

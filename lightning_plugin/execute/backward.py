@@ -15,7 +15,7 @@ from lightning_plugin.execute.alike import Owned
 from lightning_plugin.execute.program import Program, Target
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.scan import ScanTile, run_tile, scan
-from lightning_plugin.execute.segment import SegmentRun, read_tile
+from lightning_plugin.execute.segment import SegmentRun, outline, read_tile
 from lightning_plugin.execute.store import Adder, Cotangent, Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
@@ -93,14 +93,14 @@ class Backward:
         if self.alive and any(self.needs):
             for handle in self.handles.values():
                 handle.bring_back()
-            with torch.autocast(segment.kind, enabled=False):
+            with torch.autocast(segment.kind, enabled=False), segment.at.courier.pooling():
                 if segment.share:
                     self.scan()
                 else:
                     self.grid()
-            for handle in self.handles.values():
-                handle.rest()
-                handle.cotangent.rest()
+                for handle in self.handles.values():
+                    handle.rest()
+                    handle.cotangent.rest()
             if segment.team is not None:
                 self.together(segment.team)
         for cotangent in self.maps.values():
@@ -124,16 +124,22 @@ class Backward:
         segment = self.segment
         available = {id(v) for v in segment.program.reads}
         program = Program.build(self.alive, lambda v: id(v) in available)
-        cotangents = {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
+        cotangents = self.given(program)
+        segment.expect(outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
         for members in segment.loop(program, True, lambda v: self.handles.get(id(v)), fetch):
             for tile in self.parted(program, members):
                 self.tile(program, tile)
 
+    def given(self, program: Program) -> dict[int, Cotangent]:
+        """The cotangents of stored targets by their place."""
+        return {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
+
     def scan(self) -> None:
         """A scan's tiles in reverse, each with the cotangents of what it handed on; see [Note: scan]."""
         program = self.segment.program
         tiles = list(zip(scan(program, self.segment.backward_grid), self.ctx.carried, strict=True))
+        self.segment.expect([(t.reads, t.owned) for t, _ in tiles], self.handles, self.given(program))
         back: dict[int, Tensor] = {}
         for ((tile, carried),) in told([pair] for pair in reversed(tiles)):
             back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
@@ -146,6 +152,8 @@ class Backward:
             yield Tile(members, self.summed(program, members) if summing else None)
             return
         rest = list(members)
+        if self.segment.alike and REHEARSAL.get() is not None:  # here too, for the two that are compared
+            list(self.pairs(program, rest[0], rest[0]))
         for _ in range(MOST_CLASSES):
             if len(rest) < 2:
                 break
@@ -169,11 +177,14 @@ class Backward:
 
     def equal(self, program: Program, one: Owned, other: Owned) -> bool:
         """Whether two tiles have the same cotangents, to the bit."""
-        return one is other or all(
-            torch.equal(c.read(one[i]), c.read(other[i]))
-            for i, t in enumerate(program.targets)
-            if (c := self.maps.get(t.node.serial)) is not None
-        )
+        return one is other or all(torch.equal(a, b) for a, b in self.pairs(program, one, other))
+
+    def pairs(self, program: Program, one: Owned, other: Owned) -> Iterator[tuple[Tensor, Tensor]]:
+        """The cotangents of two tiles, target by target."""
+        for i, t in enumerate(program.targets):
+            cotangent = self.maps.get(t.node.serial)
+            if cotangent is not None:
+                yield cotangent.read(one[i]), cotangent.read(other[i])
 
     def wanted(self, v: Value) -> bool:
         """Whether something that a tile reads needs a gradient."""
@@ -220,13 +231,16 @@ class Backward:
         if not outputs or not leaves:
             return {}
         found = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        given = [(v, box) for v, box, _ in reads]
+        for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
+            done.clear()  # type: ignore[attr-defined]
         for i, g in zip(self.adders, found, strict=False):
             self.adders[i].add(g, times)
         here = found[len(self.adders) :]
-        for (v, box, _), g in zip(reads, here, strict=False):
+        for (v, box), g in zip(given, here, strict=False):
             if g is not None:
                 self.give_all(program, work, v, box, g)
-        back = zip((serial for serial, _ in carried), here[len(reads) :], strict=True)
+        back = zip((serial for serial, _ in carried), here[len(given) :], strict=True)
         return {serial: g for serial, g in back if g is not None}
 
     def evaluate(

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.errors import EngineError
+from lightning_plugin.execute.pool import Lender
 from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.layout import Axis, Layout, plain_strides
 
@@ -59,20 +60,20 @@ class DiskFile:
         if file is not None:
             os.close(file)
 
-    def sending(self, box: Box, tile: Tensor) -> Transfer:
-        held = [self.staged(box, tile)]
+    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+        held = [self.staged(box, tile, lender)]
         return Transfer(held, lambda: self._each_row(box, held[0], write=True))
 
-    def fetching(self, box: Box) -> Transfer:
-        held = [self.room(box)]
+    def fetching(self, box: Box, lender: Lender) -> Transfer:
+        held = [self.room(box, lender)]
 
         def result() -> Tensor:
             return plain_strides(held[0].to(self.device).permute(self.back).reshape(self.layout.tile_shape(box)))
 
         return Transfer(held, lambda: self._each_row(box, held[0], write=False), result)
 
-    def adding(self, box: Box, tile: Tensor) -> Transfer:
-        held = [self.staged(box, tile.to(self.dtype)), self.room(box)]
+    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+        held = [self.staged(box, tile, lender), self.room(box, lender)]
 
         def run() -> None:
             self._each_row(box, held[1], write=False)
@@ -82,14 +83,19 @@ class DiskFile:
 
         return Transfer(held, run)
 
-    def staged(self, box: Box, tile: Tensor) -> Tensor:
-        """A tile as the file has it."""
-        return self.layout.spread(tile, box).permute(self.order).to("cpu").contiguous()
+    def staged(self, box: Box, tile: Tensor, lender: Lender) -> Tensor:
+        """A tile as the file has it: itself, where it is that already."""
+        part = self.layout.spread(tile, box).permute(self.order)
+        if part.device.type != "cpu":
+            part = landed(part, lender)
+        if part.dtype == self.dtype and part.is_contiguous():
+            return part
+        return self.room(box, lender).copy_(part)
 
-    def room(self, box: Box) -> Tensor:
+    def room(self, box: Box, lender: Lender) -> Tensor:
         """Memory for a tile as the file has it."""
         shape = [size for dim in self.layout.dims for size in self.layout.sizes(dim, box)]
-        return torch.empty([shape[i] for i in self.order], dtype=self.dtype)
+        return lender.lend([shape[i] for i in self.order], self.dtype)
 
     def _each_row(self, box: Box, data: Tensor, write: bool) -> None:
         """Move whole rows of the last axis between the file and ``data``, joining rows that lie side by side."""
@@ -114,3 +120,11 @@ class DiskFile:
             if done == 0:
                 raise EngineError("a stored map's temporary file is shorter than it was made; its disk may be full")
             part, offset = part[done:], offset + done
+
+
+def landed(tile: Tensor, lender: Lender) -> Tensor:
+    """A tile of another device on the host, as it lies there: to reorder it, that device would need memory."""
+    order = sorted(range(tile.dim()), key=tile.stride, reverse=True)
+    back = [order.index(i) for i in range(tile.dim())]
+    there = tile.permute(order)
+    return lender.lend(there.shape, tile.dtype).copy_(there).permute(back)

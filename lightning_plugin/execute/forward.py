@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +12,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.scan import run_tile, scan
-from lightning_plugin.execute.segment import Fetch, SegmentRun, announced, read_tile
+from lightning_plugin.execute.segment import SegmentRun, announced, outline, read_tile
+from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.progress import told
@@ -36,15 +37,13 @@ class Forward:
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
-        if run.share:
-            self.scan()
-        elif run.team is not None:
-            self.together(run.team)
-        else:
-            for members in run.loop(run.program, False, lambda v: v.handle, self.fetch()):
-                self.tile(members)
-        for v in (*run.stored, *run.boundaries):
-            v.handle.rest()  # type: ignore[union-attr]
+        with run.at.courier.pooling():
+            if run.share:
+                self.scan()
+            else:
+                self.grid()
+            for v in (*run.stored, *run.boundaries):
+                v.handle.rest()  # type: ignore[union-attr]
         results: list[Tensor] = []
         for i, target in enumerate(run.program.targets):
             if target.stored is None:
@@ -53,8 +52,24 @@ class Forward:
                 results.extend(op.finish(self.totals[i], [self.vectors[id(v)] for v in target.node.vectors]))
         return results
 
-    def fetch(self) -> Fetch | None:
-        return self.segment.fetch({id(v): v.handle for v in self.segment.boundaries if v.handle is not None})
+    @property
+    def handles(self) -> dict[int, Handle]:
+        """The boundaries that are read."""
+        return {id(v): v.handle for v in self.segment.boundaries if v.handle is not None}
+
+    def expect(self, tiles: Sequence[tuple[Mapping[int, Box], Owned]]) -> None:
+        stored = ((i, t.stored) for i, t in enumerate(self.segment.program.targets) if t.stored is not None)
+        written = {i: v.handle for i, v in stored if v.handle is not None}
+        self.segment.expect(tiles, self.handles, written)
+
+    def grid(self) -> None:
+        run = self.segment
+        self.expect(outline(run.program, run.forward_grid))
+        if run.team is not None:
+            self.together(run.team)
+            return
+        for members in run.loop(run.program, False, lambda v: v.handle, run.fetch(self.handles)):
+            self.tile(members)
 
     def read(self, v: Value, box: Box) -> Tensor:
         return read_tile(v, box, self.spreads, v.handle)
@@ -66,7 +81,9 @@ class Forward:
         def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
             self.emit(i, box, tiles, 1)
 
-        for (tile,) in told([t] for t in scan(program, self.segment.forward_grid)):
+        tiles = scan(program, self.segment.forward_grid)
+        self.expect([(tile.reads, tile.owned) for tile in tiles])
+        for (tile,) in told([t] for t in tiles):
             if self.segment.trains:
                 self.carried.append(handed)
             handed = run_tile(program, tile, handed, self.read, self.vectors, emit, grad=False)
@@ -120,7 +137,7 @@ class Forward:
         run = self.segment
         for dealt in team.rounds(run.work(run.program, False, lambda v: v.handle)):
             mine = (members for owner, members in dealt if owner == team.rank)
-            for members in told(announced(run.program, mine, self.fetch())):
+            for members in told(announced(run.program, mine, run.fetch(self.handles))):
                 self.tile(members)
             made = [iter(rank) for rank in team.gather([m.on("cpu") for m in self.made])]
             self.made.clear()

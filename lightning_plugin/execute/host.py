@@ -1,7 +1,8 @@
 """A map in the memory of the host, below a device of its own.
 
 On CUDA the memory is pinned and transfers have a stream of their own: a copy waits for the kernels that were launched
-before it, and nothing else waits for the copy but who asked for it. Where the device is the CPU itself, a map here is
+before it, and nothing else waits for the copy but who asked for it, and who next borrows the buffer it is made from.
+Where the device is the CPU itself, a map here is
 an ordinary tensor, and a tile of it a view.
 """
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.execute.pool import Lender
 from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.layout import Layout
 
@@ -34,27 +36,30 @@ class HostMemory:
         make = torch.zeros if zero else torch.empty
         self.data = make(layout.shape, dtype=dtype, pin_memory=self.cuda)
 
-    def sending(self, box: Box, tile: Tensor) -> Transfer:
-        held, ready = [tile], self.launched()
-        return Transfer(held, lambda: self.layout.write_into(self.data, self.whole, self.down(held[0], ready), box))
+    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+        held, ready = self.staged(tile.to(self.data.dtype), lender), self.launched()
+        return Transfer(held, lambda: self.layout.write_into(self.data, self.whole, self.down(held, ready), box))
 
-    def adding(self, box: Box, tile: Tensor) -> Transfer:
-        held, ready = [tile], self.launched()
-        return Transfer(held, lambda: self.layout.add_into(self.data, self.whole, self.down(held[0], ready), box))
+    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+        held, ready = self.staged(tile, lender), self.launched()
+        return Transfer(held, lambda: self.layout.add_into(self.data, self.whole, self.down(held, ready), box))
 
-    def fetching(self, box: Box) -> Transfer:
+    def fetching(self, box: Box, lender: Lender) -> Transfer:
         part = self.layout.narrow(self.data, self.whole, box)
         if not self.cuda:
             return Transfer([], lambda: None, lambda: part)
-        held = [torch.empty(part.shape, dtype=part.dtype, device=self.device)]
-        ready, done = torch.cuda.current_stream(self.device).record_event(), torch.cuda.Event()
+        done = torch.cuda.Event()
+        staged = lender.lend(part.shape, part.dtype, pinned=True, until=done)
+        held = [torch.empty(part.shape, dtype=part.dtype, device=self.device), staged]
+        del staged
+        ready = torch.cuda.current_stream(self.device).record_event()
 
         def run() -> None:
-            staged = torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part)
+            held[1].copy_(part)
             side = side_stream(self.device)
             with torch.cuda.stream(side):
                 side.wait_event(ready)  # the room may have been another tensor's until now
-                held[0].copy_(staged, non_blocking=True)
+                held[0].copy_(held[1], non_blocking=True)
                 done.record(side)
 
         def result() -> Tensor:
@@ -67,14 +72,17 @@ class HostMemory:
         """What has to be done on the device before a transfer may touch its tile."""
         return torch.cuda.current_stream(self.device).record_event() if self.cuda else None
 
-    def down(self, tile: Tensor, ready: torch.cuda.Event | None) -> Tensor:
+    def staged(self, tile: Tensor, lender: Lender) -> list[Tensor]:
+        """A tile, and where it will be on the host."""
+        return [tile, lender.lend(tile.shape, tile.dtype, pinned=True)] if self.cuda else [tile]
+
+    def down(self, held: list[Tensor], ready: torch.cuda.Event | None) -> Tensor:
         """A tile on the host. The device's memory is free again as soon as this returns."""
         if ready is None:
-            return tile
+            return held[0]
         side = side_stream(self.device)
         with torch.cuda.stream(side):
             side.wait_event(ready)
-            staged = torch.empty(tile.shape, dtype=tile.dtype, pin_memory=True)
-            staged.copy_(tile, non_blocking=True)
+            held[1].copy_(held[0], non_blocking=True)
             side.record_event().synchronize()
-        return staged
+        return held[1]

@@ -9,6 +9,7 @@ reduction. Nothing is left of a tile when the next one begins. `function` makes 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, key_of, may_be_alike
 from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.rehearsal import REHEARSAL, tiles_of
@@ -122,6 +123,19 @@ class SegmentRun:
 
         return fetch
 
+    def expect(
+        self,
+        tiles: Sequence[tuple[Mapping[int, Box], Owned]],
+        reads: Mapping[int, Handle],
+        targets: Mapping[int, Handle | Cotangent],
+    ) -> None:
+        """Let maps know of the largest tiles of a pass, given the boxes that tiles read and what they own."""
+        needed = largest([need for need, _ in tiles])
+        owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
+        for found, maps in ((needed, reads), (owned, targets)):
+            for key, kept in maps.items():
+                kept.expect(found.get(key, 0))
+
     def work(
         self, program: Program, backward: bool, handle: Callable[[Value], Handle | None]
     ) -> Iterator[Sequence[Owned]]:
@@ -173,6 +187,28 @@ def announced(program: Program, work: Iterator[Sequence[Owned]], fetch: Fetch | 
                 fetch(need, after[0])
         yield now
         now = after
+
+
+def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:
+    """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
+    axis depends on nothing but the tile's index there."""
+    ends = grid.ends([t.map.space.extent for t in program.targets])
+    indices = {
+        tuple(i if a == axis else 0 for a in range(len(grid.counts)))
+        for axis, count in enumerate(grid.counts)
+        for i in telling(count)
+    }
+    tiles = [grid.owned(ends, index) for index in sorted(indices)]
+    return [(program.boxes(owned), owned) for owned in tiles]
+
+
+def largest(tiles: Sequence[Mapping[int, Box]]) -> dict[int, int]:
+    """The positions of each map's largest tile, given some that are the longest on every axis."""
+    extents: dict[int, list[tuple[int, ...]]] = {}
+    for boxes in tiles:
+        for key, box in boxes.items():
+            extents.setdefault(key, []).append(box.extent)
+    return {key: math.prod(map(max, zip(*found, strict=True))) for key, found in extents.items()}
 
 
 def watched(ledger: Ledger | None) -> AbstractContextManager[None]:

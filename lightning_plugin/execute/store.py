@@ -53,6 +53,9 @@ class Memory:
     def rest(self) -> None:
         return
 
+    def expect(self, largest: int) -> None:
+        return
+
 
 @dataclass(frozen=True)
 class Place:
@@ -85,6 +88,7 @@ class Cotangent:
         self.device = device
         self.place = place
         self.data: Memory | Lane | None = None
+        self.largest = 0
 
     def add(self, box: Box, gradient: Tensor, ahead: bool = False) -> None:
         self.room().add(box, gradient, ahead)
@@ -93,6 +97,7 @@ class Cotangent:
         """What holds it, zero until something was added."""
         if self.data is None:
             self.data = self.place.store(self.layout, wide(self.dtype), self.device, zero=True)
+            self.data.expect(self.largest)
         return self.data
 
     def complete(self, team: Team, boxes: Iterable[Box]) -> None:
@@ -111,6 +116,12 @@ class Cotangent:
     def fetch(self, box: Box) -> None:
         if self.data is not None:
             self.data.fetch(box)
+
+    def expect(self, largest: int) -> None:
+        """How many positions the largest tile has that this pass reads or adds; see [Note: pool] in `pool`."""
+        self.largest = largest
+        if self.data is not None:
+            self.data.expect(largest)
 
     def rest(self) -> None:
         if self.data is not None:
@@ -179,7 +190,7 @@ class Handle:
         return self.data
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
-        self.there.write(box, tile.to(torch.bfloat16) if self.half else tile, ahead)
+        self.there.write(box, tile, ahead)
 
     def read(self, box: Box) -> Tensor:
         tile = self.there.read(box)
@@ -188,6 +199,11 @@ class Handle:
     def fetch(self, box: Box) -> None:
         """Begin to read a box that will be asked for; see [Note: ahead] in `transfer`."""
         self.there.fetch(box)
+
+    def expect(self, largest: int) -> None:
+        """How many positions the largest tile has that this pass moves; see [Note: pool] in `pool`."""
+        self.there.expect(largest)
+        self.cotangent.expect(largest)
 
     def rest(self) -> None:
         """Nothing of the map is on its way any more."""

@@ -3,20 +3,23 @@
 [Note: ahead] A segment that transfers *ahead* hands what it writes to a thread, and has what its next tile reads
 fetched while it computes this one. There is one thread for a run, first in first out: what is read has been written,
 and what is added to has been read. Memory stays bounded and known beforehand: one transfer to a map is under way at a
-time, one tile of it is fetched ahead, and whatever a transfer needs is allocated by the thread that computes, so that
-the ledger and a rehearsal count it. A transfer that failed says so at the next one, or at the end of its segment.
+time, one tile of it is fetched ahead, and whatever a transfer needs is borrowed by the thread that computes, so that
+the ledger and a rehearsal count it; see [Note: pool] in `pool`. A transfer that failed says so at the next one, or at
+the end of its segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.execute.pool import Lender, Pool
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.progress import spending
 
@@ -34,13 +37,13 @@ class Transfer:
 
 
 class Lower(Protocol):
-    """A map on a lower tier; each method makes a transfer ready."""
+    """A map on a lower tier; each method makes a transfer ready, in buffers that it borrows."""
 
-    def sending(self, box: Box, tile: Tensor) -> Transfer: ...
+    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer: ...
 
-    def fetching(self, box: Box) -> Transfer: ...
+    def fetching(self, box: Box, lender: Lender) -> Transfer: ...
 
-    def adding(self, box: Box, tile: Tensor) -> Transfer: ...
+    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +64,13 @@ class Pending:
 
 
 class Courier:
-    """Who does a run's transfers: a thread, where some segment transfers ahead, else whoever asks."""
+    """Who does a run's transfers: a thread, where some segment transfers ahead, else whoever asks.
+
+    While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own.
+    """
 
     def __init__(self, ahead: bool = False) -> None:
+        self.pool = Pool(open=False)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if ahead else None
 
     def send(self, transfer: Transfer) -> Pending:
@@ -75,11 +82,22 @@ class Courier:
             transfer.run()
         return Pending(transfer, None)
 
+    @contextmanager
+    def pooling(self) -> Iterator[None]:
+        """A pass over a segment's tiles."""
+        former, self.pool = self.pool, Pool()
+        try:
+            yield
+        finally:
+            self.pool.close()
+            self.pool = former
+
 
 class Lane:
-    """The transfers of one map; see [Note: ahead]."""
+    """The transfers of one map; see [Note: ahead]. ``largest`` are the positions of its largest tile in this pass."""
 
     def __init__(self, there: Lower, courier: Courier) -> None:
+        self.largest = 0
         self.there = there
         self.courier = courier
         self.sent: Pending | None = None
@@ -87,26 +105,33 @@ class Lane:
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.settle()
-        self.sent = self.courier.send(self.there.sending(box, tile))
+        self.sent = self.courier.send(self.there.sending(box, tile, self.lender(box)))
         if not ahead:
             self.settle()
 
     def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.settle()
-        self.sent = self.courier.send(self.there.adding(box, tile))
+        self.sent = self.courier.send(self.there.adding(box, tile, self.lender(box)))
         if not ahead:
             self.settle()
 
     def fetch(self, box: Box) -> None:
         """Begin to read a box that will be asked for."""
         if box not in self.fetched:
-            self.fetched[box] = self.courier.send(self.there.fetching(box))
+            self.fetched[box] = self.courier.send(self.there.fetching(box, self.lender(box)))
 
     def read(self, box: Box) -> Tensor:
         self.fetch(box)
         tile = self.fetched.pop(box).wait()
         assert tile is not None
         return tile
+
+    def lender(self, box: Box) -> Lender:
+        pool = self.courier.pool
+        return Lender(pool, box, self.largest if pool.open else 0)
+
+    def expect(self, largest: int) -> None:
+        self.largest = largest
 
     def settle(self) -> None:
         """Wait for what is on its way there."""

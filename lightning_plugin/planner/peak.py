@@ -128,10 +128,10 @@ class Peaks:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        #: Maps on a lower tier, while a segment is costed: reading a tile of them makes a copy.
+        #: Maps on a lower tier, while a segment is costed: a tile of them is fetched into a buffer.
         self.spilled: frozenset[int] = frozenset()
-        #: Whether what the segment stores goes to a lower tier: writing a tile makes a copy, and so does reading its
-        #: cotangent.
+        #: Whether what the segment stores goes to a lower tier: a tile is sent from a buffer, and its cotangent fetched
+        #: into one.
         self.leaving = False
         #: Whether such tiles travel beside the work on others; see [Note: ahead] in `execute.transfer`.
         self.ahead = False
@@ -152,22 +152,28 @@ class Peaks:
         return sum(v.bytes for v in program.vectors if v.requires_grad)
 
     def read_bytes(self, v: Value, size: int) -> int:
-        """What reading a tile of so many bytes allocates: nothing where it is a view of what lies on the device."""
+        """What reading a tile of so many bytes allocates: nothing where it is a view of what lies on the device, or of
+        a buffer that is counted already."""
         if v.node is not None and isinstance(v.node.op, Source):
             image = v.node.op.image
             there = isinstance(image, TensorSource) and image.tensor.device == v.node.op.device
             return 0 if there else size
-        return size if id(v) in self.spilled else 0
+        return 0
 
-    def travelling(self, program: Program, held: Held, backward: bool) -> int:
-        """What is on its way to and from lower tiers while a tile is worked on: in forward the next tile's input and
-        the last tile's result; in backward the next tile's input and cotangent, and the gradient of the last one's
-        input beside what it is added to."""
-        if not self.ahead:
-            return 0
+    def buffers(self, program: Program, held: Held, backward: bool) -> int:
+        """What transfers to and from lower tiers borrow, which is there as long as the pass: see [Note: pool] in
+        `execute.pool`.
+
+        That is a tile's input and, in backward, its cotangent: what is sent goes through the buffers that these have
+        left. Where tiles travel beside the work on others, they have not left them: the next tile's come on top, and
+        the last tile's result or, in backward, the gradient of its input and what that is added to.
+        """
         reads = sum(held.bytes[id(v)] for v in program.reads if id(v) in self.spilled & held.need.keys())
         stored = {id(t.stored) for t in program.targets if t.stored is not None} if self.leaving else set()
-        return (3 if backward else 1) * reads + sum(held.bytes[key] for key in stored & held.need.keys())
+        written = sum(held.bytes[key] for key in stored & held.need.keys())
+        if backward:
+            return 4 * reads + 2 * written if self.ahead else reads + written
+        return 2 * reads + written if self.ahead else max(reads, written)
 
     def padded(self, facts: Facts, held: Held) -> int:
         """What padding a border tile by hand allocates."""
@@ -182,9 +188,8 @@ class Peaks:
 
     def forward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
         held = Held(need, self.per)
-        stored = {id(t.stored) for t in program.targets if t.stored is not None} if self.leaving else set()
         books = Books()
-        books.add(self.travelling(program, held, backward=False))
+        books.add(self.buffers(program, held, backward=False))
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
@@ -201,8 +206,6 @@ class Peaks:
                 else:
                     books.make(facts.out, held.bytes[facts.out])
                     books.passing(working + held.part(facts, facts.profile.extra))
-                if facts.out in stored:
-                    books.passing(held.bytes[facts.out])
             for key in facts.touched:
                 if program.last_use.get(key, -1) <= place:
                     books.drop(key)
@@ -212,15 +215,14 @@ class Peaks:
         """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
         held = Held(need, self.per)
         books = Books()
-        books.add(self.travelling(program, held, backward=True))
+        books.add(self.buffers(program, held, backward=True))
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
         saved = self.recomputed(program, held, books)
         stored = [id(t.stored) for t in program.targets if t.stored is not None and id(t.stored) in need]
-        books.add(ends + (sum(held.bytes[key] for key in stored) if self.leaving else 0))
+        books.add(ends)
         self.pulled_back(saved, held, books, frozenset(stored))
-        books.passing(max((held.bytes[id(v)] for v in program.reads if id(v) in self.spilled & need.keys()), default=0))
         return books.peak
 
     def recomputed(self, program: Program, held: Held, books: Books) -> list[tuple[Facts, list[int], int]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.disk import DiskFile
+from lightning_plugin.execute.pool import Lender
 from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.rehearsal import REHEARSAL, Rehearsal
 from lightning_plugin.execute.run import run_plan
@@ -63,12 +64,13 @@ class Elsewhere:
         self.dtype = dtype
         self.device = device
 
-    def sending(self, box: Box, tile: Tensor) -> Transfer:
+    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+        return Transfer([tile.to(self.dtype)], nothing)
+
+    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
         return Transfer([tile], nothing)
 
-    adding = sending
-
-    def fetching(self, box: Box) -> Transfer:
+    def fetching(self, box: Box, lender: Lender) -> Transfer:
         held = [torch.empty(self.layout.tile_shape(box), dtype=self.dtype, device=self.device)]
         return Transfer(held, nothing, lambda: held[0])
 

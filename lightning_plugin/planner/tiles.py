@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.execute.program import Program
 from lightning_plugin.graph import Node
 from lightning_plugin.rules.base import ReduceOp
@@ -35,13 +35,6 @@ def with_neighbours(
         boxes = grid.owned(ends, [int(i) for i in np.unravel_index(place, grid.counts)])
         if not all(b.empty for b in boxes):
             yield boxes
-
-
-def telling(count: int) -> list[int]:
-    """Tiles on one axis that may differ from the others: next to the borders, and two in the middle, as sizes may
-    differ by one."""
-    middle = count // 2
-    return sorted({i for i in (0, 1, middle - 1, middle, count - 2, count - 1) if 0 <= i < count})
 
 
 def stand_ins(count: int) -> list[tuple[int, int]]:

@@ -1,0 +1,116 @@
+"""Buffers of the transfers to lower tiers, lent again and again while a segment passes over its tiles.
+
+[Note: pool] A pass over a segment's tiles, forward or backward, has one pool, and every transfer of the pass borrows
+from it. What is lent is a tensor with a storage of its own over the buffer's bytes: when nothing refers to that storage
+any more, be it an operator, autograd, a view or a transfer, the buffer is free again, and not before. A request takes
+the smallest free buffer that holds it, else a new one, in place of a free one that is too small: there are never more
+buffers than were lent at once. What is asked for a map is always what its largest tile of the pass needs, so that all
+tiles ask for the same and none has to make a buffer that earlier ones, or those of a rehearsal, did not have. Buffers
+are made by the thread that computes, where the ledger sees them, once; it does not see what is lent. A pool lasts as
+long as its pass: sizes differ from one pass to the next, and between segments nothing is held.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.execute.rehearsal import REHEARSAL
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Bytes that are lent; on CUDA, ``until`` is when a copy from them is done that nobody has waited for."""
+
+    data: Tensor
+    pinned: bool
+    until: torch.cuda.Event | None = None
+
+    @property
+    def size(self) -> int:
+        return self.data.nbytes
+
+    def alias(self, size: int) -> Tensor:
+        """The first bytes, as a tensor with a storage of its own."""
+        if REHEARSAL.get() is not None:  # a fake tensor has no bytes to share: one of the size that no ledger counts
+            return torch.empty(0, dtype=torch.uint8).resize_(size)
+        return torch.from_numpy(self.data.numpy()[:size])
+
+
+class Pool:
+    """The buffers of one pass; see [Note: pool]. One that is not open takes none back: each is used once."""
+
+    def __init__(self, open: bool = True) -> None:
+        self.free: list[Buffer] = []
+        self.open = open
+
+    def lend(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        least: int = 0,
+        pinned: bool = False,
+        until: torch.cuda.Event | None = None,
+    ) -> Tensor:
+        """A tensor for one transfer, in a buffer of at least so many bytes.
+
+        ``until`` is recorded when the last copy from it has been launched on a device.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        buffer = self.take(max(size, least), pinned)
+        if buffer.until is not None:
+            buffer.until.synchronize()
+        buffer.until = until
+        lent = buffer.alias(size)
+        weakref.finalize(lent.untyped_storage(), self.take_back, buffer).atexit = False
+        return lent.view(dtype).view(shape)
+
+    def take(self, size: int, pinned: bool) -> Buffer:
+        free = [b for b in self.free if b.pinned == pinned]
+        fitting = [b for b in free if b.size >= size]
+        if fitting:
+            found = min(fitting, key=lambda b: b.size)
+            self.free.remove(found)
+            return found
+        if free:
+            self.free.remove(max(free, key=lambda b: b.size))
+        del free
+        return self.make(size, pinned)
+
+    def make(self, size: int, pinned: bool) -> Buffer:
+        return Buffer(torch.empty(size, dtype=torch.uint8, pin_memory=pinned), pinned)
+
+    def take_back(self, buffer: Buffer) -> None:
+        if self.open:
+            self.free.append(buffer)
+
+    def close(self) -> None:
+        """The pass is over: free buffers go now, and each of the others when what is lent of it does."""
+        self.open = False
+        self.free.clear()
+
+
+@dataclass(frozen=True)
+class Lender:
+    """Lends what the transfer of a box needs, as much as for the largest box of its map."""
+
+    pool: Pool
+    box: Box
+    largest: int
+
+    def lend(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        pinned: bool = False,
+        until: torch.cuda.Event | None = None,
+    ) -> Tensor:
+        here = max(1, self.box.positions)
+        least = math.prod(shape) * dtype.itemsize * max(self.largest, here) // here
+        return self.pool.lend(shape, dtype, least, pinned, until)
