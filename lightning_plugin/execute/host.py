@@ -2,8 +2,7 @@
 
 On CUDA the memory is pinned and transfers have a stream of their own: a copy waits for the kernels that were launched
 before it, and nothing else waits for the copy but who asked for it, and who next borrows the buffer it is made from.
-Where the device is the CPU itself, a map here is
-an ordinary tensor, and a tile of it a view.
+Where the device is the CPU itself, a map here is an ordinary tensor, and a tile of it a view.
 """
 
 from __future__ import annotations
