@@ -19,6 +19,9 @@ class TileSource(Protocol):
     ``shape`` is ``(N, C, *spatial)``. ``read`` returns the tensor ``(N, C, *box.extent)`` of a box inside the image;
     it may be called from several threads. ``constant`` returns the value of each channel where the source knows,
     without reading, that the box holds nothing else, and None where it does not know.
+
+    A source may also have ``prefetch(boxes)``: it hears of the boxes of the next tile while the engine works on this
+    one, and may begin to read them. A plan has room for their pixels.
     """
 
     @property
@@ -30,6 +33,11 @@ class TileSource(Protocol):
     def read(self, box: Box) -> Tensor: ...
 
     def constant(self, box: Box) -> Tensor | None: ...
+
+
+def prefetches(image: TileSource) -> bool:
+    """Whether a source wants to hear of boxes before they are read."""
+    return hasattr(image, "prefetch")
 
 
 @dataclass(frozen=True, eq=False)

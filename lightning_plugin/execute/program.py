@@ -15,6 +15,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.record import unbound
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.rules.norm import Normalize
+from lightning_plugin.source import prefetches
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,15 @@ class Program:
         last = {id(v): i for i, node in enumerate(order) for v in node.inputs if v.is_map}
         overwrite = frozenset(n.serial for n in order if may_overwrite(n, order, targets, reads))
         return Program(tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last, overwrite)
+
+    @property
+    def announced(self) -> list[Value]:
+        """The images that want to hear of boxes before they are read."""
+        return [
+            v
+            for v in self.reads
+            if v.node is not None and isinstance(v.node.op, Source) and prefetches(v.node.op.image)
+        ]
 
     def bare(self) -> tuple[Program, dict[int, Value]]:
         """The same program on copies of its values that hold no results, and the copies by the originals' ids.

@@ -140,7 +140,8 @@ class SegmentRun:
         self, program: Program, backward: bool, handle: Callable[[Value], Handle | None]
     ) -> Iterator[Sequence[Owned]]:
         """All tiles, each with the tiles that are identical to it."""
-        tiles = tiles_of(program, self.backward_grid if backward else self.forward_grid, self.ahead)
+        grid = self.backward_grid if backward else self.forward_grid
+        tiles = tiles_of(program, grid, self.ahead or bool(program.announced))
 
         def constant(v: Value, box: Box) -> bytes | None:
             found = handle(v)
@@ -171,7 +172,7 @@ class SegmentRun:
 def announced(program: Program, work: Iterator[Sequence[Owned]], fetch: Fetch | None) -> Iterator[Sequence[Owned]]:
     """The same work; sources that can prefetch, and lower tiers, hear of the next tile's boxes while this one is
     computed."""
-    sources = [v for v in program.reads if is_source(v) and hasattr(v.node.op.image, "prefetch")]  # type: ignore[union-attr]
+    sources = program.announced
     if not sources and fetch is None:
         yield from work
         return

@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from lightning_plugin.graph import Node
-from lightning_plugin.rules.base import Captured
+from lightning_plugin.rules.base import Captured, Source
+from lightning_plugin.source import prefetches
 
 
 def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
-    """What two recordings have in common if and only if one's plan fits the other: structure, shapes, types.
+    """What two recordings have in common if and only if one's plan fits the other: structure, shapes, types, and
+    whether images are read ahead.
 
     ``gradients``: also which parameters have a gradient already.
     """
@@ -25,6 +27,7 @@ def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
             tuple(place.get(id(v), -1) for v in n.inputs),
             tuple((v.shape, str(v.dtype), v.requires_grad) for v in n.outputs),
             n.inplace is not None,
+            isinstance(n.op, Source) and prefetches(n.op.image),
             gradients and isinstance(n.op, Captured) and n.op.tensor.is_leaf and n.op.tensor.grad is not None,
         )
         for n in nodes

@@ -175,6 +175,12 @@ class Peaks:
             return 4 * reads + 2 * written if self.ahead else reads + written
         return 2 * reads + written if self.ahead else max(reads, written)
 
+    def prefetched(self, program: Program, held: Held) -> int:
+        """The pixels of the next tile, where a source reads them ahead into the device's own memory. What has no
+        targets is kept, and reads an image once."""
+        images = program.announced if program.targets else []
+        return sum(held.bytes[id(v)] for v in images if v.device.type == "cpu" and id(v) in held.need)
+
     def padded(self, facts: Facts, held: Held) -> int:
         """What padding a border tile by hand allocates."""
         box = held.need.get(facts.out)
@@ -189,7 +195,7 @@ class Peaks:
     def forward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
         held = Held(need, self.per)
         books = Books()
-        books.add(self.buffers(program, held, backward=False))
+        books.add(self.buffers(program, held, backward=False) + self.prefetched(program, held))
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
@@ -215,7 +221,7 @@ class Peaks:
         """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
         held = Held(need, self.per)
         books = Books()
-        books.add(self.buffers(program, held, backward=True))
+        books.add(self.buffers(program, held, backward=True) + self.prefetched(program, held))
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))

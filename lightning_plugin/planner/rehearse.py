@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from lightning_plugin.planner.peak import is_padded, tile_bytes
 from lightning_plugin.planner.profile import FAKES
 from lightning_plugin.planner.tiles import samples, with_neighbours
 from lightning_plugin.rules.base import Captured, Source
-from lightning_plugin.source import TensorSource
+from lightning_plugin.source import TensorSource, prefetches
 
 #: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
 EFFORT = 240
@@ -91,6 +91,20 @@ class Scenery:
 
     def constant(self, box: Box) -> Tensor | None:
         return None
+
+
+@dataclass(frozen=True)
+class Announced(Scenery):
+    """The same of a source that reads boxes before they are asked for."""
+
+    ahead: dict[Box, Tensor] = field(default_factory=dict)
+
+    def prefetch(self, boxes: Iterable[Box]) -> None:
+        for box in boxes:
+            self.ahead[box] = super().read(box)
+
+    def read(self, box: Box) -> Tensor:
+        return self.ahead.pop(box) if box in self.ahead else super().read(box)
 
 
 def rehearse(plan: Plan, network: Network) -> Account:
@@ -214,7 +228,7 @@ def scenery(node: Node, ledger: Ledger) -> Any:
         tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
         ledger.ignore(tensor)
         return TensorSource(tensor)
-    return Scenery(v.shape, v.dtype)
+    return (Announced if prefetches(image) else Scenery)(v.shape, v.dtype)
 
 
 def leaf(v: Value) -> Tensor:

@@ -1,9 +1,13 @@
 """What is rehearsed is what a step does."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
+from lightning_plugin.boxes import Box
 
 
 class Watching(nn.Module):
@@ -42,3 +46,63 @@ def test_a_map_that_is_returned_is_planned_with_a_whole_cotangent() -> None:
         assert tiled.plan is not None
         over[dense] = tiled.plan.peak_bytes - tiled.peak_bytes
     assert over[True] == 0 and 0 < over[False] <= out.nbytes
+
+
+@dataclass
+class Pixels:
+    """Reads boxes of a tensor into memory of their own."""
+
+    image: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.image.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.image.dtype
+
+    def read(self, box: Box) -> Tensor:
+        rows, columns = box.intervals()
+        return self.image[..., slice(*rows), slice(*columns)].clone()
+
+    def constant(self, box: Box) -> Tensor | None:
+        return None
+
+
+@dataclass
+class Announced(Pixels):
+    """The same, and those that it is told of before they are asked for."""
+
+    ahead: dict[Box, Tensor] = field(default_factory=dict)
+    used: int = 0
+
+    def prefetch(self, boxes: Iterable[Box]) -> None:
+        for box in boxes:
+            self.ahead[box] = super().read(box)
+
+    def read(self, box: Box) -> Tensor:
+        self.used += box in self.ahead
+        return self.ahead.pop(box) if box in self.ahead else super().read(box)
+
+
+def test_a_plan_has_room_for_the_pixels_that_a_source_reads_ahead() -> None:
+    module = nn.Sequential(nn.Conv2d(16, 4, 3), nn.ReLU(True), nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1))
+    image = torch.rand(1, 16, 256, 240)
+    peaks = {}
+    for kind in (Pixels, Announced):
+        module.zero_grad(set_to_none=True)
+        source = kind(image)
+        free = TiledModule(module, tiles=3)
+        free(LazyImage(source)).sum().backward()
+        peaks[kind] = free.peak_bytes
+        budget = 2 * 2**20
+        tiled = TiledModule(module, budget=budget)
+        module.zero_grad(set_to_none=True)
+        tiled(LazyImage(source)).sum().backward()
+        assert tiled.plan is not None
+        assert 0.99 * tiled.peak_bytes - 1024 <= tiled.plan.peak_bytes <= budget
+        if isinstance(source, Announced):
+            assert source.used > 0 and not source.ahead
+    tile = 16 * 4 * (256 // 3) * (240 // 3)
+    assert peaks[Announced] - peaks[Pixels] >= 0.9 * tile
