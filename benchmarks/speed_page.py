@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,7 @@ in `benchmarks/results/` hold all of it, with versions, processors and threads.
 """
 
 
-def measured(name: str) -> Any:
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def against_plain() -> str:
-    data = measured("against_plain")
-    if data is None:
-        return ""
+def against_plain(data: Any) -> str:
     rows = [
         [
             c["network"],
@@ -53,10 +46,7 @@ def against_plain() -> str:
     )
 
 
-def policies() -> str:
-    data = measured("policies")
-    if data is None:
-        return ""
+def policies(data: Any) -> str:
     rows = []
     merged: dict[str, dict[str, Any]] = {}
     for c in data["cases"].values():
@@ -87,10 +77,7 @@ def needs(case: dict[str, Any]) -> str:
     return f"needs {format_bytes(case['needs_bytes'])}" if "needs_bytes" in case else "–"
 
 
-def largest_image() -> str:
-    data = measured("largest_image")
-    if data is None:
-        return ""
+def largest_image(data: Any) -> str:
     v = data["values"]
     rows = [[n, f"{s:,}²" + (" and more" if s >= v["largest tried"] else "")] for n, s in v["sides"].items()]
     told = " ".join(
@@ -107,10 +94,7 @@ def largest_image() -> str:
     )
 
 
-def process_peak() -> str:
-    data = measured("process_peak")
-    if data is None:
-        return ""
+def process_peak(data: Any) -> str:
     v = data["values"]
     plain = "over_baseline, default allocator"
     rows = [
@@ -140,10 +124,7 @@ def process_peak() -> str:
     )
 
 
-def depths() -> str:
-    data = measured("depths")
-    if data is None:
-        return ""
+def depths(data: Any) -> str:
     rows = [
         [
             str(c["layers"]),
@@ -166,10 +147,7 @@ def depths() -> str:
     )
 
 
-def time_ranking() -> str:
-    data = measured("time_ranking")
-    if data is None:
-        return ""
+def time_ranking(data: Any) -> str:
     rows = [
         [
             c["network"],
@@ -190,10 +168,7 @@ def time_ranking() -> str:
     )
 
 
-def planner_speed() -> str:
-    data = measured("planner_speed")
-    if data is None:
-        return ""
+def planner_speed(data: Any) -> str:
     rows = [
         [name, f"{c['side']:,}²", c["budget"], f"{c['seconds']:.1f} s", f"{c['allowed']} s", str(c["segments"])]
         for name, c in data["cases"].items()
@@ -205,33 +180,33 @@ def planner_speed() -> str:
     )
 
 
-def values(name: str, title: str, text: str) -> str:
-    """A file of single values as a table."""
-    data = measured(name)
-    if data is None:
-        return ""
-    rows = [[k, f"{v:.4g}" if isinstance(v, float) else str(v)] for k, v in data["values"].items() if k != "rows"]
-    return f"## {title}\n\n{text}\n\n{table(['', ''], rows)}"
+def planner_memory(data: Any) -> str:
+    rows = [[k, f"{v:.4g}" if isinstance(v, float) else str(v)] for k, v in data["values"].items()]
+    return (
+        "## Is the budget kept?\n\nRandom networks at random sizes under budgets between the smallest that works and "
+        "what plain PyTorch uses; a ledger of the test's own saw every operator of the step.\n\n"
+        + table(["", ""], rows)
+    )
+
+
+#: What is told of each file of results, in the order of the page.
+SECTIONS: dict[str, Callable[[Any], str]] = {
+    "against_plain": against_plain,
+    "policies": policies,
+    "largest_image": largest_image,
+    "planner_memory": planner_memory,
+    "process_peak": process_peak,
+    "depths": depths,
+    "time_ranking": time_ranking,
+    "planner_speed": planner_speed,
+}
 
 
 def write_page() -> None:
-    parts = [
-        INTRODUCTION,
-        against_plain(),
-        policies(),
-        largest_image(),
-        values(
-            "planner_memory",
-            "Is the budget kept?",
-            "Random networks at random sizes under budgets between the smallest that works and what plain PyTorch "
-            "uses; a ledger of the test's own saw every operator of the step.",
-        ),
-        process_peak(),
-        depths(),
-        time_ranking(),
-        planner_speed(),
-    ]
-    PAGE.write_text("\n".join(p for p in parts if p))
+    """Sections whose files are there."""
+    files = {name: RESULTS / f"{name}.json" for name in SECTIONS}
+    parts = [SECTIONS[name](json.loads(path.read_text())) for name, path in files.items() if path.exists()]
+    PAGE.write_text("\n".join([INTRODUCTION, *parts]))
     print(PAGE)
 
 

@@ -96,9 +96,11 @@ class Ledger:
         """A block whose peaks are ``who``'s; those after it are again whose they were before."""
         former = self._who
         self.enter(who)
-        yield
-        self.leave()
-        self._who = former
+        try:
+            yield
+        finally:
+            self.leave()
+            self._who = former
 
     def leave(self) -> None:
         if self._who is not None:
