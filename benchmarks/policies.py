@@ -1,6 +1,6 @@
 """Ours against the published ways to plan, on the convolutional part of VGG-16 with global pooling.
 
-    python -m benchmarks.policies [--limit 65536] [--side 768] [--rounds 3]
+    python -m benchmarks.policies [--limit 131072] [--side 768] [--share 0.25] [--rounds 3]
 
 For each policy: the largest square image whose training step is planned under 1 GiB (planning only: nothing is run),
 and the time of a step at one size under one budget, predicted and measured. Steps of all policies and of plain PyTorch
@@ -67,7 +67,7 @@ def times(side: int, share: float, rounds: int) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, default=65536, help="the largest side that is tried")
+    parser.add_argument("--limit", type=int, default=131072, help="the largest side that is tried")
     parser.add_argument("--side", type=int, default=768, help="side of the image that is timed")
     parser.add_argument("--share", type=float, default=0.25, help="of plain PyTorch's activations, as budget")
     parser.add_argument("--rounds", type=int, default=3)
@@ -84,7 +84,7 @@ def main() -> None:
         row = found.get(name, {})
         if row:
             about = {"network": "vgg16", "policy": name, "side": options.side, "share": options.share}
-            keep_case("policies", f"{name} {options.side}", {**about, **row})
+            keep_case("policies", f"{name} {options.side} {options.share:g}", {**about, **row})
         if name in sides:
             about = {"network": "vgg16", "policy": name, "budget": "1GiB", "limit": options.limit}
             keep_case("policies", f"{name} largest", {**about, "largest_side": sides[name]})

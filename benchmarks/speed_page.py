@@ -47,29 +47,43 @@ def against_plain(data: Any) -> str:
 
 
 def policies(data: Any) -> str:
+    cases = data["cases"].values()
+    timed = sorted({(c["side"], c["share"]) for c in cases if "share" in c})
     rows = []
-    merged: dict[str, dict[str, Any]] = {}
-    for c in data["cases"].values():
-        merged.setdefault(c["policy"], {}).update(c)
-    for name, c in merged.items():
-        side = c.get("largest_side")
+    for name in sorted({c["policy"] for c in cases}):
+        mine = [c for c in cases if c["policy"] == name]
+        sides = [c for c in mine if "largest_side" in c]
+        steps = {(c["side"], c["share"]): c for c in mine if "share" in c}
         rows.append(
             [
                 f"`{name}`",
-                "–" if side is None else f"{side:,}²" + (" and more" if side >= c["limit"] else ""),
-                f"{c['seconds']:.1f} s" if "seconds" in c else needs(c),
-                f"{c['ratio']:.2f}" if "ratio" in c else "–",
-                f"{100 * c['recompute_share']:.0f} %" if "recompute_share" in c else "–",
+                *([largest_side(c) for c in sides] or ["–"]),
+                *(cell for about in timed for cell in step_cells(steps.get(about, {}))),
             ]
         )
-    any_case = next(c for c in merged.values() if "share" in c)
+    head = ["policy", "largest image"]
+    for side, share in timed:
+        head += [f"step on {side}², {share:.2g}", "of plain's", "forward recomputed"]
     return (
         "## Against published ways to plan\n\nEach is a policy of the planner (`make_plan(..., policy=...)`). The "
-        "largest image is that of a training step of VGG-16's convolutional part under 1 GiB, planned; the time is "
-        f"that of a step on {any_case['side']}² pixels with a budget of parameters, gradients and "
-        f"{any_case['share']:.2g} of plain PyTorch's activations.\n\n"
-        + table(["policy", "largest image", "step", "of plain's", "forward recomputed"], rows)
+        "largest image is that of a training step of VGG-16's convolutional part under 1 GiB, planned; the times are "
+        "those of steps with a budget of parameters, gradients and a share of plain PyTorch's activations: one that "
+        "few of them can keep, and one that all can.\n\n" + table(head, rows)
     )
+
+
+def largest_side(case: dict[str, Any]) -> str:
+    side = case["largest_side"]
+    return f"{side:,}²" + (" and more" if side >= case["limit"] else "")
+
+
+def step_cells(case: dict[str, Any]) -> list[str]:
+    """The time of a policy's step, or what it would need."""
+    return [
+        f"{case['seconds']:.1f} s" if "seconds" in case else needs(case),
+        f"{case['ratio']:.2f}" if "ratio" in case else "–",
+        f"{100 * case['recompute_share']:.0f} %" if "recompute_share" in case else "–",
+    ]
 
 
 def needs(case: dict[str, Any]) -> str:
