@@ -36,6 +36,12 @@ class Buffer:
     def size(self) -> int:
         return self.data.nbytes
 
+    def wait(self) -> None:
+        """Until its bytes may be written to, or be given back to PyTorch."""
+        until, self.until = self.until, None
+        if until is not None:
+            until.synchronize()
+
     def alias(self, size: int) -> Tensor:
         """The first bytes, as a tensor with a storage of its own."""
         if REHEARSAL.get() is not None:  # a fake tensor has no bytes to share: one of the size that no ledger counts
@@ -64,24 +70,27 @@ class Pool:
         """
         size = math.prod(shape) * dtype.itemsize
         buffer = self.take(max(size, least), pinned)
-        if buffer.until is not None:
-            buffer.until.synchronize()
         buffer.until = until
         lent = buffer.alias(size)
         weakref.finalize(lent.untyped_storage(), self.take_back, buffer).atexit = False
         return lent.view(dtype).view(shape)
 
     def take(self, size: int, pinned: bool) -> Buffer:
+        """The smallest free buffer that is large enough, or a new one instead of the largest that is not."""
         free = [b for b in self.free if b.pinned == pinned]
         fitting = [b for b in free if b.size >= size]
         if fitting:
-            found = min(fitting, key=lambda b: b.size)
-            self.free.remove(found)
-            return found
+            return self.out(min(fitting, key=lambda b: b.size))
         if free:
-            self.free.remove(max(free, key=lambda b: b.size))
-        del free
+            self.out(max(free, key=lambda b: b.size))
+        del free  # so that the one that is replaced is gone before memory for the new one is asked for
         return self.make(size, pinned)
+
+    def out(self, buffer: Buffer) -> Buffer:
+        """A free buffer, no longer among the free ones."""
+        self.free.remove(buffer)
+        buffer.wait()
+        return buffer
 
     def make(self, size: int, pinned: bool) -> Buffer:
         return Buffer(torch.empty(size, dtype=torch.uint8, pin_memory=pinned), pinned)
@@ -89,11 +98,14 @@ class Pool:
     def take_back(self, buffer: Buffer) -> None:
         if self.open:
             self.free.append(buffer)
+        else:
+            buffer.wait()
 
     def close(self) -> None:
         """The pass is over: free buffers go now, and each of the others when what is lent of it does."""
         self.open = False
-        self.free.clear()
+        while self.free:
+            self.free.pop().wait()
 
 
 @dataclass(frozen=True)
