@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning_plugin.plan_table import kind, stored_on
-from lightning_plugin.planner.partial import Dropped, staying
+from lightning_plugin.planner.dropped import Dropped, staying
 from lightning_plugin.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

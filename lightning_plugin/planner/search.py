@@ -6,7 +6,8 @@ image on, a partial plan is a pair (bytes held so far, seconds so far), and of t
 in both are carried on. Bytes held only grow towards the loss, and backward frees them in reverse, so a segment's
 tiles have to fit beside what is held up to it, and beside the cotangents of its ends; that is checked when it is added,
 with the cheapest grid that fits. What is dropped (see [Note: dropped] in `execute.again`) is an exception: it is held
-from where it is made to where the last segment that has it come back begins, and not beyond.
+from where it is made to where the last segment that has it come back begins, and not beyond; and what is dropped deeper
+than something after it is made in passing there, and costs its forward once more.
 """
 
 from __future__ import annotations
@@ -18,20 +19,11 @@ from functools import cached_property
 
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.planner.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network, is_given
-from lightning_plugin.planner.partial import (
-    Dropped,
-    Partial,
-    making_again,
-    merge_kept,
-    merged_counts,
-    most_of,
-    passed,
-    still_needed,
-    undominated,
-)
+from lightning_plugin.planner.partial import Partial, merge_kept, merged_counts, most_of, undominated
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
