@@ -1,4 +1,4 @@
-"""What dropping boundaries deeper saves: `python -m benchmarks.depths [--layers 10 20 40] [--side 1024]`.
+"""What dropping boundaries deeper saves: `python -m benchmarks.depths [--layers 20 40] [--side 1024]`.
 
 A chain of convolutions with train-mode BatchNorm, each of which needs the whole of the map before it, under no lower
 tier: every boundary is stored on the device, or dropped to a depth. For each depth allowed, 5 % more than the smallest
@@ -82,7 +82,7 @@ def rows(layers: int, side: int, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, nargs="+", default=[10, 20, 40])
+    parser.add_argument("--layers", type=int, nargs="+", default=[20, 40])
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7, help="pairs of steps")
     options = parser.parse_args()
