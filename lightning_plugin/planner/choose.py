@@ -27,6 +27,8 @@ from lightning_plugin.units import format_bytes
 SPARE = 0.01
 #: And this many bytes: single numbers that the user's own code holds beside the network, such as losses.
 RESERVE = 1024
+#: No more than this part is left to the workspaces of the device's libraries.
+WORKSPACE_SHARE = 0.125
 #: How often the search is asked again.
 ROUNDS = 8
 #: How often, where only the smallest budget is sought.
@@ -52,13 +54,25 @@ class Chooser:
 
     def choose(self, budget: int) -> Plan:
         """The fastest plan within the budget, or an error that says what would be enough."""
-        reserve = self.rates.workspace
+        reserve = self.reserve(budget)
         limit = usable(budget) - reserve
         self.refuse_barriers(limit)
         best = self.try_rounds(limit) or self.frugal
         if best.peak_bytes > limit:
             raise self.refusal(budget)
         return dataclasses.replace(best, budget=budget, peak_bytes=best.peak_bytes + reserve, reserve_bytes=reserve)
+
+    def reserve(self, budget: int) -> int:
+        """What of a budget is left to the workspaces of the device's libraries. They grow with tiles: under a small
+        budget, a share of it."""
+        return min(self.rates.workspace, int(WORKSPACE_SHARE * budget))
+
+    def budget_for(self, peak: int) -> int:
+        """The smallest budget of which a plan may use so much."""
+        if not self.rates.workspace:
+            return budget_for(peak)
+        share = math.ceil((peak + RESERVE) / (1 - SPARE - WORKSPACE_SHARE)) + 2
+        return min(budget_for(peak + self.rates.workspace), share)
 
     def refuse_barriers(self, limit: int) -> None:
         """Barriers hold their maps whole: say so where even one of them alone is too much."""
@@ -67,7 +81,7 @@ class Chooser:
             whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.network.fixed_bytes
             if whole > limit:
                 # What is around a barrier counts too.
-                smallest = budget_for(self.rates.workspace + max(whole, self.frugal.peak_bytes))
+                smallest = self.budget_for(max(whole, self.frugal.peak_bytes))
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
                     f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "
@@ -144,7 +158,7 @@ class Chooser:
 
     def refusal(self, budget: int) -> BudgetError:
         plan = self.frugal
-        smallest = budget_for(self.rates.workspace + plan.peak_bytes)
+        smallest = self.budget_for(plan.peak_bytes)
         operator = worst(plan)
         return BudgetError(
             f"no plan keeps {format_bytes(budget)}. The smallest budget that works is {exact_bytes(smallest)}; "
@@ -160,7 +174,7 @@ def usable(budget: int) -> int:
 
 
 def budget_for(peak: int) -> int:
-    """The smallest budget of which a plan may use so much."""
+    """The smallest budget of which so much may be used."""
     return math.ceil((peak + RESERVE) / (1 - SPARE)) + 1
 
 

@@ -16,7 +16,8 @@ class Rates:
     ``call`` is what starting one operator costs, in seconds. ``near`` are bytes a second of operators on small maps,
     ``memory`` on large ones; ``reorder`` what an operator with arithmetic moves besides, where its maps are large;
     ``pool`` what a window without arithmetic does. Without a figure they are as ``memory`` says. ``workspace`` are the
-    bytes that the device's own libraries take beside tensors while an operator runs: a plan leaves them free.
+    bytes that the device's own libraries take beside tensors while an operator runs: a plan leaves them free, as far as
+    they are not more than a part of the budget.
     """
 
     flops: float

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lightning_plugin
-from lightning_plugin import BudgetError, Rates, TiledModule, calibrate, calibrated, make_plan
+from lightning_plugin import BudgetError, Plan, Rates, TiledModule, calibrate, calibrated, make_plan
 from lightning_plugin.planner import calibrate as module
 from lightning_plugin.planner import measure
 from lightning_plugin.planner.calibrate import key, local, local_rates, place
@@ -100,21 +100,26 @@ def test_a_rate_that_is_not_positive_is_refused(known: Rates) -> None:
 
 
 def test_a_plan_leaves_room_for_the_workspaces_of_the_device() -> None:
+    def plan(budget: int, device: str) -> Plan:
+        return make_plan(network(), (1, 3, 4096, 4096), budget=budget, device=device, host_budget=0, disk=False)
+
     reserve = RATES["cuda:a100"].workspace
     assert reserve > 0
-    plan = make_plan(network(), (1, 3, 2048, 2048), budget="128MiB", device="cuda:a100")
-    assert plan.reserve_bytes == reserve and plan.peak_bytes <= 128 * 2**20
-    assert "64.0 MiB of the peak are left to the workspaces" in str(plan)
-    without = make_plan(network(), (1, 3, 2048, 2048), budget=128 * 2**20 - reserve, device="cpu")
-    assert without.reserve_bytes == 0 and "workspaces" not in str(without)
+    for budget, expected in ((2**30, reserve), (2**28, 2**25)):  # of a small budget, an eighth
+        found = plan(budget, "cuda:a100")
+        assert found.reserve_bytes == expected and found.peak_bytes <= budget
+        assert "of the peak are left to the workspaces" in str(found)
+    assert plan(2**30, "cpu").reserve_bytes == 0 and "workspaces" not in str(plan(2**30, "cpu"))
     smallest = {}
     for device in ("cuda:a100", "cpu"):
         with pytest.raises(BudgetError) as refused:
-            make_plan(network(), (1, 3, 2048, 2048), budget=1000, device=device, host_budget=0, disk=False)
+            plan(1000, device)
         smallest[device] = refused.value.smallest
-    assert reserve <= smallest["cuda:a100"] - smallest["cpu"] <= 1.1 * reserve
-    again = make_plan(network(), (1, 3, 2048, 2048), budget=smallest["cuda:a100"], device="cuda:a100", disk=False)
-    assert again.peak_bytes <= smallest["cuda:a100"]
+    assert 1.12 <= smallest["cuda:a100"] / smallest["cpu"] <= 1.15
+    least = plan(smallest["cuda:a100"], "cuda:a100")
+    assert least.reserve_bytes > 0 and least.peak_bytes <= smallest["cuda:a100"]
+    with pytest.raises(BudgetError):
+        plan(int(0.97 * smallest["cuda:a100"]), "cuda:a100")
 
 
 @pytest.mark.gpu
