@@ -125,7 +125,7 @@ class Backward:
         available = {id(v) for v in segment.program.reads}
         program = Program.build(self.alive, lambda v: id(v) in available)
         cotangents = self.given(program)
-        segment.expect(outline(program, segment.backward_grid), self.handles, cotangents)
+        segment.expect(lambda: outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
         for members in segment.loop(program, True, lambda v: self.handles.get(id(v)), fetch):
             for tile in self.parted(program, members):
@@ -139,7 +139,7 @@ class Backward:
         """A scan's tiles in reverse, each with the cotangents of what it handed on; see [Note: scan]."""
         program = self.segment.program
         tiles = list(zip(scan(program, self.segment.backward_grid), self.ctx.carried, strict=True))
-        self.segment.expect([(t.reads, t.owned) for t, _ in tiles], self.handles, self.given(program))
+        self.segment.expect(lambda: [(t.reads, t.owned) for t, _ in tiles], self.handles, self.given(program))
         back: dict[int, Tensor] = {}
         for ((tile, carried),) in told([pair] for pair in reversed(tiles)):
             back = self.tile(program, Tile([tile.owned], None, tile, carried, back))

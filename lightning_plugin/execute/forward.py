@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -57,14 +57,14 @@ class Forward:
         """The boundaries that are read."""
         return {id(v): v.handle for v in self.segment.boundaries if v.handle is not None}
 
-    def expect(self, tiles: Sequence[tuple[Mapping[int, Box], Owned]]) -> None:
+    def expect(self, outlined: Callable[[], Sequence[tuple[Mapping[int, Box], Owned]]]) -> None:
         stored = ((i, t.stored) for i, t in enumerate(self.segment.program.targets) if t.stored is not None)
         written = {i: v.handle for i, v in stored if v.handle is not None}
-        self.segment.expect(tiles, self.handles, written)
+        self.segment.expect(outlined, self.handles, written)
 
     def grid(self) -> None:
         run = self.segment
-        self.expect(outline(run.program, run.forward_grid))
+        self.expect(lambda: outline(run.program, run.forward_grid))
         if run.team is not None:
             self.together(run.team)
             return
@@ -82,7 +82,7 @@ class Forward:
             self.emit(i, box, tiles, 1)
 
         tiles = scan(program, self.segment.forward_grid)
-        self.expect([(tile.reads, tile.owned) for tile in tiles])
+        self.expect(lambda: [(tile.reads, tile.owned) for tile in tiles])
         for (tile,) in told([t] for t in tiles):
             if self.segment.trains:
                 self.carried.append(handed)

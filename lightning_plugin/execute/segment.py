@@ -125,11 +125,15 @@ class SegmentRun:
 
     def expect(
         self,
-        tiles: Sequence[tuple[Mapping[int, Box], Owned]],
+        outlined: Callable[[], Sequence[tuple[Mapping[int, Box], Owned]]],
         reads: Mapping[int, Handle],
         targets: Mapping[int, Handle | Cotangent],
     ) -> None:
-        """Let maps know of the largest tiles of a pass, given the boxes that tiles read and what they own."""
+        """Let maps know of the largest tiles of a pass, given the boxes that tiles read and what they own; on the
+        device none is moved, and nobody asks."""
+        if all(kept.place.tier == "device" for kept in (*reads.values(), *targets.values())):
+            return
+        tiles = outlined()
         needed = largest([need for need, _ in tiles])
         owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
         for found, maps in ((needed, reads), (owned, targets)):

@@ -67,10 +67,8 @@ class Chooser:
         budget, a share of it."""
         return min(self.rates.workspace, int(WORKSPACE_SHARE * budget))
 
-    def budget_for(self, peak: int) -> int:
+    def enough_for(self, peak: int) -> int:
         """The smallest budget of which a plan may use so much."""
-        if not self.rates.workspace:
-            return budget_for(peak)
         share = math.ceil((peak + RESERVE) / (1 - SPARE - WORKSPACE_SHARE)) + 2
         return min(budget_for(peak + self.rates.workspace), share)
 
@@ -81,7 +79,7 @@ class Chooser:
             whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.network.fixed_bytes
             if whole > limit:
                 # What is around a barrier counts too.
-                smallest = self.budget_for(max(whole, self.frugal.peak_bytes))
+                smallest = self.enough_for(max(whole, self.frugal.peak_bytes))
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
                     f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "
@@ -158,7 +156,7 @@ class Chooser:
 
     def refusal(self, budget: int) -> BudgetError:
         plan = self.frugal
-        smallest = self.budget_for(plan.peak_bytes)
+        smallest = self.enough_for(plan.peak_bytes)
         operator = worst(plan)
         return BudgetError(
             f"no plan keeps {format_bytes(budget)}. The smallest budget that works is {exact_bytes(smallest)}; "

@@ -5,9 +5,10 @@ This is what a plan says of [Note: dropped] in `execute.again`, for those who pl
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from lightning_plugin.execute.store import DEEPEST
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def staying(dropped: Sequence[Dropped], maps: Collection[int] = ()) -> tuple[Dro
     """Of what was dropped in this order, what is there when some maps have come back: they, and what has nothing after
     it that is dropped less deeply."""
     found: list[Dropped] = []
-    least = sys.maxsize
+    least = DEEPEST
     for d in reversed(dropped):
         if d.depth <= least or not d.maps.isdisjoint(maps):
             found.append(d)

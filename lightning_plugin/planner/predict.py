@@ -48,13 +48,13 @@ def seconds(
     writes = sum(to_tier(coster.rates, segment, t.stored) for t in targets if t.stored is not None)
     reads = sum(made.get(id(v), 0.0) for v in program.reads)
     back = passes[1].seconds if len(passes) > 1 else None
-    total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead, segment.drop > 0)
+    total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead)
     if segment.drop:
         maps = frozenset(id(t.stored) for t in targets if t.stored is not None)
         needs = frozenset(map(id, program.reads))
-        total += sum(d.seconds for d in passed(still_needed(dropped, needs), segment.drop))
-        once = pass_seconds(passes[0].seconds, reads, segment.ahead)
-        dropped.append(Dropped(maps, 0, 0, needs, segment.drop, seconds=once))
+        mine = Dropped(maps, 0, 0, needs, segment.drop, seconds=pass_seconds(passes[0].seconds, reads, segment.ahead))
+        total += sum(d.seconds for d in (mine, *passed(still_needed(dropped, needs), segment.drop)))
+        dropped.append(mine)
     return total
 
 

@@ -175,12 +175,15 @@ class Search:
         program = intervals.work_of(where.begin, where.end)
         plain = intervals.plain_work(where.begin, where.end)
         maps, read = (frozenset(map(id, vs)) for vs in (placement.stored, program.reads))
-        again = passed(still_needed(before.dropped, read), drop) if drop else ()
-        once = way.forward[1].work, way.once(site.reads, where.ahead)
-        extra = way.work - plain + (once[0] if drop else 0) + sum(d.work for d in again)
-        seconds = way.with_transfers(site.writes, site.reads, where.ahead, drop > 0) + sum(d.seconds for d in again)
         size = sum(v.bytes for v in placement.stored)
-        mine = Dropped(maps, size, way.forward[1].bytes, read, drop, *once)
+        dropped = before.dropped
+        again: tuple[Dropped, ...] = ()
+        if drop:
+            once = way.forward[1].work, way.once(site.reads, where.ahead)
+            mine = Dropped(maps, size, way.forward[1].bytes, read, drop, *once)
+            dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, read), drop))
+        extra = way.work - plain + sum(d.work for d in again)
+        seconds = way.with_transfers(site.writes, site.reads, where.ahead) + sum(d.seconds for d in again)
         base = before.held + self.network.fixed_bytes
         peak = max(way.peak, site.room.ends + site.again)
         segment = SegmentPlan(
@@ -209,7 +212,7 @@ class Search:
             before.extra + extra,
             segment,
             before,
-            (*before.dropped, mine) if drop else before.dropped,
+            dropped,
             before.back,
         ).at(intervals.alive(where.end))
 

@@ -40,10 +40,10 @@ class Tiled:
     def carried(self) -> int:
         return self.forward[1].carried if self.backward is not None else 0
 
-    def with_transfers(self, writes: float, reads: float, ahead: bool, drop: bool) -> float:
+    def with_transfers(self, writes: float, reads: float, ahead: bool) -> float:
         """The seconds of both passes, given those of what is written once and read once."""
         back = None if self.backward is None else self.backward[1].seconds
-        return with_transfers(self.forward[1].seconds, back, writes, reads, ahead, drop)
+        return with_transfers(self.forward[1].seconds, back, writes, reads, ahead)
 
     def once(self, reads: float, ahead: bool) -> float:
         """The seconds of making what it stores once more."""
@@ -79,15 +79,12 @@ class Room:
     ends: int
 
 
-def with_transfers(
-    forward: float, backward: float | None, writes: float, reads: float, ahead: bool, drop: bool
-) -> float:
+def with_transfers(forward: float, backward: float | None, writes: float, reads: float, ahead: bool) -> float:
     """The seconds of a segment's passes with its transfers, given those of what is written once and read once.
 
-    Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that. What is
-    dropped is made twice.
+    Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that.
     """
-    passes = [(forward, writes + reads)] * (2 if drop else 1)
+    passes = [(forward, writes + reads)]
     if backward is not None:
         passes.append((backward, writes + 3 * reads))
     return sum(pass_seconds(work, way, ahead) for work, way in passes)
