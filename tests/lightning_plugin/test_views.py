@@ -165,8 +165,8 @@ def after_a_saving_reader(net: Net, y: Tensor) -> Tensor:
 WRITES = [
     channel_set, channels_scaled, rows_set, base_written, overlapping_views, every_second, through_a_reshape,
     through_a_permutation, without_grad, part_without_grad, data_scaled, data_set, parameter_put, mask_put,
-    small_value_written,    small_value_through_views, box_and_position, copied_channel, view_of_detached, diagonal, column_filled,
-    one_image_of_a_batch, narrowed_twice, after_a_saving_reader,
+    small_value_written, small_value_through_views, box_and_position, copied_channel, view_of_detached, diagonal,
+    column_filled, one_image_of_a_batch, narrowed_twice, after_a_saving_reader,
 ]  # fmt: skip
 
 
