@@ -230,7 +230,7 @@ class Extreme(SpaceOp):
             first = match.to(torch.uint8).topk(min(TIES, x.shape[-1]))
             where = torch.where(first.values > 0, positions[first.indices], -1)
         where = torch.nn.functional.pad(where, (0, TIES - where.shape[-1]), value=-1)
-        return Reduction((best.squeeze(-1), ties, where))
+        return Reduction(tuple(restored(part, self.dims) for part in (best.squeeze(-1), ties, where)))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         (a, n, i), (b, m, j) = left.parts, right.parts
@@ -246,7 +246,7 @@ class Extreme(SpaceOp):
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         best, ties, where = total.parts
-        return restored(best, self.dims) if self.keep else best, ties, where
+        return best if self.keep else squeeze(best, self.dims), ties, where
 
     def listed(self, ties: Tensor, where: Tensor) -> Tensor:
         """Whether all positions that tie are known."""
@@ -257,12 +257,13 @@ class Extreme(SpaceOp):
         return shared or isinstance(ties, FakeTensor) or not bool(self.listed(ties, where).all())
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        best, ties, where = outputs
+        best = squeeze(outputs[0], self.dims) if self.keep else outputs[0]
+        ties, where = (squeeze(o, self.dims) for o in outputs[1:])
         x = self.flat(tiles[0])
         place, mine = find(self.positions(box, x.device), where)
         value = torch.where(mine, x.gather(-1, place), 0).sum(-1) / ties
         if self.uncertain(outputs):
-            equal = x == (squeeze(best, self.dims) if self.keep else best).unsqueeze(-1)
+            equal = x == best.unsqueeze(-1)
             value = torch.where(self.listed(ties, where), value, (x * (equal.to(x.dtype) / ties.unsqueeze(-1))).sum(-1))
         return restored(value, self.dims) if self.keep else value, None, None
 
@@ -364,8 +365,8 @@ def space_op(
     if name in ("sum", "mean"):
         return Sum(*base, divisor=float(base[3]) if name == "mean" else 1.0), [out]
     if name in ("amax", "amin"):
-        rest = [size for d, size in enumerate(x.shape) if d not in dims]
-        fakes = [out, rec.fake(rest, torch.int64, x.device), rec.fake([*rest, TIES], torch.int64, x.device)]
+        shape = [1 if d in dims else s for d, s in enumerate(x.shape)]
+        fakes = [out, rec.fake(shape, torch.int64, x.device), rec.fake([*shape, TIES], torch.int64, x.device)]
         return Extreme(*base, x.space, sign=1 if name == "amax" else -1), fakes
     if name == "logsumexp":
         return LogSumExp(*base), [out]
