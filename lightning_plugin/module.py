@@ -45,7 +45,7 @@ class TiledModule(nn.Module):
         backward_tiles: int | Sequence[int] | None = None,
         plan: Plan | None = None,
         host_budget: int | str | None = None,
-        disk: bool = True,
+        disk: bool | str = True,
         halo: str = "auto",
         half: bool = False,
         policy: str = "auto",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +34,7 @@ SCRAPS = 1024
 class Settings:
     """How the next recordings are to be run.
 
+    ``disk`` says whether maps may go to the disk, or in which folder.
     ``tiles`` (and ``backward_tiles``) fix one grid for all segments; ``budget``, in bytes, leaves it to the planner.
     ``halo`` is "recompute" or "share" for all segments, or "auto": what is faster for each. ``half`` allows maps on
     lower tiers to be kept as bfloat16, which loses digits. ``policy`` restricts the planner (`planner.policies`).
@@ -47,7 +49,7 @@ class Settings:
     backward_tiles: tuple[int, ...] | None = None
     budget: int | None = None
     host_budget: int | None = None
-    disk: bool = True
+    disk: bool | str = True
     device: str | None = None
     given: Plan | None = None
     halo: str = "auto"
@@ -61,6 +63,18 @@ class Settings:
     barriers: tuple[str, ...] = field(default=(), init=False)
     reserved: int = field(default=0, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.disk, str) and not os.access(self.disk, os.W_OK | os.X_OK):
+            raise ValueError(
+                f"disk={self.disk!r} is not a folder that can be written to. Give disk=True for the system's folder of "
+                "temporary files, disk=False, or a folder that is there."
+            )
+
+    @property
+    def folder(self) -> str | None:
+        """Where maps on the disk are kept; None is the system's folder of temporary files."""
+        return self.disk if isinstance(self.disk, str) else None
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
         if self.given is not None:
@@ -128,7 +142,8 @@ class Settings:
 
         images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
         device = self.device or (images[0].device.type if images else "cpu")
-        lower = Lower(None if device.split(":")[0] == "cpu" else self.host_budget or 64 * 2**30, self.disk, self.half)
+        host = None if device.split(":")[0] == "cpu" else self.host_budget or 64 * 2**30
+        lower = Lower(host, bool(self.disk), self.half)
         self.rates = self.rates or local_rates(device)
         policy = policy_of(self.policy, self.halo)
         plan = choose_plan(Network(tuple(nodes), self.accumulates), self.rates, budget, lower, policy)

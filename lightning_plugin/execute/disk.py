@@ -11,7 +11,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from pathlib import Path
+import weakref
 
 import numpy as np
 import torch
@@ -23,11 +23,14 @@ from lightning_plugin.execute.pool import Lender
 from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.layout import Axis, Layout, plain_strides
 
+#: The files of all maps that are on the disk now.
+OPEN: weakref.WeakSet[DiskFile] = weakref.WeakSet()
+
 
 class DiskFile:
     """One map's bytes; tiles are in the map's own layout. See `transfer.Lower`."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, folder: Path | None = None) -> None:
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, folder: str | None = None) -> None:
         self.layout = layout
         self.dtype = dtype
         self.device = device
@@ -42,18 +45,25 @@ class DiskFile:
         self.item = dtype.itemsize * self.plain
         self.make(self.item * Box.whole(layout.extent).positions, folder)
 
-    def make(self, size: int, folder: Path | None) -> None:
-        """Open a file without a name, where there is room for it."""
-        where = Path(folder or tempfile.gettempdir())
-        free = shutil.disk_usage(where).free
+    def make(self, size: int, folder: str | None) -> None:
+        """Open a file without a name, where there is room for it beside what other maps there have still to fill."""
+        self.folder = folder or tempfile.gettempdir()
+        free = shutil.disk_usage(self.folder).free - sum(f.unfilled for f in OPEN if f.folder == self.folder)
         if size > free:
             raise EngineError(
-                f"storing a map of {size / 2**30:.1f} GiB in {where} is not possible: {free / 2**30:.1f} GiB are free. "
-                "Give disk=<a folder with more room> or a larger budget."
+                f"storing a map of {size / 2**30:.1f} GiB in {self.folder} is not possible: {max(0, free) / 2**30:.1f} "
+                "GiB are free beside the maps that are there. Give disk=<a folder with more room> or a larger budget."
             )
-        self.file, name = tempfile.mkstemp(prefix="lightning-plugin-", dir=where)
+        self.file, name = tempfile.mkstemp(prefix="lightning-plugin-", dir=self.folder)
         os.unlink(name)
         os.truncate(self.file, size)
+        self.size = size
+        OPEN.add(self)
+
+    @property
+    def unfilled(self) -> int:
+        """The bytes of the file that have no room on the disk yet."""
+        return max(0, self.size - 512 * os.fstat(self.file).st_blocks)
 
     def __del__(self) -> None:
         file = getattr(self, "file", None)
@@ -116,7 +126,14 @@ class DiskFile:
 
     def _move(self, part: memoryview, offset: int, write: bool) -> None:
         while part:
-            done = os.pwrite(self.file, part, offset) if write else os.preadv(self.file, [part], offset)
+            try:
+                done = os.pwrite(self.file, part, offset) if write else os.preadv(self.file, [part], offset)
+            except OSError as error:
+                done_to = "written" if write else "read"
+                raise EngineError(
+                    f"a map in {self.folder} could not be {done_to}: {error.strerror}. Make room there, or give "
+                    "disk=<another folder> or a larger budget."
+                ) from error
             if done == 0:
                 raise EngineError("a stored map's temporary file is shorter than it was made; its disk may be full")
             part, offset = part[done:], offset + done

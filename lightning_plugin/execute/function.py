@@ -47,8 +47,11 @@ def run_segment(run: SegmentRun) -> None:
     found |= {id(v): torch.zeros((), device=v.device) for v in run.stored}
     for program in programs:
         connect(run if program is run.program else run.part(program), found, work.carried)
+    several = sum(v.requires_grad for v in run.outputs) > 1
     for v in run.outputs:
-        v.real = found[id(v)]
+        result = found[id(v)]
+        # With a node of its own: autograd shows hooks on one of several results the missing gradients of others.
+        v.real = result.view_as(result) if several and result.requires_grad else result
     for v in run.stored:
         v.token = found[id(v)]
 

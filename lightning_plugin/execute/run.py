@@ -71,13 +71,22 @@ def run(nodes: Sequence[Node], session: Session) -> None:
     """Run nodes in the order of a plan."""
     check_versions(nodes)
     plan = choose(nodes, session.settings)
-    ledger = session.settings.begin(plan, nodes) if session.settings is not None else None
-    run_plan(plan, nodes, ledger, None if session.settings is None else session.settings.team)
+    settings = session.settings
+    if settings is None:
+        run_plan(plan, nodes)
+    else:
+        run_plan(plan, nodes, settings.begin(plan, nodes), settings.team, settings.folder)
 
 
-def run_plan(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None, team: Team | None = None) -> None:
+def run_plan(
+    plan: Plan,
+    nodes: Sequence[Node],
+    ledger: Ledger | None = None,
+    team: Team | None = None,
+    folder: str | None = None,
+) -> None:
     """Run forward, and leave in every vector a tensor whose ``grad_fn`` runs backward as the plan says."""
-    stages = prepare(plan, nodes, ledger, team)
+    stages = prepare(plan, nodes, ledger, team, folder)
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
         with watched(ledger):
@@ -206,12 +215,18 @@ class Stage:
             end.register_hook(look)
 
 
-def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None, team: Team | None = None) -> list[Stage]:
+def prepare(
+    plan: Plan,
+    nodes: Sequence[Node],
+    ledger: Ledger | None = None,
+    team: Team | None = None,
+    folder: str | None = None,
+) -> list[Stage]:
     """The segments of a plan, and after which of them each map may go."""
     made: set[int] = set()
     stages = []
     uses = Uses(nodes)
-    courier = Courier(any(s.ahead for s in plan.segments), REHEARSAL.get())
+    courier = Courier(any(s.ahead for s in plan.segments), REHEARSAL.get(), folder)
     for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True)):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}

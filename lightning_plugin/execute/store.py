@@ -71,8 +71,9 @@ class Place:
         rehearsal = self.courier.rehearsal
         if rehearsal is not None:
             return Lane(rehearsal.away(layout, dtype, device, self.tier), self.courier)
-        there = DiskFile(layout, dtype, device) if self.tier == "disk" else HostMemory(layout, dtype, device, zero)
-        return Lane(there, self.courier)
+        if self.tier == "disk":
+            return Lane(DiskFile(layout, dtype, device, self.courier.folder), self.courier)
+        return Lane(HostMemory(layout, dtype, device, zero), self.courier)
 
 
 class Cotangent:

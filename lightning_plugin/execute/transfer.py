@@ -67,11 +67,12 @@ class Courier:
     """Who does a run's transfers: a thread, where some segment transfers ahead, else whoever asks.
 
     While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own. ``rehearsal``
-    is what the run is, if it is one.
+    is what the run is, if it is one; ``folder`` is where maps on the disk are kept.
     """
 
-    def __init__(self, ahead: bool = False, rehearsal: Rehearsal | None = None) -> None:
+    def __init__(self, ahead: bool = False, rehearsal: Rehearsal | None = None, folder: str | None = None) -> None:
         self.rehearsal = rehearsal
+        self.folder = folder
         self.pool = self.new_pool(open=False)
         real = ahead and rehearsal is None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if real else None

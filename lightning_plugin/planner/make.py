@@ -50,7 +50,7 @@ def make_plan(
     budget: int | str,
     device: str | None = None,
     host_budget: int | str | None = None,
-    disk: bool = True,
+    disk: bool | str = True,
     dtype: torch.dtype = torch.float32,
     halo: str = "auto",
     half: bool = False,
@@ -100,11 +100,11 @@ def rates_for(device: str | None) -> Rates:
     return rates_of("cpu") if device is None else local_rates(device)
 
 
-def lower_tiers(device: str | None, host_budget: int | str | None, disk: bool, half: bool) -> Lower:
+def lower_tiers(device: str | None, host_budget: int | str | None, disk: bool | str, half: bool) -> Lower:
     """The tiers below a device: a CPU has no host below it."""
     if device is None or device.split(":")[0] == "cpu":
-        return Lower(None, disk, half)
-    return Lower(parse_bytes(host_budget or "64GiB"), disk, half)
+        return Lower(None, bool(disk), half)
+    return Lower(parse_bytes(host_budget or "64GiB"), bool(disk), half)
 
 
 @contextmanager

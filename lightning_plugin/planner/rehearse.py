@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ class Account:
 class Unfiled(DiskFile):
     """A map on the disk without the disk."""
 
-    def make(self, size: int, folder: Path | None) -> None:
+    def make(self, size: int, folder: str | None) -> None:
         return
 
 

@@ -53,7 +53,7 @@ def sweep(
     count: int = 10,
     device: str | None = None,
     host_budget: int | str | None = None,
-    disk: bool = True,
+    disk: bool | str = True,
     dtype: torch.dtype = torch.float32,
     halo: str = "auto",
     half: bool = False,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
@@ -138,7 +139,8 @@ class Pick(ReduceOp):
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         index = vectors[0]
         size = self.layout.shape[self.dim]
-        if index.numel() and not (-size <= int(index.min()) and int(index.max()) < size):
+        known = index.numel() and not isinstance(index, FakeTensor)
+        if known and not (-size <= int(index.min()) and int(index.max()) < size):
             raise IndexError(
                 f"an index into {size} positions is out of range: {int(index.min())} to {int(index.max())}"
             )

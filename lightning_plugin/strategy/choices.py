@@ -79,6 +79,12 @@ class RunSettings(Settings):
             ) from refused
         return replace(plan, budget=budget, peak_bytes=plan.peak_bytes + self.reserved)
 
+    def reserve(self, size: int) -> None:
+        """Leave so much of the budget to optimizers; what was planned with less is planned anew."""
+        if size > self.reserved:
+            self.reserved = size
+            self.plans.clear()
+
     @property
     def peak_bytes(self) -> int:
         """What the last step really held on the device at its worst moment, optimizers' state included."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections import OrderedDict, defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,25 +39,36 @@ def machine_memory() -> int:
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """What an optimizer will hold on the device once it has made a step."""
-    return sum(group_bytes(optimizer, group) for group in optimizer.param_groups)
+    return max(held_bytes(optimizer), sum(group_bytes(optimizer, group) for group in optimizer.param_groups))
+
+
+def held_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """What an optimizer holds now, beside single numbers such as counts of steps."""
+    tensors = [t for t in tree_leaves(dict(optimizer.state)) if isinstance(t, Tensor) and t.dim()]
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def group_bytes(optimizer: torch.optim.Optimizer, group: dict[str, object]) -> int:
-    """The state of a group, found by a step on parameters without data; an optimizer that needs data for its step is
-    taken to hold two numbers for each parameter, as Adam does."""
+    """The state of a group, found by a step of PyTorch's own class on parameters without data. The user's own code is
+    not run: a step is called once a step. An optimizer that is not PyTorch's, or needs data for its step, is taken to
+    hold two numbers for each parameter, as Adam does, until it has made a step."""
     parameters = [p for p in group["params"] if p.requires_grad]  # type: ignore[attr-defined]
+    own: Any = next(
+        (c for c in type(optimizer).__mro__ if c.__module__.startswith("torch.optim.")), torch.optim.Optimizer
+    )
+    twin: Any = torch.optim.Optimizer.__new__(own)
     twins = [torch.empty_like(p, device="meta").requires_grad_() for p in parameters]
-    for twin in twins:
-        twin.grad = torch.empty_like(twin)
-    twin_optimizer = copy.copy(optimizer)
-    twin_optimizer.state = defaultdict(dict)
-    twin_optimizer.param_groups = [{**group, "params": twins, "fused": False}]
-    twin_optimizer._optimizer_step_pre_hooks = OrderedDict()  # the user's hooks are for real steps
-    twin_optimizer._optimizer_step_post_hooks = OrderedDict()
+    for t in twins:
+        t.grad = torch.empty_like(t)
+    vars(twin).update(vars(optimizer))
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**group, "params": twins, "fused": False}]
+    twin._optimizer_step_pre_hooks = OrderedDict()  # the user's hooks are for real steps
+    twin._optimizer_step_post_hooks = OrderedDict()
     try:
-        type(optimizer).step(twin_optimizer)
-    except Exception as error:  # whatever an optimizer that is not PyTorch's may not do without data
+        own.step(twin)
+    except Exception as error:  # whatever an optimizer may not do without data
         log.debug("%s does not step without data: %s", type(optimizer).__name__, error)
         return 2 * sum(p.numel() * p.element_size() for p in parameters)
-    tensors = [t for t in tree_leaves(dict(twin_optimizer.state)) if isinstance(t, Tensor) and t.is_meta]
+    tensors = [t for t in tree_leaves(dict(twin.state)) if isinstance(t, Tensor) and t.is_meta]
     return sum(t.numel() * t.element_size() for t in tensors if not any(t is p for p in twins))

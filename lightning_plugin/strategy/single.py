@@ -42,7 +42,7 @@ class SingleTiling(Tiling):
         tiles: int | Sequence[int] | None = None,
         backward_tiles: int | Sequence[int] | None = None,
         host_budget: int | str | None = None,
-        disk: bool = True,
+        disk: bool | str = True,
         tile_over: int | str | None = None,
         halo: Literal["auto", "recompute", "share"] = "auto",
         half: bool = False,

@@ -19,7 +19,7 @@ from lightning_plugin.lazy import LazyTensor, materialize
 from lightning_plugin.plan import Plan
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
-from lightning_plugin.strategy.memory import default_budget, state_bytes
+from lightning_plugin.strategy.memory import default_budget, held_bytes, state_bytes
 from lightning_plugin.strategy.report import StepReport
 from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.settle import settle
@@ -48,7 +48,7 @@ class Tiling:
         tiles: Tiles,
         backward_tiles: Tiles,
         host_budget: Size,
-        disk: bool,
+        disk: bool | str,
         tile_over: Size,
         halo: str,
         half: bool,
@@ -99,7 +99,7 @@ class Tiling:
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
-        self.settings.reserved = sum(state_bytes(optimizer) for optimizer in optimizers)
+        self.settings.reserve(sum(map(state_bytes, optimizers)))
         self.settings.feedback.connect(trainer)
 
     def _least_bytes(self) -> int:
@@ -147,6 +147,8 @@ class Tiling:
         """Run a step of the user's module, and settle what it recorded."""
         if not self._images:
             return step(*args, **kwargs)
+        optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
+        self.settings.reserve(sum(map(held_bytes, optimizers)))
         self.settings.ran.clear()
         self.settings.feedback.begin()
         with recording_eagerly():

@@ -106,7 +106,7 @@ def test_a_disk_that_fills_up_in_the_middle_ends_the_step(ahead: bool, monkeypat
 
     image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), settings=lower("disk", ahead))
     monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(EngineError, match=r"No space left.*disk=<another folder>"):
         small()(image).sum().backward()
 
 
@@ -128,12 +128,37 @@ def test_no_thread_outlives_its_step() -> None:
 def test_a_full_disk_is_said_before_it_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda where: type("Usage", (), {"free": 1000})())
     with pytest.raises(EngineError, match="disk=<a folder with more room>"):
-        DiskFile(Layout.channels_first((1, 8, 100, 100)), torch.float32, CPU, tmp_path)
+        DiskFile(Layout.channels_first((1, 8, 100, 100)), torch.float32, CPU, str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
+def test_room_is_promised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are sparse: what a first map has still to fill is not free for a second."""
+    layout = Layout.channels_first((1, 8, 100, 100))
+    size = 4 * 8 * 100 * 100
+    monkeypatch.setattr("shutil.disk_usage", lambda where: type("Usage", (), {"free": int(1.5 * size)})())
+    first = DiskFile(layout, torch.float32, CPU, str(tmp_path))
+    with pytest.raises(EngineError, match="beside the maps that are there"):
+        DiskFile(layout, torch.float32, CPU, str(tmp_path))
+    del first
+    DiskFile(layout, torch.float32, CPU, str(tmp_path))
+
+
+def test_a_folder_for_the_disk_is_used_and_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="'/no/such/folder' is not a folder that can be written to"):
+        Settings(disk="/no/such/folder")
+    used = []
+    monkeypatch.setattr(DiskFile, "make", lambda self, size, folder: used.append(folder))
+    settings = lower("disk", False)
+    settings.disk = str(tmp_path)
+    image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), settings=settings)
+    with pytest.raises(AttributeError):  # there is no file
+        small()(image).sum().backward()
+    assert used[0] == str(tmp_path)
+
+
 def test_a_file_has_no_name_that_a_crash_could_leave_behind(tmp_path: Path) -> None:
-    file = DiskFile(Layout.channels_first((1, 8, 10, 10)), torch.float32, CPU, tmp_path)
+    file = DiskFile(Layout.channels_first((1, 8, 10, 10)), torch.float32, CPU, str(tmp_path))
     assert not list(tmp_path.iterdir())
     lane = Lane(file, Courier())
     lane.write(Box.whole((10, 10)), torch.ones(1, 8, 10, 10))

@@ -74,6 +74,22 @@ def test_what_an_optimizer_will_hold(kind: str, options: dict, per_parameter: in
     assert not optimizer.state and all(p.grad is None for p in parameters), "nothing is done to it"
 
 
+@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.Optimizer])
+def test_a_users_optimizer_is_not_called_to_learn_what_it_holds(base: type) -> None:
+    calls = []
+
+    class Counting(base):  # type: ignore[misc]
+        def step(self, closure=None):  # type: ignore[no-untyped-def]
+            calls.append(self)
+
+    parameters = [torch.nn.Parameter(torch.zeros(5, 3))]
+    optimizer = Counting(parameters, **({} if base is torch.optim.Adam else {"defaults": {}}))
+    assert state_bytes(optimizer) == 2 * 4 * 15, "as Adam, whose state it has or is taken to have"
+    assert not calls
+    optimizer.state[parameters[0]] = {"history": torch.zeros(9, 15), "step": torch.tensor(1.0)}
+    assert state_bytes(optimizer) == 9 * 4 * 15, "what it really holds counts"
+
+
 def test_the_name_alone_is_enough() -> None:
     run = trainer("sft")
     assert isinstance(run.strategy, SFTStrategy)
