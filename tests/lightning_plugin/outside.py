@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes beyond what was there before: ``held`` at most between operators; ``peak`` at most at all, with what single
-    operators' kernels took and gave back before they returned; ``left`` at the end."""
+    """Bytes: ``held`` at most between operators; ``peak`` at most at all, with what single operators' kernels took and
+    gave back before they returned; ``left`` at the end."""
 
     held: int
     peak: int
@@ -33,9 +34,18 @@ class Event:
     operator: int | None
 
 
-def account(step: Callable[[], object]) -> Account:
-    """The books of a step. Memory that was there before and is released in it counts as released."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+def account(step: Callable[[], object], net: nn.Module) -> Account:
+    """The books of a step, with what a network holds before it: parameters, buffers and the gradients it has.
+
+    The step runs twice: planning holds no data, but its rehearsals would fill the profiler's memory with events. It is
+    over when the second run begins, with as many gradients as the first.
+    """
+    fresh = [p for p in net.parameters() if p.grad is None]
+    step()
+    for p in fresh:
+        p.grad = None
+    before = sum(t.untyped_storage().nbytes() for t in standing(net))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     kineto: Any = profiler.profiler
     roots = kineto.kineto_results.experimental_event_tree()
@@ -43,7 +53,13 @@ def account(step: Callable[[], object]) -> Account:
     own = own_of_operators(events)
     held = [e.size for i, e in enumerate(events) if i not in own]
     everything = [e.size for e in events]
-    return Account(max(accumulate(held), default=0), max(accumulate(everything), default=0), sum(everything))
+    sums = (max(accumulate(held), default=0), max(accumulate(everything), default=0), sum(everything))
+    return Account(*(before + n for n in sums))
+
+
+def standing(net: nn.Module) -> list[Tensor]:
+    tensors = [*net.parameters(), *net.buffers()]
+    return tensors + [t.grad for t in tensors if t.grad is not None]
 
 
 def events_of(node: Any, operator: int | None) -> Iterator[Event]:
