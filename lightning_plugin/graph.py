@@ -104,11 +104,14 @@ class Node:
 
 @dataclass(eq=False)
 class Effect:
-    """Something that must happen once when its values are known: running statistics are updated, say."""
+    """Something that must happen once when its values are known: running statistics are updated, say.
+
+    ``writes`` are the buffers that it moves.
+    """
 
     values: tuple[Value, ...]
     run: Callable[[Sequence[Tensor]], None]
-    writes: Tensor | None = None
+    writes: tuple[Tensor, ...] = ()
 
 
 def ancestors(wanted: Iterable[Value]) -> list[Node]:

@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from lightning_plugin.alias import current, remember_storage
+from lightning_plugin.buffers import plain, settle_buffers
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.record import Session, Stale, bound, label, record, remember_storage, source_value, stale
-from lightning_plugin.source import BatchSource, TensorSource, TileSource
-
-_plain = torch._C.DisableTorchFunctionSubclass
+from lightning_plugin.paths import label
+from lightning_plugin.record import Recorder, record
+from lightning_plugin.rules.base import Autocast, Source
+from lightning_plugin.rules.replaced import replaced
+from lightning_plugin.session import Session, bind, bound, source_node
+from lightning_plugin.source import TensorSource, TileSource, batch, version_of
 
 
 class LazyTensor(Tensor):
@@ -46,12 +50,15 @@ class LazyTensor(Tensor):
 
     @property
     def _value(self) -> Value:
-        value = bound(self._fake)
-        if isinstance(value, Stale):
-            raise stale(value, "this call")
-        if value is None:
-            raise RecordingError("a lazy tensor that belongs to no recording was used; make it with LazyImage(source)")
-        return value
+        """Its value as it is now, after all that was written to it through other tensors."""
+        return self._current("this call")
+
+    def _current(self, user: str, func: Callable[..., Any] | None = None) -> Value:
+        state = bound(self._fake)
+        if isinstance(state, Value):
+            return state
+        recorder = Recorder(self._session.root(), func or Tensor.view, Autocast.now(self._fake.device))
+        return current(self._fake, user, recorder)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -59,14 +66,22 @@ class LazyTensor(Tensor):
         special = SPECIAL.get(func)
         if special is not None:
             return special(*args, **kwargs)
-        if func in READS or getattr(func, "__name__", "") == "__get__":
+        name = getattr(func, "__name__", "")
+        if func in READS or name == "__get__":
             return read_attribute(func, args, kwargs)
+        if name == "__set__":
+            return write_attribute(func, *args)
         return call(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def,override]
         if func is torch.ops.aten.detach.default:
             return args[0].detach() if not isinstance(args[0], LazyTensor) else args[0]
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RecordingError(
+                f"{func} reached a lazy tensor under torch.func (vmap, grad, jvp, …), which sees no recording. Use the "
+                "batched form of the operator, or run that part on materialize(x), a map that is held whole."
+            )
         raise RecordingError(
             f"{func} reached a lazy tensor below the level at which calls are recorded, most likely from a custom "
             "autograd.Function or a compiled extension. Run that part outside the recorded model, or give it a rule."
@@ -108,12 +123,24 @@ class LazyImage(LazyTensor):
         if len(shape) < 3:
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
         target = torch.device(device) if device is not None else torch.device("cpu")
-        value = source_value(source, target, requires_grad)
-        self = LazyTensor._wrap(cls, value.fake, Session(settings, target), requires_grad)
+        session = Session(settings, target)
+        with session.mode:
+            fake = torch.empty(shape, dtype=source.dtype, device=target)
+        self = LazyTensor._wrap(cls, fake, session, requires_grad)
         self._source = source
-        self._session.nodes.append(value.node)
-        remember_storage(self._session, value.fake)
+        session.nodes.append(source_node(source, fake, requires_grad))
+        remember_storage(session, fake)
         return self
+
+    def _current(self, user: str, func: Callable[..., Any] | None = None) -> Value:
+        """The image as it is now: if its source has changed since it was last looked at, it is another value."""
+        value = super()._current(user, func)
+        op = value.node.op if value.node is not None else None
+        if isinstance(op, Source) and op.version != version_of(self._source):
+            node = source_node(self._source, self._fake, value.requires_grad)
+            self._session.root().nodes.append(node)
+            return node.outputs[0]
+        return value
 
     @classmethod
     def from_tensor(
@@ -159,25 +186,53 @@ def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An attribute that needs no data; one that is a view of the tensor (``.T``, ``.mT``, ``.data``) is recorded."""
     owner = getattr(func, "__self__", None)
     name = getattr(owner, "__name__", "")
+    self = args[0]
     if name in ("T", "mT", "H", "mH", "real", "imag"):
-        order = list(range(args[0].dim()))
+        order = list(range(self.dim()))
         if name in ("T", "H"):
             order.reverse()
         elif name in ("mT", "mH"):
             order[-2:] = order[:-3:-1]
-        return args[0].permute(order) if name not in ("real", "imag") else args[0]
+        return self.permute(order) if name not in ("real", "imag") else self
     if name == "data":
-        return args[0].detach()
-    if name == "grad_fn":
-        foreign(args[0])
-        return None
-    if name == "is_leaf":
-        return isinstance(args[0], LazyImage)
-    if name == "grad":
-        source = getattr(args[0], "_source", None)
-        return source.tensor.grad if isinstance(source, TensorSource) else None
-    with _plain():
+        return self.detach()
+    if name in HISTORY:
+        return history(self, name)
+    with plain():
         return func(*args, **kwargs)
+
+
+#: What autograd knows of a tensor.
+HISTORY = ("grad", "grad_fn", "is_leaf", "requires_grad")
+
+
+def history(self: LazyTensor, name: str) -> Any:
+    """What autograd knows of an image's tensor, of a small value that was computed, or of what is still recorded."""
+    foreign(self)
+    value = self._value
+    if value.real is not None:
+        return getattr(value.real, name)
+    if name == "requires_grad":
+        return value.requires_grad
+    if name == "is_leaf":
+        return isinstance(self, LazyImage)
+    source = getattr(self, "_source", None) if name == "grad" else None
+    return source.tensor.grad if isinstance(source, TensorSource) else None
+
+
+def write_attribute(func: Callable[..., Any], self: LazyTensor, value: Any) -> None:
+    """Set what a real tensor has: of a small value, which is computed for it, or of an image's own tensor."""
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name == "requires_grad":
+        self.requires_grad_(value)
+    elif name == "grad" and isinstance(self, LazyImage) and isinstance(self._source, TensorSource):
+        self._source.tensor.grad = _real(value)
+    elif not self._value.is_map:
+        func(materialize(self), _real(value))
+    elif name == "data":
+        bind(self._fake, replaced(self, value)._value)  # type: ignore[attr-defined]
+    else:
+        raise no_gradient(f"'.{name}' of a recorded map was set")
 
 
 # Recording -----------------------------------------------------------------------------------------------------------
@@ -200,25 +255,28 @@ def known(value: Any, func: Callable[..., Any] | None = None) -> Any:
     """A lazy vector that was executed, as the tensor it has become; anything else unchanged."""
     if isinstance(value, LazyTensor):
         foreign(value, func)
-        if isinstance(state := bound(value._fake), Stale):
-            raise stale(state, label(func) if func else "this call")
-        real = value._value.real
+        real = value._current(label(func) if func else "this call", func).real
         return value if real is None else real
     return value
 
 
 def foreign(tensor: LazyTensor, func: Callable[..., Any] | None = None) -> None:
     """Refuse a lazy tensor that went through a custom autograd.Function, which cannot be recorded."""
-    with _plain():
+    with plain():
         function = tensor.grad_fn
     if function is None:
         return
     name = function.name().removesuffix("Backward")
+    large = isinstance(bound(tensor._fake), Value) and tensor._value.is_map
+    whole = "materialize(x), a map that is held whole" if large else "materialize(x), its small input computed first"
     if name == "BackwardHookFunction":
-        what, way_out = "a full backward hook on a module", "Remove the hook; hooks on parameters work."
+        what = "a full backward hook on a module"
+        way_out = f"Remove the hook (hooks on parameters work), or call the module on {whole}."
     else:
-        what = f"the custom autograd function {name}"
-        way_out = "Write it with ordinary operators, or run that part on materialize(x), a map that is held whole."
+        what, way_out = (
+            f"the custom autograd function {name}",
+            f"Write it with ordinary operators, or apply it to {whole}.",
+        )
     raise RecordingError(
         f"a lazy tensor went through {what} before {label(func) if func else 'it was used'}. That hides the "
         f"computation from the recording. {way_out}"
@@ -252,13 +310,13 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         args, kwargs = tree_map(_real, (args, kwargs))
         return func(*args, **kwargs)
     session = session_of(waiting)
+    settle_buffers((args, kwargs), session)
     owners: dict[int, LazyTensor] = {}
 
     def to_fake(a: Any) -> Any:
         if not isinstance(a, Tensor):
             return a
         if isinstance(a, LazyTensor):
-            a._value  # noqa: B018  a stale tensor is refused here
             owners[id(a._fake)] = a
             return a._fake
         fake = session.capture(a).fake
@@ -343,12 +401,25 @@ def _backward(
 ) -> None:
     first_order(create_graph)
     real = materialize(self)
-    real.backward(gradient=_real(gradient), retain_graph=retain_graph, inputs=_real_inputs(inputs))
+    real.backward(gradient=_real(gradient), retain_graph=retain_graph, inputs=tree_map(_differentiated, inputs))
 
 
-def _real_inputs(inputs: Any) -> Any:
-    return tree_map(
-        lambda a: a._source.tensor if isinstance(a, LazyImage) and isinstance(a._source, TensorSource) else a, inputs
+def _differentiated(a: Any) -> Any:
+    """What a gradient is asked of: a small value that was recorded, or the tensor that an image lies in."""
+    if not isinstance(a, LazyTensor):
+        return a
+    if isinstance(a, LazyImage) and isinstance(a._source, TensorSource):
+        return a._source.tensor
+    if a._value.is_map:
+        raise no_gradient("a gradient was asked of a recorded map")
+    return materialize(a)
+
+
+def no_gradient(what: str) -> RecordingError:
+    return RecordingError(
+        f"{what}: it is never held whole, and neither is its gradient. Take it whole first: features = materialize(x); "
+        "compute what follows from features, and ask for the gradient of features (this is how Grad-CAM works). The "
+        "gradient of an image comes from LazyImage.from_tensor(t) with t.requires_grad_()."
     )
 
 
@@ -363,12 +434,16 @@ def first_order(create_graph: bool) -> None:
 
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     first_order(kwargs.get("create_graph", args[2] if len(args) > 2 else False))
-    return torch.autograd.grad(tree_map(_real, outputs), _real_inputs(inputs), *args, **kwargs)
+    outputs = tree_map(_real, outputs)
+    return torch.autograd.grad(outputs, tree_map(_differentiated, inputs), *args, **kwargs)
 
 
 def _autograd_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
     first_order(kwargs.get("create_graph", args[1] if len(args) > 1 else False))
-    torch.autograd.backward(tree_map(_real, tensors), tree_map(_real, grad_tensors), *args, **kwargs)
+    tensors = tree_map(_real, tensors)
+    if kwargs.get("inputs") is not None:
+        kwargs["inputs"] = tree_map(_differentiated, kwargs["inputs"])
+    torch.autograd.backward(tensors, tree_map(_real, grad_tensors), *args, **kwargs)
 
 
 def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
@@ -387,14 +462,25 @@ def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _requires_grad_(self: LazyTensor, requires_grad: bool = True) -> LazyTensor:
-    if not requires_grad and not self.requires_grad:
+    if requires_grad == self.requires_grad:
         return self
     if isinstance(self, LazyImage) and isinstance(self._source, TensorSource):
         raise RecordingError("call requires_grad_() on the tensor before LazyImage.from_tensor(tensor)")
-    raise RecordingError(
-        "requires_grad_() on a recorded tensor: its gradient is never held. Gradients with respect to an image come "
-        "from LazyImage.from_tensor(t) with t.requires_grad_()."
-    )
+    if self._value.is_map:
+        raise no_gradient("requires_grad_() was called on a recorded map")
+    materialize(self).requires_grad_(requires_grad)
+    return self
+
+
+def _of_small(name: str) -> Callable[..., Any]:
+    """A method that needs a tensor's place in autograd's graph: a small value is computed for it."""
+
+    def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+        if self._value.is_map:
+            raise no_gradient(f"{name}() was called on a recorded map")
+        return getattr(materialize(self), name)(*args, **kwargs)
+
+    return run
 
 
 def _refuse(what: str, way_out: str) -> Callable[..., Any]:
@@ -410,7 +496,7 @@ def _representation(self: LazyTensor, **kwargs: Any) -> str:
         return repr(value.real)
     if isinstance(value, Value) and not value.is_map:
         return repr(materialize(self))
-    with _plain():
+    with plain():
         return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
 
@@ -441,10 +527,10 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     Tensor.share_memory_: _same,
     Tensor.is_pinned: lambda self, *a, **k: False,
     Tensor.is_shared: lambda self: False,
-    Tensor.retain_grad: _refuse("retain_grad()", "the gradient of a recorded tensor is never held whole."),
-    Tensor.register_hook: _refuse(
-        "register_hook()", "hooks on parameters work; a hook on a recorded tensor would have to see it whole."
-    ),
+    **{
+        getattr(Tensor, name): _of_small(name)
+        for name in ("retain_grad", "register_hook", "register_post_accumulate_grad_hook")
+    },
     Tensor.data_ptr: _refuse("data_ptr()", "it has no memory."),
     Tensor.untyped_storage: _refuse("untyped_storage()", "it has no memory."),
     Tensor.set_: _refuse("set_()", "it has no memory."),
@@ -460,14 +546,13 @@ for _name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"):
     SPECIAL[getattr(Tensor, _name)] = _factory
 
 
-def collate_images(batch: list[LazyImage], *, collate_fn_map: Any = None) -> LazyImage:
+def collate_images(images: list[LazyImage], *, collate_fn_map: Any = None) -> LazyImage:
     """What `torch.utils.data.default_collate` does with images: a batch of them, still unread."""
-    images: list[TileSource] = []
-    for image in batch:
-        source = image._source
-        images.append(source)
+    first = images[0]
     # Images out of a dataset carry no batch dimension of their own beyond the leading one of their source.
-    return LazyImage(BatchSource(tuple(images)))
+    source = batch([image.source for image in images])
+    grad = any(image.requires_grad for image in images)
+    return LazyImage(source, device=first.device, requires_grad=grad, settings=first._session.root().settings)
 
 
 def _register_collation() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from lightning_plugin.eager import recording_eagerly
 from lightning_plugin.lazy import LazyImage, LazyTensor, materialize
 from lightning_plugin.plan import Plan
 from lightning_plugin.settings import Settings
@@ -68,7 +69,8 @@ class TiledModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         gather = not any(isinstance(a, LazyTensor) for a in _leaves((args, kwargs)))
         args, kwargs = tree_map(self._lazy, (args, kwargs))
-        out = self.module(*args, **kwargs)
+        with recording_eagerly():
+            out = self.module(*args, **kwargs)
         return tree_map(_settle, out) if gather else out
 
     def _lazy(self, a: Any) -> Any:

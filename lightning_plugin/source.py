@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +19,10 @@ class TileSource(Protocol):
     ``shape`` is ``(N, C, *spatial)``. ``read`` returns the tensor ``(N, C, *box.extent)`` of a box inside the image;
     it may be called from several threads. ``constant`` returns the value of each channel where the source knows,
     without reading, that the box holds nothing else, and None where it does not know.
+
+    Pixels must not change while a step lasts: backward reads them again. A source whose pixels may change can say so
+    with ``version``, anything that is equal as long as they are the same; a step that would mix two versions is then
+    refused. Without it, nothing is checked.
 
     A source may also have ``prefetch(boxes)``: it hears of the boxes of the next tile while the engine works on this
     one, and may begin to read them. A plan has room for their pixels.
@@ -40,6 +44,11 @@ def prefetches(image: TileSource) -> bool:
     return hasattr(image, "prefetch")
 
 
+def version_of(image: TileSource) -> Any:
+    """What changes when a source's pixels do, where it says so."""
+    return getattr(image, "version", None)
+
+
 @dataclass(frozen=True, eq=False)
 class TensorSource:
     """A tensor that is already in memory, read where it lies."""
@@ -53,6 +62,10 @@ class TensorSource:
     @property
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
+
+    @property
+    def version(self) -> int | None:
+        return None if self.tensor.is_inference() else self.tensor._version
 
     def read(self, box: Box) -> Tensor:
         index: Any = (..., *(slice(lo, hi) for lo, hi in box.intervals()))
@@ -86,6 +99,10 @@ class BatchSource:
     def dtype(self) -> torch.dtype:
         return self.images[0].dtype
 
+    @property
+    def version(self) -> tuple[Any, ...]:
+        return tuple(version_of(i) for i in self.images)
+
     def read(self, box: Box) -> Tensor:
         return torch.cat([i.read(box) for i in self.images])
 
@@ -97,5 +114,19 @@ class BatchSource:
         return first
 
 
+@dataclass(frozen=True, eq=False)
+class AnnouncedBatchSource(BatchSource):
+    """A batch with sources that read ahead."""
+
+    def prefetch(self, boxes: Iterable[Box]) -> None:
+        boxes = list(boxes)
+        for image in self.images:
+            if prefetches(image):
+                image.prefetch(boxes)  # type: ignore[attr-defined]
+
+
 def batch(images: Sequence[TileSource]) -> TileSource:
-    return images[0] if len(images) == 1 else BatchSource(tuple(images))
+    """Some images side by side; one alone is itself."""
+    if len(images) == 1:
+        return images[0]
+    return (AnnouncedBatchSource if any(map(prefetches, images)) else BatchSource)(tuple(images))

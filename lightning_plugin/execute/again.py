@@ -68,15 +68,14 @@ class Again:
         """Make it; of what has to come back for that, the boundaries that are dropped deeper than ``deepest`` go
         again."""
         self.inputs.check()
+        self.run.check_images()
         missing = {
             id(v): (v, handle)
             for v, ref in zip(self.run.stored, self.stored, strict=True)
             if (handle := ref()) is not None and handle.gone
         }
         read = dict(zip(map(id, self.run.boundaries), self.boundaries, strict=True))
-        available = {id(v) for v in self.run.program.reads}
-        targets = [t for t in self.run.program.targets if id(t.stored) in missing]
-        program = Program.build(targets, lambda v: id(v) in available)
+        program = self.run.program.narrow([t for t in self.run.program.targets if id(t.stored) in missing])
         run = copy(self.run)
         run.program = program
         run.stored = [v for v, _ in missing.values()]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
+from lightning_plugin.execute.passes import will_run
 from lightning_plugin.execute.program import Program, Target
-from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.scan import ScanTile, run_tile, scan
 from lightning_plugin.execute.segment import SegmentRun, outline, read_tile
 from lightning_plugin.execute.store import Adder, Cotangent, Handle
@@ -49,7 +49,7 @@ class Backward:
         self.segment: SegmentRun = ctx.run
         self.ctx = ctx
         program = self.segment.program
-        needs = ctx.needs_input_grad[2:]
+        needs = ctx.needs_input_grad[4:]
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(inputs, needs, strict=True)]
         first, second = len(program.vectors), len(program.vectors) + len(self.segment.spreads)
         self.vectors = {id(v): t for v, t in zip(program.vectors, self.leaves, strict=False)}
@@ -58,6 +58,9 @@ class Backward:
         self.handles: dict[int, Handle] = {
             id(v): ref() for v, ref in zip(self.segment.boundaries, ctx.handles, strict=True)
         }
+        # Tokens are the last tensors that autograd knows of; before them it has the marker and the other inputs.
+        makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
+        self.followed = {key for key, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
         self.needs = needs
         self.adders = {i: Adder(t) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
         self.wholes: dict[int, tuple[Tensor, Layout]] = {}
@@ -84,7 +87,7 @@ class Backward:
                     self.reduced[t.node.serial] = (mine, results)
                 continue
             cotangent = kept[id(t.stored)]
-            if cotangent.data is not None:
+            if cotangent.begun:
                 self.alive.append(t)
                 self.maps[t.node.serial] = cotangent
 
@@ -111,7 +114,7 @@ class Backward:
         kinds = [v.device for v in segment.boundaries]
         needs = self.needs[len(self.needs) - len(kinds) :]
         tokens = [torch.zeros((), device=d) if need else None for d, need in zip(kinds, needs, strict=True)]
-        return (None, None, *vectors, *spreads, *images, *tokens)
+        return (None, None, None, None, *vectors, *spreads, *images, *tokens)
 
     def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
         found = self.wholes.get(id(v))
@@ -122,8 +125,7 @@ class Backward:
     def grid(self) -> None:
         """Tile by tile, identical tiles together; only what leads to a cotangent is computed again."""
         segment = self.segment
-        available = {id(v) for v in segment.program.reads}
-        program = Program.build(self.alive, lambda v: id(v) in available)
+        program = segment.program.narrow(self.alive)
         cotangents = self.given(program)
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
@@ -148,11 +150,11 @@ class Backward:
         """Identical tiles by what can be pulled back together; see [Note: identical tiles] in `alike`."""
         if not any(self.wanted(v) for v in program.reads):
             # One backward with the sum of the cotangents. A rehearsal makes one too, so that memory is there for it.
-            summing = len(members) > 1 or (self.segment.alike and REHEARSAL.get() is not None)
+            summing = len(members) > 1 or (self.segment.alike and self.segment.rehearsal is not None)
             yield Tile(members, self.summed(program, members) if summing else None)
             return
         rest = list(members)
-        if self.segment.alike and REHEARSAL.get() is not None:  # here too, for the two that are compared
+        if self.segment.alike and self.segment.rehearsal is not None:  # here too, for the two that are compared
             list(self.pairs(program, rest[0], rest[0]))
         for _ in range(MOST_CLASSES):
             if len(rest) < 2:
@@ -189,7 +191,7 @@ class Backward:
     def wanted(self, v: Value) -> bool:
         """Whether something that a tile reads needs a gradient."""
         return v.requires_grad and (
-            id(v) in self.handles
+            id(v) in self.followed
             or id(v) in self.images
             or (id(v) in self.spreads and self.spreads[id(v)].requires_grad)
         )
@@ -307,7 +309,7 @@ class Backward:
         """The cotangents of this segment's boundaries, of which each rank has collected its tiles' share."""
         program = self.segment.program
         places = [i for i, t in enumerate(program.targets) if t.stored is not None]
-        there = team.any([c.data is not None for c in self.ctx.cotangents])
+        there = team.any([c.begun for c in self.ctx.cotangents])
         for i, cotangent, needed in zip(places, self.ctx.cotangents, there, strict=True):
             if needed:
                 boxes = (owned[i] for owned in program.owned(self.segment.backward_grid))

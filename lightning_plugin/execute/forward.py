@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
-from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.scan import run_tile, scan
 from lightning_plugin.execute.segment import SegmentRun, announced, outline, read_tile
 from lightning_plugin.execute.store import Handle
@@ -97,7 +96,7 @@ class Forward:
             if stored is None or stored.handle is None or stored.handle.constants is None:
                 return
             # A rehearsal looks too, so that memory is there for it.
-            looking = len(members) > 1 or REHEARSAL.get() is not None
+            looking = len(members) > 1 or self.segment.rehearsal is not None
             key = only_value(stored.space, tiles[0], box) if looking else None
             for other in members[1:]:
                 stored.handle.write(other[i], tiles[0], self.segment.ahead)

@@ -1,4 +1,4 @@
-"""One segment as one `autograd.Function`.
+"""The parts of a segment as one `autograd.Function` each; see [Note: parts] in `parts`.
 
 [Note: leases] A boundary is held by those segments that will read it in backward. They hold it as something saved for
 backward, so that it goes when autograd lets go of it: after the segment's backward, or never, with retain_graph.
@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
+from lightning_plugin.execute.parts import parts_of
 from lightning_plugin.execute.segment import SegmentRun, watched
 from lightning_plugin.execute.store import Handle
 
@@ -29,25 +30,50 @@ class Lease:
 
 
 def run_segment(run: SegmentRun) -> None:
-    """Run a segment forward; leaves the results in their values, with backward behind them."""
+    """Run a segment forward; leaves the results in their values, with the backward of each of its parts behind them."""
+    programs = parts_of(run.program)
+    if run.share and programs != [run.program]:  # what a scan hands on is all of its program's
+        done = {id(t) for p in programs for t in p.targets}
+        rest = [t for t in run.program.targets if id(t) not in done]
+        for program in [*programs, *([run.program.narrow(rest)] if rest else [])]:
+            run_segment(run.part(program))
+        return
     for v in run.stored:
         v.handle = Handle(v.space, v.dtype, v.device, run.at, run.ledger, run.half, run.constants(), run.team)
+    with torch.no_grad(), torch.autocast(run.kind, enabled=False):
+        work = Forward(run, run.inputs())
+        found = dict(zip(map(id, run.outputs), map(lasting, work.run()), strict=True))
+    # On the segment's device, so that autograd runs all segments in one thread, in one order.
+    found |= {id(v): torch.zeros((), device=v.device) for v in run.stored}
+    for program in programs:
+        connect(run if program is run.program else run.part(program), found, work.carried)
+    for v in run.outputs:
+        v.real = found[id(v)]
+    for v in run.stored:
+        v.token = found[id(v)]
+
+
+def lasting(result: Tensor) -> Tensor:
+    """A result that the user may write to: no view of something else."""
+    return result.clone() if result._is_view() else result
+
+
+def connect(run: SegmentRun, found: dict[int, Tensor], carried: list[dict[int, Tensor]]) -> None:
+    """Put a part's backward behind its results."""
     lease = Lease(tuple(leased(run)))
     marker = torch.empty(0)
 
     def pack(t: Tensor) -> Any:
         return lease if t is marker else t
 
+    made = [*run.outputs, *run.stored]
     with (
-        torch.set_grad_enabled(run.trains),
+        torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: marker if isinstance(kept, Lease) else kept),
     ):
-        results = SegmentFunction.apply(run, marker, *run.inputs())
-    for v, result in zip([*run.outputs, *run.stored], results, strict=True):
-        if v.is_map:
-            v.token = result
-        else:
-            v.real = result
+        results = [found[id(v)] for v in made]
+        results = SegmentFunction.apply(run, results, carried, marker, *run.inputs())
+    found.update(zip(map(id, made), results, strict=True))
 
 
 def leased(run: SegmentRun) -> list[Handle]:
@@ -57,25 +83,27 @@ def leased(run: SegmentRun) -> list[Handle]:
 
 class SegmentFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: SegmentRun, marker: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast(run.kind, enabled=False):
-            work = Forward(run, inputs)
-            results = work.run()
-        # On the segment's device, so that autograd runs all segments in one thread, in one order.
-        results.extend(torch.zeros((), device=v.device) for v in run.stored)
+    def forward(
+        ctx: Any,
+        run: SegmentRun,
+        results: list[Tensor],
+        carried: list[dict[int, Tensor]],
+        marker: Tensor,
+        *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:
         ctx.run = run.bare()
         if run.drop:
             handles = [v.handle for v in run.stored if v.handle is not None]
             again = Again(ctx.run, Inputs.of([t.detach() for t in inputs]), handles, leased(run))
             for handle in handles:
                 handle.again = again
-        ctx.carried = work.carried
+        ctx.carried = carried
         ctx.handles = [weakref.ref(v.handle) for v in run.boundaries]  # type: ignore[arg-type]
         ctx.cotangents = [v.handle.cotangent for v in run.stored]  # type: ignore[union-attr]
-        ctx.results = [r.detach() for r in results]
-        if run.trains:  # else there is no backward
-            ctx.versions = Inputs.of(inputs).versions
-            ctx.save_for_backward(marker, *inputs)
+        # Copies: the user may write to the results, and backward needs them as they were.
+        ctx.results = [r.clone() for r in results[: len(run.outputs)]]
+        ctx.versions = Inputs.of(inputs).versions
+        ctx.save_for_backward(marker, *inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]
         ctx.mark_non_differentiable(*dead)
@@ -86,6 +114,7 @@ class SegmentFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         _, *inputs = ctx.saved_tensors
         Inputs(inputs, ctx.versions).check()
+        ctx.run.check_images()
         ledger = ctx.run.ledger
         if ledger is not None:
             ledger.enter((ctx.run.place, "backward"))

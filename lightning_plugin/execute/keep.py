@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.fuse import batch_norm
 from lightning_plugin.execute.gather import GatherFunction
+from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.segment import watched
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
@@ -114,8 +115,10 @@ def whole(v: Value) -> Tensor:
             v.real = GatherFunction.apply(v, v.handle, v.token)
     elif isinstance(op, Source):
         image = op.image
-        given = isinstance(image, TensorSource) and image.tensor.device == op.device
-        v.real = image.tensor if given else op.read(Box.whole(v.space.extent))  # type: ignore[attr-defined]
+        if isinstance(image, TensorSource) and image.tensor.device == op.device:
+            v.real = as_used(image.tensor, v.requires_grad)
+        else:
+            v.real = op.read(Box.whole(v.space.extent))
     else:
         raise AssertionError(f"{v.label} is neither stored nor kept")
     return v.real  # type: ignore[return-value]
@@ -135,9 +138,10 @@ class ReduceFunction(torch.autograd.Function):
         ctx: Any, op: ReduceOp, box: Box, maps: int, ledger: Ledger | None, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         tiles, vectors = inputs[:maps], inputs[maps:]
-        results = op.finish(op.partial(box, tiles, vectors), vectors)
+        found = op.finish(op.partial(box, tiles, vectors), vectors)
+        results = tuple(r.clone() if r._is_view() else r for r in found)
         ctx.op, ctx.box, ctx.maps, ctx.ledger = op, box, maps, ledger
-        ctx.results = [r.detach() for r in results]
+        ctx.results = [r.clone() for r in results]
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(r for r in results if not r.is_floating_point()))

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.rehearsal import REHEARSAL
 
 
 @dataclass(eq=False)
@@ -42,19 +41,21 @@ class Buffer:
         if until is not None:
             until.synchronize()
 
-    def alias(self, size: int) -> Tensor:
+    def alias(self, size: int, fakes: bool) -> Tensor:
         """The first bytes, as a tensor with a storage of its own."""
-        if REHEARSAL.get() is not None:  # a fake tensor has no bytes to share: one of the size that no ledger counts
+        if fakes:  # a fake tensor has no bytes to share: one of the size that no ledger counts
             return torch.empty(0, dtype=torch.uint8).resize_(size)
         return torch.from_numpy(self.data.numpy()[:size])
 
 
 class Pool:
-    """The buffers of one pass; see [Note: pool]. One that is not open takes none back: each is used once."""
+    """The buffers of one pass; see [Note: pool]. One that is not open takes none back: each is used once. ``fakes``:
+    the pass is rehearsed."""
 
-    def __init__(self, open: bool = True) -> None:
+    def __init__(self, open: bool = True, fakes: bool = False) -> None:
         self.free: list[Buffer] = []
         self.open = open
+        self.fakes = fakes
 
     def lend(
         self,
@@ -71,7 +72,7 @@ class Pool:
         size = math.prod(shape) * dtype.itemsize
         buffer = self.take(max(size, least), pinned)
         buffer.until = until
-        lent = buffer.alias(size)
+        lent = buffer.alias(size, self.fakes)
         weakref.finalize(lent.untyped_storage(), self.take_back, buffer).atexit = False
         return lent.view(dtype).view(shape)
 

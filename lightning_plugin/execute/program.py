@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
+from lightning_plugin.fakes import unbound
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.plan import Plan
-from lightning_plugin.record import unbound
 from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.rules.norm import Normalize
 from lightning_plugin.source import prefetches
@@ -76,6 +76,11 @@ class Program:
         last = {id(v): i for i, node in enumerate(order) for v in node.inputs if v.is_map}
         overwrite = frozenset(n.serial for n in order if may_overwrite(n, order, targets, reads))
         return Program(tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last, overwrite)
+
+    def narrow(self, targets: Sequence[Target]) -> Program:
+        """The program that makes some of the targets."""
+        available = {id(v) for v in self.reads}
+        return Program.build(targets, lambda v: id(v) in available)
 
     @property
     def announced(self) -> list[Value]:

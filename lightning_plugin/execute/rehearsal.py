@@ -1,7 +1,8 @@
 """A rehearsal: a plan run on tensors without data, to learn what it would hold.
 
-The executor asks here whether it is only rehearsing. If so, a segment runs a few tiles that stand for all, and lower
-tiers take no bytes; all else is the very code of a real step.
+A run looks once, when it begins, whether it is only a rehearsal, and remembers it (`Courier.rehearsal`): its backward
+may run in another thread, with a context of its own. In a rehearsal a segment runs a few tiles that stand for all, and
+lower tiers take no bytes; all else is the very code of a real step.
 """
 
 from __future__ import annotations
@@ -30,9 +31,3 @@ class Rehearsal:
 
 
 REHEARSAL: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)
-
-
-def tiles_of(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
-    """For each tile that is to be run, the box it owns of every target."""
-    rehearsal = REHEARSAL.get()
-    return program.owned(grid) if rehearsal is None else rehearsal.tiles(program, grid, ahead)

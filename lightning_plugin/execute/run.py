@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from lightning_plugin.buffers import await_update, ordinary
 from lightning_plugin.errors import PlanError, RecordingError
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.execute.keep import Uses, keep, whole
+from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.program import Program, Target, resolve
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.segment import SegmentRun, watched
@@ -20,24 +23,39 @@ from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.paths import forget_modules
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.policy import choose
-from lightning_plugin.record import Session, forget_modules
-from lightning_plugin.rules.base import Barrier, Captured, Gather, Spread, VectorOp
+from lightning_plugin.rules.base import Barrier, Captured, Gather, Source, Spread, VectorOp
+from lightning_plugin.session import Session
+from lightning_plugin.source import version_of
 
 
 def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
     """Compute a value, and with it everything small that is waiting and every effect, under one plan."""
-    effects, session.effects = session.effects, []
-    values = [*pending, *(v for e in effects for v in e.values)]
+    values = [*pending, *(v for e in session.effects for v in e.values)]
     if wanted is not None:
         values.append(wanted if not wanted.is_map else gathered(wanted, session))
-    with forget_modules(), torch.inference_mode(False):
+    with forget_modules(), torch.inference_mode(False), buffers_written(session):
         run(ancestors(values), session)
         with torch.no_grad():
-            for effect in effects:
+            while session.effects:
+                effect = session.effects[0]
                 effect.run([_known(v) for v in effect.values])
+                session.effects.pop(0)
     return _known(values[-1]) if wanted is not None else torch.empty(0)
+
+
+@contextmanager
+def buffers_written(session: Session) -> Iterator[None]:
+    """A block in which a recording's effects happen. If it fails, those that have not happened are awaited on."""
+    ordinary(b for e in session.effects for b in e.writes)
+    try:
+        yield
+    finally:
+        for effect in session.effects:
+            for buffer in effect.writes:
+                await_update(buffer, session)
 
 
 def gathered(value: Value, session: Session) -> Value:
@@ -168,7 +186,7 @@ def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None, tea
     made: set[int] = set()
     stages = []
     uses = Uses(nodes)
-    courier = Courier(any(s.ahead for s in plan.segments) and REHEARSAL.get() is None)
+    courier = Courier(any(s.ahead for s in plan.segments), REHEARSAL.get())
     for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True)):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
@@ -189,7 +207,7 @@ def compute(value: Value, ledger: Ledger | None = None) -> None:
     for node in ancestors([value]):
         op = node.op
         if isinstance(op, Captured):
-            node.outputs[0].real = op.tensor
+            node.outputs[0].real = as_used(op.tensor, node.outputs[0].requires_grad)
         elif isinstance(op, Gather):
             gather(node)
         elif isinstance(op, (VectorOp, Barrier)):
@@ -231,18 +249,18 @@ def _known(value: Value) -> Tensor:
 
 def check_versions(nodes: Sequence[Node]) -> None:
     """Refuse tensors that are not any more what they were when an operator that is still to run was recorded."""
-    captured = {id(n): n for node in nodes for v in node.inputs if (n := v.node) is not None}
-    for node in captured.values():
+    given = {id(n): n for node in nodes for v in node.inputs if (n := v.node) is not None}
+    for node in given.values():
         op = node.op
-        if (
-            isinstance(op, Captured)
-            and op.version >= 0
-            and not op.tensor.is_inference()
-            and op.tensor._version != op.version
-        ):
+        if isinstance(op, Captured):
+            changed = op.version >= 0 and not op.tensor.is_inference() and op.tensor._version != op.version
+        else:
+            changed = isinstance(op, Source) and op.version != version_of(op.image)
+        if changed:
             users = [n.label for n in nodes if node.outputs[0] in n.inputs]
+            what = "an image" if isinstance(op, Source) else "a tensor"
             raise RecordingError(
-                f"a tensor of shape {tuple(op.tensor.shape)} was changed in place after {users[0]} used it and before "
+                f"{what} of shape {node.outputs[0].shape} was changed in place after {users[0]} used it and before "
                 "that operator ran. Change it earlier, use the out-of-place form, or take the value of what was "
                 "recorded first (loss.item(), materialize(x))."
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 
@@ -19,16 +19,18 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid, telling
+from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, key_of, may_be_alike
+from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.program import Program
-from lightning_plugin.execute.rehearsal import REHEARSAL, tiles_of
+from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.store import Cotangent, Handle, Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.progress import told
 from lightning_plugin.rules.base import Source, Spread
-from lightning_plugin.source import TensorSource
+from lightning_plugin.source import TensorSource, version_of
 
 #: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.
 Fetch = Callable[[Mapping[int, Box], Owned], None]
@@ -51,7 +53,6 @@ class SegmentRun:
         drop: int = 0,
         team: Team | None = None,
     ):
-        self.program = program
         self.ledger = ledger
         self.place = place
         self.forward_grid = forward
@@ -62,6 +63,11 @@ class SegmentRun:
         self.ahead = ahead
         self.drop = drop
         self.team = team
+        self.take(program)
+
+    def take(self, program: Program) -> None:
+        """Look up where a program's tensors come from."""
+        self.program = program
         self.stored = [t.stored for t in program.targets if t.stored is not None]
         self.spreads = [v for v in program.reads if resident(v) is not None]
         # An image that a kept segment has made resident is an ordinary tensor: counted here too, it would get its
@@ -76,7 +82,7 @@ class SegmentRun:
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         known = {id(v): v.handle.constants for v in self.boundaries if v.handle is not None}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.
-        self.alike = not share and may_be_alike(program, lambda v: known.get(id(v)))
+        self.alike = not self.share and may_be_alike(program, lambda v: known.get(id(v)))
 
     def bare(self) -> SegmentRun:
         """What backward needs of a run; see `Program.bare`."""
@@ -90,11 +96,27 @@ class SegmentRun:
         weakref.finalize(run, take_apart, program.steps).atexit = False
         return run
 
+    def part(self, program: Program) -> SegmentRun:
+        """The same run of one part of its program; see [Note: parts] in `parts`."""
+        run = copy(self)
+        run.take(program)
+        return run
+
+    def check_images(self) -> None:
+        """Refuse to read an image again that is not the one that forward has read."""
+        for v in self.program.reads:
+            op = v.node.op if v.node is not None else None
+            if isinstance(op, Source) and op.version != version_of(op.image):
+                raise RecordingError(
+                    f"an image of shape {v.shape} was changed in place after forward and before backward, which reads "
+                    "it again. Pull back first, or give each step a tensor of its own (x.clone())."
+                )
+
     def inputs(self) -> list[Tensor]:
         """The tensors autograd has to know: vectors, spread vectors, images with grad, tokens."""
         vectors = [real(v) for v in self.program.vectors]
         spreads = [resident(v) for v in self.spreads]
-        images = [tensor_of(v) for v in self.images]
+        images = [as_used(t, True) for v in self.images if (t := tensor_of(v)) is not None]
         return [*vectors, *spreads, *images, *(v.token for v in self.boundaries)]  # type: ignore[list-item]
 
     def loop(
@@ -105,7 +127,7 @@ class SegmentRun:
         if self.team is not None:
             work = self.team.mine(work)
         work = announced(program, work, fetch)
-        return work if REHEARSAL.get() is not None else told(work)
+        return work if self.rehearsal is not None else told(work)
 
     def fetch(self, handles: Mapping[int, Handle], cotangents: Mapping[int, Cotangent] | None = None) -> Fetch | None:
         """What begins to read a tile's part of boundaries, and of the cotangents of targets by their place; None where
@@ -145,7 +167,10 @@ class SegmentRun:
     ) -> Iterator[Sequence[Owned]]:
         """All tiles, each with the tiles that are identical to it."""
         grid = self.backward_grid if backward else self.forward_grid
-        tiles = tiles_of(program, grid, self.ahead or bool(program.announced))
+        if self.rehearsal is None:
+            tiles: Iterable[Owned] = program.owned(grid)
+        else:
+            tiles = self.rehearsal.tiles(program, grid, self.ahead or bool(program.announced))
 
         def constant(v: Value, box: Box) -> bytes | None:
             found = handle(v)
@@ -159,6 +184,11 @@ class SegmentRun:
     def moments(self, what: str) -> AbstractContextManager[None]:
         """A block whose peaks are those of this segment doing ``what``."""
         return nullcontext() if self.ledger is None else self.ledger.during((self.place, what))
+
+    @property
+    def rehearsal(self) -> Rehearsal | None:
+        """What the run is, if it is only a rehearsal."""
+        return self.at.courier.rehearsal
 
     @property
     def kind(self) -> str:

@@ -14,7 +14,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Constants
 from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.host import HostMemory
-from lightning_plugin.execute.rehearsal import REHEARSAL
+from lightning_plugin.execute.passes import current_pass
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Layout
@@ -68,7 +68,7 @@ class Place:
         """Room for a map."""
         if self.tier == "device":
             return Memory(layout, dtype, device, zero)
-        rehearsal = REHEARSAL.get()
+        rehearsal = self.courier.rehearsal
         if rehearsal is not None:
             return Lane(rehearsal.away(layout, dtype, device, self.tier), self.courier)
         there = DiskFile(layout, dtype, device) if self.tier == "disk" else HostMemory(layout, dtype, device, zero)
@@ -78,7 +78,8 @@ class Place:
 class Cotangent:
     """The gradient of a stored map while backward collects it; it lives on the map's tier.
 
-    It is complete only when all consumers have added their part; it is accumulated in float32 or wider.
+    It is complete only when all consumers have added their part; it is accumulated in float32 or wider. What an earlier
+    pass has left is nothing to this one: see [Note: passes] in `passes`.
     """
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, place: Place):
@@ -89,15 +90,25 @@ class Cotangent:
         self.place = place
         self.data: Memory | Lane | None = None
         self.largest = 0
+        self.collected_in = -1
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was added in the pass under way."""
+        if self.data is not None and self.collected_in != current_pass():
+            self.clear()
+        return self.data is not None
 
     def add(self, box: Box, gradient: Tensor, ahead: bool = False) -> None:
         self.room().add(box, gradient, ahead)
 
     def room(self) -> Memory | Lane:
         """What holds it, zero until something was added."""
-        if self.data is None:
+        if not self.begun:
             self.data = self.place.store(self.layout, wide(self.dtype), self.device, zero=True)
             self.data.expect(self.largest)
+            self.collected_in = current_pass()
+        assert self.data is not None
         return self.data
 
     def complete(self, team: Team, boxes: Iterable[Box]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.pool import Lender, Pool
-from lightning_plugin.execute.rehearsal import REHEARSAL
+from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.progress import spending
 
 
@@ -66,15 +66,21 @@ class Pending:
 class Courier:
     """Who does a run's transfers: a thread, where some segment transfers ahead, else whoever asks.
 
-    While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own.
+    While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own. ``rehearsal``
+    is what the run is, if it is one.
     """
 
-    def __init__(self, ahead: bool = False) -> None:
-        self.pool = Pool(open=False)
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if ahead else None
+    def __init__(self, ahead: bool = False, rehearsal: Rehearsal | None = None) -> None:
+        self.rehearsal = rehearsal
+        self.pool = self.new_pool(open=False)
+        real = ahead and rehearsal is None
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if real else None
+
+    def new_pool(self, open: bool = True) -> Pool:
+        return Pool(open, fakes=self.rehearsal is not None)
 
     def send(self, transfer: Transfer) -> Pending:
-        if REHEARSAL.get() is not None:  # only what the transfer holds is asked for
+        if self.rehearsal is not None:  # only what the transfer holds is asked for
             return Pending(transfer, None)
         if self.thread is not None:
             return Pending(transfer, self.thread.submit(transfer.run))
@@ -85,7 +91,7 @@ class Courier:
     @contextmanager
     def pooling(self) -> Iterator[None]:
         """A pass over a segment's tiles."""
-        former, self.pool = self.pool, Pool()
+        former, self.pool = self.pool, self.new_pool()
         try:
             yield
         finally:

@@ -84,7 +84,10 @@ def recorded(
     else:
         lazy = LazyImage(Blank(tuple(image), dtype))
     with unchanged(module):
-        out = module(lazy)
+        try:
+            out = module(lazy)
+        finally:
+            lazy._session.root().abandon()
     leaves = [t for t in tree_leaves(out) if isinstance(t, LazyTensor)]
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
@@ -106,7 +109,8 @@ def lower_tiers(device: str | None, host_budget: int | str | None, disk: bool, h
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Put back buffers that a module writes while it is recorded (BatchNorm counts its batches)."""
+    """Put back buffers that a module writes while it is recorded (BatchNorm counts its batches). An update that some
+    other recording has still to make is made first."""
     kept = [(b, b._version, b.detach().clone()) for b in module.buffers() if not b.is_meta]
     try:
         yield

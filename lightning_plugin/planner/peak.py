@@ -186,11 +186,15 @@ class Peaks:
         box = held.need.get(facts.out)
         return held.bytes[facts.maps[0]] if box is not None and is_padded(facts.node, box) else 0
 
-    def source(self, program: Program, facts: Facts) -> int | None:
-        """The input whose memory a node's result lies in."""
+    def source(self, program: Program, facts: Facts, books: Books) -> int | None:
+        """The input whose memory a node's result lies in; None where it has memory of its own, as rows of a scan have
+        that were handed on without the input they were made from."""
+        source = None
         if facts.profile.views is not None:
-            return facts.maps[facts.profile.views]
-        return facts.maps[0] if facts.node.serial in program.overwrite else None
+            source = facts.maps[facts.profile.views]
+        elif facts.node.serial in program.overwrite:
+            source = facts.maps[0]
+        return source if source in books.owner else None
 
     def forward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
         held = Held(need, self.per)
@@ -206,7 +210,7 @@ class Peaks:
             elif facts.out in need:
                 working = self.padded(facts, held) + held.part(facts, facts.profile.scratch)
                 books.passing(working)
-                source = self.source(program, facts)
+                source = self.source(program, facts, books)
                 if source is not None:
                     books.alias(facts.out, source)
                 else:
@@ -241,7 +245,7 @@ class Peaks:
             if not facts.reduce and facts.out not in held.need:
                 continue
             if not facts.reduce:
-                source = self.source(program, facts)
+                source = self.source(program, facts, books)
                 if source is not None:
                     books.alias(facts.out, source)
                 else:
@@ -251,7 +255,7 @@ class Peaks:
             keys: list[int] = []
             extra = held.part(facts, profile.extra) + self.padded(facts, held)
             if facts.grad:
-                keys = [books.owner[facts.maps[i]] for i in profile.saves]
+                keys = [books.owner[facts.maps[i]] for i in profile.saves if facts.maps[i] in books.owner]
                 if not facts.reduce and profile.saves_output:
                     keys.append(books.owner[facts.out])
                 for key in keys:

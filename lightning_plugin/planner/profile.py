@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.rules.base import ReduceOp, TileOp
-
-#: Shapes of tiles are propagated under this mode; tables of positions are real tensors that meet the fake ones.
-FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ def profile(node: Node) -> Profile:
     """Run a node on fake tensors, with grad, and look at what autograd saves."""
     traffic = sum(v.bytes for v in (*node.maps, *node.outputs))
     try:
-        with torch.inference_mode(False), FAKES:
+        with torch.inference_mode(False), MODES.planning:
             return Trial(node).profile(traffic)
     except (RuntimeError, NotImplementedError, TypeError):
         # An operator that has no fake form: assume the worst, that it keeps all it touches.

@@ -23,16 +23,16 @@ from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.rehearsal import REHEARSAL, Rehearsal
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.transfer import Transfer
+from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.peak import is_padded, tile_bytes
-from lightning_plugin.planner.profile import FAKES
 from lightning_plugin.planner.tiles import samples, with_neighbours
 from lightning_plugin.rules.base import Captured, Source
-from lightning_plugin.source import TensorSource, prefetches
+from lightning_plugin.source import TensorSource, prefetches, version_of
 
 #: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
 EFFORT = 240
@@ -122,12 +122,13 @@ def rehearse(plan: Plan, network: Network) -> Account:
 
     rehearsal = REHEARSAL.set(Rehearsal(tiles, away))
     try:
-        with torch.inference_mode(False), FAKES, dressed(network, ledger), ledger.watcher:
+        with torch.inference_mode(False), MODES.planning, dressed(network, ledger), ledger.watcher:
             ledger.begin()
             with torch.set_grad_enabled(network.trains):
                 run_plan(plan, nodes, ledger)
             if network.trains:
-                backward(nodes)
+                with torch.autograd.set_multithreading_enabled(False):  # this thread's modes and ledger go with it
+                    backward(nodes)
             ledger.leave()
     finally:
         REHEARSAL.reset(rehearsal)
@@ -205,7 +206,8 @@ def dressed(network: Network, ledger: Ledger) -> Iterator[None]:
                     n.outputs[0].real.grad = torch.empty_like(n.outputs[0].real)
                     ledger.see(n.outputs[0].real.grad)
             elif isinstance(n.op, Source):
-                n.op = Source(scenery(n, ledger), n.op.device)
+                image = scenery(n, ledger)
+                n.op = Source(image, n.op.device, version_of(image))
         for k, v in values.items():
             if reals[k] is not None and v.real is reals[k]:
                 v.real = leaf(v)

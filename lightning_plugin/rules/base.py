@@ -118,11 +118,12 @@ class Barrier(Op):
 
 @dataclass(frozen=True, eq=False)
 class Source(Op):
-    """An image read box by box; ``device`` is where the tiles go."""
+    """An image read box by box; ``device`` is where the tiles go, ``version`` the one that was recorded."""
 
     kind: ClassVar[str] = "source"
     image: TileSource
     device: torch.device
+    version: Any = None
 
     def read(self, box: Box) -> Tensor:
         with spending("input"):

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.graph import Effect, Value
+from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout, plain_strides
-from lightning_plugin.rules.base import Captured, TileOp
+from lightning_plugin.rules.base import TileOp
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reduce import VarMean, wide
 from lightning_plugin.rules.table import API
@@ -141,13 +141,12 @@ def running(rec: Any, a: dict[str, Any], mean: Value, var: Value, size: int, mom
         if target is None:
             continue
         buffer = target.node.op.tensor
-        target.node.op = Captured(buffer, -1)
         scale = size / max(1, size - 1) if i else 1.0
 
         def write(tensors: Sequence[Tensor], buffer: Tensor = buffer, scale: float = scale) -> None:
             update(buffer, tensors[0].view(-1, buffer.numel()).mean(0) * scale, momentum)
 
-        rec.session.effects.append(Effect((value,), write, buffer))
+        rec.update([target], [value], write)
 
 
 @API.rule(F.batch_norm, torch.batch_norm, kind="reduce + broadcast")
@@ -257,6 +256,4 @@ def batch_norm_of_vectors(rec: Any, args: Any, kwargs: Any, values: Sequence[Val
     """A BatchNorm on vectors updates its buffers itself when it runs: make sure that it does, once."""
     a = arguments(F.batch_norm, args, kwargs)
     if a["training"] and a["running_mean"] is not None:
-        for name in ("running_mean", "running_var"):
-            a[name].node.op = Captured(a[name].node.op.tensor, -1)
-        rec.session.effects.append(Effect(tuple(values), lambda tensors: None))
+        rec.update([a["running_mean"], a["running_var"]], values, lambda tensors: None)

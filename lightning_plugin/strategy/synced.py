@@ -25,12 +25,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
-from lightning_plugin.graph import Effect, Value
-from lightning_plugin.record import Session
-from lightning_plugin.rules.base import Captured
+from lightning_plugin.graph import Value
 from lightning_plugin.rules.norm import Normalization, normalize, statistics
 from lightning_plugin.rules.reduce import widen
 from lightning_plugin.rules.table import API
+from lightning_plugin.session import Session
 
 #: The last merge of each recording; see [Note: order].
 _latest: WeakKeyDictionary[Session, Value] = WeakKeyDictionary()
@@ -144,14 +143,10 @@ def remember(
     if running is None:
         return
     buffer = running.node.op.tensor  # type: ignore[union-attr]
-    running.node.op = Captured(buffer, -1)  # type: ignore[union-attr]
-    rec.session.effects.append(Effect(values, lambda tensors: move(buffer, new(tensors), momentum), buffer))
+    rec.update([running], values, lambda tensors: move(buffer, new(tensors), momentum))
 
 
 @API.effect(synced_batch_norm)
 def of_vectors(rec: Any, args: Any, kwargs: Any, values: Sequence[Value]) -> None:
     """On vectors the whole call is run, and updates its buffers itself: make sure that it does, once."""
-    for v in args[3:5]:
-        if v is not None:
-            v.node.op = Captured(v.node.op.tensor, -1)
-    rec.session.effects.append(Effect(tuple(values), lambda tensors: None))
+    rec.update([v for v in args[3:5] if v is not None], values, lambda tensors: None)

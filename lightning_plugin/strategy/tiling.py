@@ -8,13 +8,13 @@ scaling, accumulation, logging, optimizers) sees ordinary tensors with ordinary 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_plugin.eager import recording_eagerly
 from lightning_plugin.lazy import LazyTensor, materialize
 from lightning_plugin.plan import Plan
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
@@ -233,16 +233,6 @@ def left_whole(plan: Plan) -> bool:
     """Whether a plan holds what plain PyTorch would hold: nothing is stored to be recomputed from."""
     grad = torch.is_grad_enabled()
     return all(s.keep or (not grad and s.forward.tiles == 1 and s.tier == "device") for s in plan.segments)
-
-
-@contextmanager
-def recording_eagerly() -> Iterator[None]:
-    """Modules that `torch.compile` made run uncompiled: tiles are what is executed, not the recording."""
-    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def _grid(tiles: Tiles) -> tuple[int, ...] | None:

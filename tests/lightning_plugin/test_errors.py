@@ -220,30 +220,23 @@ def test_a_parameter_changed_between_forward_and_backward() -> None:
 
 
 def test_a_stale_alias_is_refused() -> None:
+    """A write that cannot be followed; see test_views for those that can."""
+
     def overwritten(x: Tensor) -> Tensor:
-        part = x[:, :2]
+        part = x.unfold(1, 2, 2)
         x.relu_()
-        return x + part.mean(1, keepdim=True)
+        return x + part.mean((1, 4))[:, None]
 
     with pytest.raises(RecordingError, match=r"mean in 'middle'.*shares memory.*clone"):
         net(overwritten)(lazy())
 
 
-def test_a_write_through_a_view_is_refused() -> None:
-    def overwritten(x: Tensor) -> Tensor:
-        x[:, :2].relu_()
-        return x
-
-    with pytest.raises(RecordingError, match=r"shares memory.*clone"):
-        net(overwritten)(lazy())
-
-
-def test_requires_grad_on_results_is_refused() -> None:
+def test_requires_grad_on_maps_is_refused() -> None:
     with pytest.raises(RecordingError, match=r"from_tensor"):
         lazy().requires_grad_()
     with torch.no_grad():
-        out = net()(lazy())
-    with pytest.raises(RecordingError, match=r"requires_grad_\(\)"):
+        out = net().conv(lazy())
+    with pytest.raises(RecordingError, match=r"requires_grad_\(\).*features = materialize"):
         out.requires_grad_()
 
 
@@ -254,7 +247,7 @@ def test_what_needs_memory_is_refused(name: str) -> None:
 
 
 def test_hooks_on_recorded_tensors_are_refused() -> None:
-    with pytest.raises(RecordingError, match=r"register_hook.*hooks on parameters work"):
+    with pytest.raises(RecordingError, match=r"register_hook.*never held whole.*features = materialize"):
         net().conv(lazy()).register_hook(lambda g: g)
 
 

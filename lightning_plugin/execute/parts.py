@@ -1,0 +1,53 @@
+"""The connected parts of a segment.
+
+[Note: parts] Two networks, or two heads on a frozen trunk, may share a segment, and with it the reading of tiles and
+the trunk. To autograd they have nothing to do with each other: their losses are pulled back one after the other, in any
+order, or one of them never. So each part of a segment whose targets are connected by values that require grad has an
+`autograd.Function` of its own, that computes its own tiles again. Forward runs once for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_plugin.execute.program import Program, Target
+from lightning_plugin.graph import Node
+
+
+def connected(program: Program) -> list[list[Target]]:
+    """The targets that require grad, grouped by what they are computed from; each group in the program's order."""
+    steps = {n.serial for n in program.steps}
+    group_of: dict[int, int] = {}
+    groups: dict[int, list[Target]] = {}
+    for i, target in enumerate(program.targets):
+        if not target.requires_grad:
+            continue
+        reached = differentiated(target, steps)
+        met = {group_of[s] for s in reached if s in group_of}
+        joined = [t for g in sorted(met) for t in groups.pop(g)]
+        groups[i] = [*joined, target]
+        merged = {s for s, g in group_of.items() if g in met}
+        group_of.update(dict.fromkeys(reached | merged, i))
+    order = {id(t): i for i, t in enumerate(program.targets)}
+    return sorted((sorted(g, key=lambda t: order[id(t)]) for g in groups.values()), key=lambda g: order[id(g[0])])
+
+
+def differentiated(target: Target, steps: set[int]) -> set[int]:
+    """The steps that a target's gradient runs through."""
+    found: set[int] = set()
+    stack: list[Node] = [target.node]
+    while stack:
+        node = stack.pop()
+        if node.serial in found:
+            continue
+        found.add(node.serial)
+        stack += [v.node for v in node.maps if v.requires_grad and v.node is not None and v.node.serial in steps]
+    return found
+
+
+def parts_of(program: Program) -> Sequence[Program]:
+    """The programs of a segment's parts; a segment that is one part is its own."""
+    groups = connected(program)
+    if len(groups) == 1 and len(groups[0]) == len(program.targets):
+        return [program]
+    return [program.narrow(targets) for targets in groups]

@@ -1,0 +1,119 @@
+"""Losses of networks that share nothing but an image, or a frozen trunk: pulled back in any order, or in part."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_plugin import LazyImage
+from lightning_plugin.settings import Settings
+from tests.exactness import TOLERANCE, difference
+
+SETTINGS = [
+    {"tiles": (2, 3)},
+    {"tiles": (3, 1), "halo": "share"},
+    {"budget": 90 << 10},
+]
+
+
+class Heads(nn.Module):
+    """Two heads and a trunk, frozen or not; the heads' own trunks where there is none."""
+
+    def __init__(self, trunk: bool) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.Tanh()) if trunk else nn.Identity()
+        width = 6 if trunk else 3
+        self.one = nn.Sequential(nn.Conv2d(width, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.other = nn.Sequential(nn.Conv2d(width, 5, 5, stride=2), nn.Sigmoid())
+
+    def forward(self, x):
+        x = self.trunk(x)
+        return self.one(x).mean((2, 3)).square().sum(), self.other(x).amax((2, 3)).sum()
+
+
+def gradients(net):
+    return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+
+
+def compared(net, pull, settings, frozen=False):
+    """The gradients of a way to pull back, plain and tiled."""
+    torch.manual_seed(0)
+    net = net.double()
+    if frozen:
+        net.trunk.requires_grad_(False)
+    twin = copy.deepcopy(net)
+    x = torch.randn(2, 3, 30, 34, dtype=torch.float64)
+    pull(net, *net(x))
+    pull(twin, *twin(LazyImage.from_tensor(x, settings=Settings(**settings))))
+    expected, actual = gradients(net), gradients(twin)
+    assert expected.keys() == actual.keys() and expected
+    floor = 1e-3 * max(float(e.abs().max()) for e in expected.values())
+    errors = {name: difference(actual[name], e, floor) for name, e in expected.items()}
+    assert max(errors.values()) < TOLERANCE, errors
+
+
+def first_then_second(net, one, other):
+    one.backward()
+    other.backward()
+
+
+def second_then_first(net, one, other):
+    other.backward()
+    one.backward()
+
+
+def only_one(net, one, other):
+    other.backward()
+
+
+def head_alone_first(net, one, other):
+    """Gradients of one head's parameters are asked for, then those of all."""
+    torch.autograd.grad(one, list(net.one.parameters()), retain_graph=True)
+    (one + other).backward()
+
+
+def twice(net, one, other):
+    (one * other).backward(retain_graph=True)
+    (one + other).backward()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("pull", [first_then_second, second_then_first, only_one], ids=lambda f: f.__name__)
+def test_heads_that_share_only_the_image(pull, settings):
+    compared(Heads(trunk=False), pull, settings)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("pull", [first_then_second, second_then_first, only_one], ids=lambda f: f.__name__)
+def test_heads_on_a_frozen_trunk(pull, settings):
+    compared(Heads(trunk=True), pull, settings, frozen=True)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("pull", [only_one, head_alone_first, twice], ids=lambda f: f.__name__)
+def test_a_pass_leaves_nothing_to_the_next(pull, settings):
+    compared(Heads(trunk=True), pull, settings)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_pass_that_failed_leaves_nothing_to_the_next(settings):
+    """A hook raises in the middle of backward; the second try gives what one alone would have given."""
+    state = {"fails": True}
+
+    def fail(gradient):
+        if state.pop("fails", False):
+            raise OSError("stopped")
+
+    def pull(net, one, other):
+        state["fails"] = True
+        handle = net.trunk[0].bias.register_hook(fail)
+        with pytest.raises(OSError, match="stopped"):
+            (one + other).backward(retain_graph=True)
+        net.zero_grad(set_to_none=True)
+        (one + other).backward()
+        handle.remove()
+
+    compared(Heads(trunk=True), pull, settings)
