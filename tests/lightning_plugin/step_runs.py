@@ -229,6 +229,8 @@ class Run:
         for key, module in self.nets[action.network].named_modules():
             if getattr(module, "running_mean", None) is not None:
                 if action.what == "reset":
+                    if getattr(self.world, "safe", False):  # what was saved for backward is not written over
+                        module.running_mean, module.running_var = module.running_mean.clone(), module.running_var.clone()
                     module.reset_running_stats()
                 else:
                     self.outcome.buffers[f"{name} {key}"] = module.running_mean.clone()
