@@ -44,7 +44,7 @@ from lightning_plugin.source import TensorSource
 UNIFORM: tuple[type[Op], ...] = (
     Local, Reshape, Expand, Normalize, Convolution, MaxPool, AvgPool, Resample,
     Sum, VarMean, LogSumExp, Norm, ExpSum, Product,
-    Extreme,  # where a maximum is met more than once, its gradient is shared and no index is used
+    Extreme,  # of tiles that stand for others no position is used: see [Note: ties] in `rules.reduce`
 )  # fmt: skip
 
 #: What says of a map's box that it is constant: a key that is equal for equal values, or None.

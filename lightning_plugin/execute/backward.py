@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import told
-from lightning_plugin.rules.base import ReduceOp
+from lightning_plugin.rules.base import Reduction
 
 #: Identical tiles whose cotangents differ are looked through this often for others that are equal to them.
 MOST_CLASSES = 4
@@ -125,13 +126,57 @@ class Backward:
     def grid(self) -> None:
         """Tile by tile, identical tiles together; only what leads to a cotangent is computed again."""
         segment = self.segment
+        self.recount()
         program = segment.program.narrow(self.alive)
         cotangents = self.given(program)
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
-        for members in segment.loop(program, True, lambda v: self.handles.get(id(v)), fetch):
+        for members in segment.loop(program, True, self.handle, fetch):
             for tile in self.parted(program, members):
                 self.tile(program, tile)
+
+    def recount(self) -> None:
+        """Find results that depend on the last bits of tiles as backward's tiles come to them, in a pass of its own."""
+        segment = self.segment
+        if segment.forward_grid == segment.backward_grid and not segment.alike:
+            return  # forward's tiles were these
+        reducing = [t for t in self.alive if t.node.serial in self.reduced]
+        doubtful = [t for t in reducing if t.op.uncertain(self.reduced[t.node.serial][1], segment.alike)]
+        if not doubtful:
+            return
+        program = segment.program.narrow(doubtful)
+        for t, total in zip(program.targets, self.totals(program), strict=True):
+            vectors = [self.vectors[id(v)] for v in t.node.vectors]
+            self.reduced[t.node.serial] = self.reduced[t.node.serial][0], t.op.finish(total, vectors)
+
+    def totals(self, program: Program) -> list[Reduction]:
+        """The reductions of a program over backward's tiles, of all ranks."""
+        segment = self.segment
+        found: dict[int, Reduction] = {}
+
+        def read(v: Value, box: Box) -> Tensor:
+            return read_tile(v, box, self.spreads, self.handles.get(id(v))).detach()
+
+        segment.expect(lambda: outline(program, segment.backward_grid), self.handles, {})
+        with torch.no_grad():
+            for members in segment.loop(program, True, self.handle, segment.fetch(self.handles)):
+
+                def emit(i: int, box: Box, tiles: Sequence[Tensor], times: int = len(members)) -> None:
+                    t = program.targets[i]
+                    part = t.op.partial(box, tiles, [self.vectors[id(v)] for v in t.node.vectors])
+                    part = t.op.repeat(part, times)
+                    found[i] = t.op.merge(found[i], part) if i in found else part
+
+                program.run(members[0], read, self.vectors, emit, grad=False)
+        if segment.team is not None:
+            ranks = segment.team.gather({i: part.to("cpu") for i, part in found.items()})
+            parts = {i: [r[i].to(t.map.device) for r in ranks if i in r] for i, t in enumerate(program.targets)}
+            found = {i: functools.reduce(program.targets[i].op.merge, of_ranks) for i, of_ranks in parts.items()}
+        return [found[i] for i in range(len(program.targets))]
+
+    def handle(self, v: Value) -> Handle | None:
+        """Where a boundary that is read lies."""
+        return self.handles.get(id(v))
 
     def given(self, program: Program) -> dict[int, Cotangent]:
         """The cotangents of stored targets by their place."""
@@ -269,10 +314,8 @@ class Backward:
             yield tiles[0], self.maps[serial].read(box) if ready is None else ready
         elif serial in self.reduced:
             grads, results = self.reduced[serial]
-            op = target.node.op
-            assert isinstance(op, ReduceOp)
             with torch.enable_grad():
-                values = op.pull(box, tiles, [self.vectors[id(v)] for v in target.node.vectors], results)
+                values = target.op.pull(box, tiles, [self.vectors[id(v)] for v in target.node.vectors], results)
             # A vector's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
             count = 1 if work.cotangents is None else len(work.members)
             for value, g in zip(values, grads, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.progress import told
-from lightning_plugin.rules.base import ReduceOp, Reduction
+from lightning_plugin.rules.base import Reduction
 
 
 class Forward:
@@ -46,9 +46,7 @@ class Forward:
         results: list[Tensor] = []
         for i, target in enumerate(run.program.targets):
             if target.stored is None:
-                op = target.node.op
-                assert isinstance(op, ReduceOp)
-                results.extend(op.finish(self.totals[i], [self.vectors[id(v)] for v in target.node.vectors]))
+                results.extend(target.op.finish(self.totals[i], [self.vectors[id(v)] for v in target.node.vectors]))
         return results
 
     @property
@@ -116,17 +114,15 @@ class Forward:
         if target.stored is not None:
             target.stored.handle.write(box, tiles[0], self.segment.ahead)  # type: ignore[union-attr]
             return
-        op = target.node.op
-        assert isinstance(op, ReduceOp)
-        part = repeated(op, op.partial(box, tiles, [self.vectors[id(v)] for v in target.node.vectors]), times)
+        part = target.op.partial(box, tiles, [self.vectors[id(v)] for v in target.node.vectors])
+        part = target.op.repeat(part, times)
         if self.segment.team is not None:
             self.made[-1].parts[i] = part
         else:
             self.merge(i, part)
 
     def merge(self, i: int, part: Reduction) -> None:
-        op = self.segment.program.targets[i].node.op
-        assert isinstance(op, ReduceOp)
+        op = self.segment.program.targets[i].op
         self.totals[i] = op.merge(self.totals[i], part) if i in self.totals else part
 
     # Several ranks
@@ -172,18 +168,4 @@ class Made:
     keys: dict[int, bytes | None] = field(default_factory=dict)
 
     def on(self, device: torch.device | str) -> Made:
-        parts = {i: replace(p, parts=tuple(t.to(device) for t in p.parts)) for i, p in self.parts.items()}
-        return Made(parts, self.keys)
-
-
-def repeated(op: ReduceOp, part: Reduction, times: int) -> Reduction:
-    """A share merged with itself ``times`` times, by doubling."""
-    total: Reduction | None = None
-    while True:
-        if times % 2:
-            total = part if total is None else op.merge(total, part)
-        times //= 2
-        if not times:
-            assert total is not None
-            return total
-        part = op.merge(part, part)
+        return Made({i: part.to(device) for i, part in self.parts.items()}, self.keys)

@@ -31,6 +31,12 @@ class Target:
         return self.stored if self.stored is not None else self.node.maps[0]
 
     @property
+    def op(self) -> ReduceOp:
+        """The operator of a target that is reduced."""
+        assert isinstance(self.node.op, ReduceOp)
+        return self.node.op
+
+    @property
     def requires_grad(self) -> bool:
         return self.stored.requires_grad if self.stored is not None else any(v.requires_grad for v in self.node.outputs)
 

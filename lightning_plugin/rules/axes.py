@@ -110,8 +110,17 @@ class Projection(ReduceOp):
         return Box.of((0, 1) if size == 1 else i for i, size in zip(box.intervals(), self.result.extent, strict=True))
 
     def layouts(self, parts: Sequence[Tensor]) -> list[Layout]:
-        """Parts that keep the reduced dimensions lie as `ties`, the others as the result."""
-        return [self.ties if len(p.shape) == len(self.ties.dims) else self.result for p in parts]
+        """Parts that keep the reduced dimensions lie as `ties`, maybe with one more behind them; the others as the
+        result."""
+        kept = len(self.ties.dims)
+        return [
+            self.result
+            if p.dim() < kept
+            else self.ties
+            if p.dim() == kept
+            else Layout((*self.ties.dims, (p.shape[-1],)), self.ties.extent)
+            for p in parts
+        ]
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         parts = self.inner.partial(box, tiles, vectors).parts
@@ -145,6 +154,9 @@ class Projection(ReduceOp):
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         assert isinstance(total, Slices)
         return self.inner.finish(self.whole(total), vectors)
+
+    def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
+        return self.inner.uncertain(outputs, shared)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         full, mine = Box.whole(self.result.extent), self.left(box)
@@ -182,7 +194,7 @@ BLANK: dict[type, tuple[float, ...]] = {
     VarMean: (0.0, 0.0, 0.0),
     LogSumExp: (-math.inf,),
     Norm: (0.0,),
-    Extreme: (-math.inf, 0.0, 0.0),
+    Extreme: (-math.inf, 0.0, -1.0),
 }
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -57,6 +57,9 @@ class Reduction:
 
     parts: tuple[Tensor, ...]
 
+    def to(self, device: torch.device | str) -> Reduction:
+        return replace(self, parts=tuple(t.to(device) for t in self.parts))
+
 
 class ReduceOp(Op):
     """Tiles in, vectors out.
@@ -78,8 +81,25 @@ class ReduceOp(Op):
     @abstractmethod
     def merge(self, left: Reduction, right: Reduction) -> Reduction: ...
 
+    def repeat(self, part: Reduction, times: int) -> Reduction:
+        """The share of so many tiles that are all alike: one's, merged with itself by doubling."""
+        total: Reduction | None = None
+        while True:
+            if times % 2:
+                total = part if total is None else self.merge(total, part)
+            times //= 2
+            if not times:
+                assert total is not None
+                return total
+            part = self.merge(part, part)
+
     @abstractmethod
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]: ...
+
+    def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
+        """Whether `pull` needs the results as the tiles of backward come to them, and not as forward's did; ``shared``:
+        some of those tiles may stand for others."""
+        return False
 
     @abstractmethod
     def pull(

@@ -20,16 +20,10 @@ from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.base import ReduceOp, Reduction
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.reduce import SpaceOp, Sum, covers, flat_index, kept, reduced_size, widen
+from lightning_plugin.rules.reduce import SpaceOp, Sum, covers, find, flat_index, kept, reduced_size, restored, widen
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
-
-
-def find(positions: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """(where in a tile the wanted positions are, whether they are in it at all)."""
-    place = torch.searchsorted(positions, wanted.contiguous()).clamp_(max=len(positions) - 1)
-    return place, positions[place] == wanted
 
 
 @dataclass(frozen=True)
@@ -77,12 +71,6 @@ def topk(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
     return rec.emit(Best(dim, k, largest, x.space), [x], outs, None, "topk")
 
 
-def unsqueezed(x: Tensor, dims: Sequence[int]) -> Tensor:
-    for d in sorted(dims):
-        x = x.unsqueeze(d)
-    return x
-
-
 @dataclass(frozen=True)
 class BestIndex(ReduceOp):
     """argmax and argmin: the first index of the extreme value over ``dims``."""
@@ -112,7 +100,7 @@ class BestIndex(ReduceOp):
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         where = total.parts[1].squeeze(-1)
-        return (unsqueezed(where, self.dims) if self.keep else where,)
+        return (restored(where, self.dims) if self.keep else where,)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         return (None,)
@@ -209,7 +197,7 @@ class Prod(SpaceOp):
         return Reduction((p * q, n + m))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        rest, zeros = (unsqueezed(p, self.dims) if self.keep else p for p in total.parts)
+        rest, zeros = (restored(p, self.dims) if self.keep else p for p in total.parts)
         return torch.where(zeros > 0, 0, rest).to(self.dtype), rest, zeros
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
@@ -26,6 +27,9 @@ from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
+
+#: How many positions that tie for an extreme value are remembered; see [Note: ties].
+TIES = 32
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -158,12 +162,16 @@ class Norm(SpaceOp):
         return ((power * scale).to(self.dtype),)
 
 
-def kept(result: Tensor, op: SpaceOp) -> Tensor:
-    """A result with the reduced dimensions in place as ones."""
-    if not op.keep:
-        for d in sorted(op.dims):
-            result = result.unsqueeze(d)
+def restored(result: Tensor, dims: Sequence[int]) -> Tensor:
+    """A result with the reduced dimensions put back as ones."""
+    for d in sorted(dims):
+        result = result.unsqueeze(d)
     return result
+
+
+def kept(result: Tensor, op: SpaceOp) -> Tensor:
+    """An operator's result with the reduced dimensions in place as ones."""
+    return result if op.keep else restored(result, op.dims)
 
 
 def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.device) -> Tensor:
@@ -182,47 +190,82 @@ def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.devi
     return index.reshape(-1)
 
 
+def find(positions: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """(where in a tile the wanted positions are, whether they are in it at all)."""
+    place = torch.searchsorted(positions, wanted.contiguous()).clamp_(max=len(positions) - 1)
+    return place, positions[place] == wanted
+
+
 @dataclass(frozen=True)
 class Extreme(SpaceOp):
     """Largest (``sign`` 1) or smallest (-1) value; positions that tie for it share the gradient, as `amax` has it.
 
-    Where one position alone has the value, backward finds it by its index: a tile that is computed again on another
-    grid may differ from the first time in its last bits, and a comparison of values would find nothing. Ties are found
-    by value; they are constants such as the zeros of a ReLU, which are computed alike on every grid.
+    [Note: ties] A tile that is computed again on another grid may differ from the first time in its last bits, and a
+    comparison with the extreme value would find nothing. So forward remembers the positions that tie, up to `TIES`.
+    Where there are more (a constant background, say), or where tiles stand for others and have no positions of their
+    own, backward first goes over its own tiles once more without grad, and finds the extreme and its ties as those
+    tiles have them: see `uncertain`. Either way the shares that tiles pull back add up to one.
     """
 
     layout: Layout
     sign: int = 1
 
-    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
-        x = tiles[0]
-        best = (x.amax if self.sign > 0 else x.amin)(self.dims, keepdim=True)
-        match = (x == best) | (x.isnan() & best.isnan())
+    def flat(self, x: Tensor) -> Tensor:
+        """The reduced dimensions as one, the last."""
         dims = sorted(self.dims)
-        first = match.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims)).to(torch.uint8).argmax(-1)
-        where = flat_index(self.layout, dims, box, x.device)[first].reshape(best.shape)
-        return Reduction((best, match.sum(dims, keepdim=True), where))
+        return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+
+    def positions(self, box: Box, device: torch.device) -> Tensor:
+        return flat_index(self.layout, sorted(self.dims), box, device)
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = self.flat(tiles[0])
+        best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
+        match = (x == best) | (x.isnan() & best.isnan())
+        ties = match.sum(-1)
+        positions = self.positions(box, x.device)
+        if x.device.type == "cpu" and not isinstance(ties, FakeTensor) and bool((ties == 1).all()):
+            where = positions[match.to(torch.uint8).argmax(-1, keepdim=True)]
+        else:
+            first = match.to(torch.uint8).topk(min(TIES, x.shape[-1]))
+            where = torch.where(first.values > 0, positions[first.indices], -1)
+        where = torch.nn.functional.pad(where, (0, TIES - where.shape[-1]), value=-1)
+        return Reduction(tuple(restored(part, self.dims) for part in (best.squeeze(-1), ties, where)))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
         (a, n, i), (b, m, j) = left.parts, right.parts
         best = torch.maximum(a, b) if self.sign > 0 else torch.minimum(a, b)
         ties = torch.where(a == best, n, 0) + torch.where(b == best, m, 0)
-        return Reduction((best, ties, torch.where(a == best, i, j)))
+        both = [torch.where((v == best).unsqueeze(-1), at, -1) for v, at in ((a, i), (b, j))]
+        return Reduction((best, ties, torch.cat(both, -1).topk(TIES).values))
+
+    def repeat(self, part: Reduction, times: int) -> Reduction:
+        """Of tiles that one stands for, the ties are counted and their positions are not known."""
+        best, ties, where = part.parts
+        return part if times == 1 else Reduction((best, ties * times, torch.full_like(where, -1)))
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         best, ties, where = total.parts
-        if not self.keep:
-            best = squeeze(best, self.dims)
-        return best, ties, where
+        return best if self.keep else squeeze(best, self.dims), ties, where
+
+    def listed(self, ties: Tensor, where: Tensor) -> Tensor:
+        """Whether all positions that tie are known."""
+        return (where >= 0).sum(-1) == ties
+
+    def uncertain(self, outputs: Sequence[Tensor], shared: bool = False) -> bool:
+        _, ties, where = outputs
+        return shared or isinstance(ties, FakeTensor) or not bool(self.listed(ties, where).all())
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-        best, ties, where = outputs
-        x = tiles[0]
-        dims = sorted(self.dims)
-        index = flat_index(self.layout, dims, box, x.device)
-        index = index.view([size if d in dims else 1 for d, size in enumerate(x.shape)])
-        mine = torch.where(ties == 1, index == where, x == kept(best, self))
-        return (x * (mine.to(x.dtype) / ties)).sum(self.dims, keepdim=self.keep), None, None
+        best = squeeze(outputs[0], self.dims) if self.keep else outputs[0]
+        ties, where = (squeeze(o, self.dims) for o in outputs[1:])
+        x = self.flat(tiles[0])
+        place, mine = find(self.positions(box, x.device), where)
+        value = torch.where(mine, x.gather(-1, place), 0).sum(-1) / ties
+        if self.uncertain(outputs):
+            equal = x == best.unsqueeze(-1)
+            value = torch.where(self.listed(ties, where), value, (x * (equal.to(x.dtype) / ties.unsqueeze(-1))).sum(-1))
+        return restored(value, self.dims) if self.keep else value, None, None
 
 
 @dataclass(frozen=True)
@@ -253,8 +296,9 @@ class First(SpaceOp):
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = self.flat(tiles[0])
-        best, where = (x.max if self.sign > 0 else x.min)(-1)
-        where = (x == best.unsqueeze(-1)).to(torch.uint8).argmax(-1) if not best.isnan().any() else where
+        best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
+        where = ((x == best) | (x.isnan() & best.isnan())).to(torch.uint8).argmax(-1)
+        best = best.squeeze(-1)
         return Reduction((best, self.positions(box, x.device)[where]))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:
@@ -321,8 +365,9 @@ def space_op(
     if name in ("sum", "mean"):
         return Sum(*base, divisor=float(base[3]) if name == "mean" else 1.0), [out]
     if name in ("amax", "amin"):
-        ties = rec.fake([1 if d in dims else s for d, s in enumerate(x.shape)], torch.int64, x.device)
-        return Extreme(*base, x.space, sign=1 if name == "amax" else -1), [out, ties, ties]
+        shape = [1 if d in dims else s for d, s in enumerate(x.shape)]
+        fakes = [out, rec.fake(shape, torch.int64, x.device), rec.fake([*shape, TIES], torch.int64, x.device)]
+        return Extreme(*base, x.space, sign=1 if name == "amax" else -1), fakes
     if name == "logsumexp":
         return LogSumExp(*base), [out]
     if name in ("var", "std"):
