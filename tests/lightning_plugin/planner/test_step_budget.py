@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from lightning_plugin import BudgetError
 from tests.lightning_plugin.outside import Account, account
@@ -25,17 +26,19 @@ QUIET = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 #: Under smaller budgets, what counts are single numbers and tables of positions, which no plan knows of.
 LEAST = 64 * 2**10
 #: What the code around the modules holds: weights of losses, results, what autograd saves of them.
-OWN = 8 * 2**10
+OWN = 2**10
 SIDES = 4
 
 
 def large(step: Step) -> Step:
-    """Larger images, and nothing that a budget has no say in: maps that the user wants whole, changes, failures."""
+    """Larger images, and nothing that a budget has no say in: maps that the user wants whole, changes, failures. Several
+    networks have one budget: that of the image."""
     images = tuple(replace(i, side=(SIDES * i.side[0], SIDES * i.side[1]), fails=None) for i in step.images)
     nets = tuple(
         replace(n, returns="vector", edit="nothing" if EDITS[n.edit].odd else n.edit) for n in step.networks
     )  # fmt: skip
-    return answerable(replace(step, images=images, networks=nets))
+    way = replace(step.way, calls="lazy") if len(nets) > 1 else step.way
+    return answerable(replace(step, images=images, networks=nets, way=way))
 
 
 def quiet(step: Step) -> bool:
@@ -45,11 +48,17 @@ def quiet(step: Step) -> bool:
 
 @dataclass
 class Books:
-    """A step under a budget: what it held, by the allocator; what it was allowed; how often it was refused before."""
+    """A step under a budget: what it held, by the allocator; how often it was refused before; what parameters it has
+    beyond those of its smallest network, which a plan that was made before those were met cannot know of."""
 
     budget: int
     outside: Account
     refusals: int
+    unmet: int
+
+    @property
+    def kept(self) -> bool:
+        return self.outside.held <= self.budget + OWN + self.unmet
 
 
 class Repeated:
@@ -94,11 +103,16 @@ def under_budget(step: Step, share: float) -> Books | None:
     for refusals in range(1 + len(step.actions)):
         tiled = Repeated(step, lambda *how: Engine(*how, budget=budget))  # noqa: B023
         try:
-            return Books(budget, account(tiled, tiled.nets), refusals)
+            return Books(budget, account(tiled, tiled.nets), refusals, unmet(tiled.nets))
         except BudgetError as error:
             assert error.smallest > budget, f"refused {budget} bytes, and told that {error.smallest} would do"
             budget = error.smallest
     raise AssertionError(f"the last of {refusals} budgets that were said to be enough is {budget}")
+
+
+def unmet(nets: nn.ModuleList) -> int:
+    sizes = [sum(t.untyped_storage().nbytes() for t in (*n.parameters(), *n.buffers())) for n in nets]
+    return sum(sizes) - min(sizes)
 
 
 def run(examples: int, fixed: int) -> list[Books]:
@@ -110,7 +124,7 @@ def run(examples: int, fixed: int) -> list[Books]:
     def every(step: Step, share: float) -> None:
         books = under_budget(step, share)
         if books is not None:
-            assert books.outside.held <= books.budget + OWN, (books, step)
+            assert books.kept, (books, step)
             found.append(books)
 
     every()
@@ -118,7 +132,7 @@ def run(examples: int, fixed: int) -> list[Books]:
 
 
 def test_sampled_steps_keep_their_budget() -> None:
-    assert len(run(12, 0)) >= 6
+    assert len(run(9, 0)) >= 4
 
 
 @pytest.mark.full
@@ -161,8 +175,10 @@ STEPS = {
 @pytest.mark.parametrize("name", list(STEPS))
 def test_everyday_steps_keep_their_budget(name: str, calls: Any) -> None:
     nets, images, actions = STEPS[name]
+    if len(nets) > 1:
+        calls = "lazy"
     found = under_budget(Step("float32", images, nets, actions, Way(calls), width=8), 0.2)
-    assert found is not None and found.outside.held <= found.budget + OWN, found
+    assert found is not None and found.kept, found
 
 
 def test_the_books_see_what_is_held() -> None:
