@@ -135,15 +135,18 @@ class Session:
         """Run what is recorded, if one of these captured tensors is still to be written by it."""
         tensors = [v.node.op.tensor for v in values if v.node is not None and isinstance(v.node.op, Captured)]
         if any(w is t for e in self.effects for w in e.writes for t in tensors):
-            self.flush()
+            self.run()  # and forget nothing: a call is being recorded
 
     def flush(self) -> None:
         """Run what is recorded, for the sake of what it does besides returning results."""
+        self.run()
+        self.forget()
+
+    def run(self) -> None:
         from lightning_plugin.execute.run import execute
 
         waiting = [t._value for ref in self.pending if (t := ref()) is not None and isinstance(bound(t._fake), Value)]
         execute(self, None, [v for v in waiting if v.real is None])
-        self.forget()
 
     def abandon(self) -> None:
         """The recording is only looked at and never run: nothing awaits it."""
