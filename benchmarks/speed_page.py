@@ -39,12 +39,13 @@ def against_plain(data: Any) -> str:
         ]
         for c in data["cases"].values()
     ]
-    head = ["network", "image", "budget", "plain", "ratio", "aim", "forward recomputed", "planning", "peak", "tiers", "pairs"]
+    head = ["network", "image", "budget", "plain", "ratio", "aim"]
+    head += ["forward recomputed", "planning", "peak", "tiers", "pairs"]
     return (
         "## Against plain PyTorch\n\nThe budget is what parameters and gradients take and a share of what plain "
         "PyTorch holds for backward. A ratio below one means that tiles stay in the processor's cache, and that less "
-        "memory is asked of the system. Planning comes once, before the first of all steps: its seconds, of one thread, "
-        "are beside the step's.\n\n" + table(head, rows)
+        "memory is asked of the system. Planning comes once, before the first of all steps: its seconds, of one "
+        "thread, are beside the step's.\n\n" + table(head, rows)
     )
 
 
@@ -74,8 +75,8 @@ def policies(data: Any) -> str:
     return (
         "## Against other ways to plan\n\nEach is a policy of the planner (`make_plan(..., policy=...)`). `overl` and "
         "`2ps` are LR-CNN's rows, with stored boundaries between them as `-h`; `checkpoint_sequential` is PyTorch's. "
-        "`fused-stages`, everything fused on one grid, is nobody's: the simplest way to tile, for comparison. SFT, which "
-        "fuses and tiles only maps that do not fit into memory, is not among them. The "
+        "`fused-stages`, everything fused on one grid, is nobody's: the simplest way to tile, for comparison. SFT, "
+        "which fuses and tiles only maps that do not fit into memory, is not among them. The "
         "largest image is that of a training step of VGG-16's convolutional part under 1 GiB, planned; the times are "
         "those of steps with a budget of parameters, gradients and a share of plain PyTorch's activations: one that "
         "few of them can keep, and one that all can.\n\n" + table(head, rows)
@@ -118,8 +119,8 @@ def largest_image(data: Any) -> str:
     return (
         f"## The largest image under {format_bytes(v['limit'])}\n\nOne training step of VGG-16's convolutional part "
         "with global pooling, batch 1, float32. The others were run on tensors without data; ours beyond the steps "
-        f"told here is planned, and how long a step at that size would take is the plan's prediction, with the planner's "
-        f"built-in rates for a processor. {told}\n\n"
+        "told here is planned, and how long a step at that size would take is the plan's prediction, with the "
+        f"planner's built-in rates for a processor. {told}\n\n"
         f"{table(['way', 'largest square image', 'a step there, predicted', 'planning it'], rows)}\n"
         "![Largest square image of each way on a logarithmic scale.](figures/largest-image.png)\n"
     )
@@ -222,8 +223,8 @@ def planner_memory(data: Any) -> str:
     rows = [[k, f"{v:.4g}" if isinstance(v, float) else str(v)] for k, v in data["values"].items()]
     return (
         "## Is the budget kept?\n\nRandom networks at random sizes under budgets between the smallest that works and "
-        "what plain PyTorch uses, by the books of PyTorch's own allocator: the most that a step held between operators.\n\n"
-        + table(["", ""], rows)
+        "what plain PyTorch uses, by the books of PyTorch's own allocator: the most that a step held between "
+        "operators.\n\n" + table(["", ""], rows)
     )
 
 

@@ -10,8 +10,19 @@ from hypothesis import strategies as st
 
 from tests.lightning_plugin.step_parts import CONVOLUTIONS, EDITS, EXACT, LAYERS, NORMS, POOLS, RUNNING, SMALLS
 from tests.lightning_plugin.steps import (
-    Action, Ask, Backward, Call, Change, Drop, Image, Network, Nudge, Statistics, Step, Way,
-)  # fmt: skip
+    Action,
+    Ask,
+    Backward,
+    Call,
+    Change,
+    Drop,
+    Image,
+    Network,
+    Nudge,
+    Statistics,
+    Step,
+    Way,
+)
 
 Draw = Callable[..., Any]
 Term = tuple[int, int]

@@ -1,17 +1,18 @@
 """Whether the engine did with a `Step` what plain PyTorch does.
 
-**Errors.** Where plain PyTorch works, so does the engine. Where plain PyTorch refuses (something that backward needs was
-changed), the engine may refuse too, in its own words, or give the number of the values as they were when they were
-used: that of a plain run in which all that is changed later was copied first. It never gives another number. Two things
-the engine may refuse although plain PyTorch works: writes that the table calls odd, with a `RecordingError`; and to read
-pixels or parameters again that have been changed in the meantime, with an error that says so.
+**Errors.** Where plain PyTorch works, so does the engine. Where plain PyTorch refuses (something that backward needs
+was changed), the engine may refuse too, in its own words, or give the number of the values as they were when they were
+used: that of a plain run in which all that is changed later was copied first. It never gives another number. Two
+things the engine may refuse although plain PyTorch works: writes that the table calls odd, with a `RecordingError`;
+and to read pixels or parameters again that have been changed in the meantime, with an error that says so.
 
 **float64.** Every loss, gradient and buffer to 1e-9 in the norm of the design. A few random steps multiply a rounding
 error by more: there the bound is a hundred times what one rounding of the parameters does to plain PyTorch itself, but
 never more than a millionth.
 
-**float32, bfloat16, autocast.** One distance for the losses and all gradients together, one for the buffers: L2, to the
-plain step in float64 from the same numbers. The engine's is at most twice plain PyTorch's own. Two cases need more said:
+**float32, bfloat16, autocast.** One distance for the losses and all gradients together, one for the buffers: L2, to
+the plain step in float64 from the same numbers. The engine's is at most twice plain PyTorch's own. Two cases need more
+said:
 
 * plain PyTorch's own distance is 0, or luckily small: no less is asked than what rounding the true result to the type
   leaves, ``eps / 2`` of the truth's norm (of bfloat16 under autocast);
@@ -32,7 +33,8 @@ from torch import Tensor
 from lightning_plugin import RecordingError
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.step_parts import EDITS
-from tests.lightning_plugin.step_runs import DTYPES, Outcome, run_plain, run_tiled
+from tests.lightning_plugin.step_runs import Outcome, run_plain, run_tiled
+from tests.lightning_plugin.step_worlds import DTYPES
 from tests.lightning_plugin.steps import Change, Nudge, Step
 
 TRIALS = 8

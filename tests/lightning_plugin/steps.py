@@ -1,7 +1,7 @@
 """A training step as data: what goes in, which networks, and what is done in which order.
 
-A `Step` says nothing of how it is run. `step_runs` interprets it twice, with plain PyTorch on ordinary tensors and
-with the engine, and `step_judge` says what differs. Its repr is Python: paste it into ``faults(Step(...))``.
+A `Step` says nothing of how it is run. `step_runs` interprets it in the two worlds of `step_worlds`, plain PyTorch and
+the engine, and `step_judge` says what differs. Its repr is Python: paste it into ``faults(Step(...))``.
 """
 
 from __future__ import annotations

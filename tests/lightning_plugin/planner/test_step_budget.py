@@ -19,7 +19,8 @@ from lightning_plugin import BudgetError
 from tests.lightning_plugin.outside import Account, account
 from tests.lightning_plugin.step_draws import answerable, steps
 from tests.lightning_plugin.step_parts import EDITS
-from tests.lightning_plugin.step_runs import Engine, Outcome, Plain, Run, fresh
+from tests.lightning_plugin.step_runs import Outcome, Run
+from tests.lightning_plugin.step_worlds import Engine, Plain, fresh
 from tests.lightning_plugin.steps import Backward, Call, Image, Network, Step, Way
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -31,8 +32,8 @@ SIDES = 4
 
 
 def large(step: Step) -> Step:
-    """Larger images, and nothing that a budget has no say in: maps that the user wants whole, changes, failures. Several
-    networks have one budget: that of the image."""
+    """Larger images, and nothing that a budget has no say in: maps that the user wants whole, changes, failures.
+    Several networks have one budget: that of the image."""
     images = tuple(replace(i, side=(SIDES * i.side[0], SIDES * i.side[1]), fails=None) for i in step.images)
     nets = tuple(
         replace(n, returns="vector", edit="nothing" if EDITS[n.edit].odd else n.edit) for n in step.networks
