@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
-from lightning_plugin.execute.parts import parts_of
+from lightning_plugin.execute.parts import parts_of, with_rest
 from lightning_plugin.execute.segment import SegmentRun, watched
 from lightning_plugin.execute.store import Handle
 
@@ -32,10 +32,9 @@ class Lease:
 def run_segment(run: SegmentRun) -> None:
     """Run a segment forward; leaves the results in their values, with the backward of each of its parts behind them."""
     programs = parts_of(run.program)
-    if run.share and programs != [run.program]:  # what a scan hands on is all of its program's
-        done = {id(t) for p in programs for t in p.targets}
-        rest = [t for t in run.program.targets if id(t) not in done]
-        for program in [*programs, *([run.program.narrow(rest)] if rest else [])]:
+    pieces = with_rest(run.program, programs)
+    if run.share and len(pieces) > 1:  # what a scan hands on is all of its program's
+        for program in pieces:
             run_segment(run.part(program))
         return
     for v in run.stored:

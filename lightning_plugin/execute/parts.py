@@ -51,3 +51,10 @@ def parts_of(program: Program) -> Sequence[Program]:
     if len(groups) == 1 and len(groups[0]) == len(program.targets):
         return [program]
     return [program.narrow(targets) for targets in groups]
+
+
+def with_rest(program: Program, parts: Sequence[Program]) -> list[Program]:
+    """The parts, and after them what of the program requires no grad."""
+    done = {id(t) for p in parts for t in p.targets}
+    rest = [t for t in program.targets if id(t) not in done]
+    return [*parts, program.narrow(rest)] if rest else list(parts)

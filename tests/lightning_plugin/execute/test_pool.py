@@ -28,8 +28,8 @@ class Counted(Pool):
 
     all: list[Counted]
 
-    def __init__(self, open: bool = True) -> None:
-        super().__init__(open)
+    def __init__(self, open: bool = True, fakes: bool = False) -> None:
+        super().__init__(open, fakes)
         self.lent: list[int] = []
         self.made: list[int] = []
         self.buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
@@ -298,9 +298,9 @@ def test_nothing_is_held_between_segments(pools: list[Counted], monkeypatch: pyt
     left: list[int] = []
     begin = Counted.__init__
 
-    def looking(self: Counted, open: bool = True) -> None:
+    def looking(self: Counted, open: bool = True, fakes: bool = False) -> None:
         left.append(sum(b.size for p in Counted.all for b in p.buffers))
-        begin(self, open)
+        begin(self, open, fakes)
 
     monkeypatch.setattr(Counted, "__init__", looking)
     step(on_disk(4, True))
