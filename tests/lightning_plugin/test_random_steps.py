@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 
 from tests.lightning_plugin.step_draws import steps
 from tests.lightning_plugin.step_judge import faults, judge
-from tests.lightning_plugin.steps import Backward, Call, Image, Network, Step, Way
+from tests.lightning_plugin.steps import Ask, Backward, Call, Image, Network, Step, Way
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 FEW = ("float32", "bfloat16", "autocast")
@@ -117,6 +117,40 @@ FOUND: dict[str, Step] = {
         (CONV,),
         (Call(0, 0, "frozen"), Call(0, 0), Backward(((0, 0), (1, 0)))),
         Way("lazy"),
+    ),
+    "an adaptive maximum under a budget": Step(
+        "float64",
+        (Image((33, 40), "noise"),),
+        (Network(("valid3",), ("adaptive max", "max", "max and where")),),
+        (Call(0, 0), Backward(((0, 0), (0, 1)))),
+        Way("tiled", budget=40 * 1024),
+    ),
+    "a norm's gradients in a segment that is kept": Step(
+        "float32",
+        (Image((22, 76), "noise"),),
+        (Network(("valid3", "conv3", "instance", "prelu"), ("mean",)),),
+        (Call(0, 0), Backward(((0, 0),))),
+        Way("tiled", budget=120 * 1024),
+    ),
+    "eval mode after a call in train mode that has not run": Step(
+        "float64",
+        (Image((16, 16), "noise"),),
+        (Network(("valid3", "batch"), ("mean",)),),
+        (Call(0, 0), Call(0, 0, "eval"), Backward(((1, 0),))),
+        Way("lazy"),
+    ),
+    "a hook on each of two results": Step(
+        "float64",
+        (Image((12, 12), "noise"),),
+        (Network(("conv1",), ("mean", "amax"), small="v.register_hook(double)"),),
+        (Call(0, 0), Backward(((0, 0),), retain=True), Backward(((0, 1),))),
+    ),
+    "without grad, two results, a small budget": Step(
+        "float64",
+        (Image((44, 64), "noise"),),
+        (Network(("conv1",), ("amax of rows", "max pool")),),
+        (Call(0, 0, "no_grad"), Ask(0)),
+        Way("lazy", budget=60 * 1024),
     ),
 }
 
