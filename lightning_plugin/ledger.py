@@ -4,6 +4,10 @@ On a CPU a ledger watches the operators and counts the storages they make, each 
 autograd runs by itself, between segments, are seen through hooks. On CUDA the ledger asks the allocator. What existed
 before the step (the user's own tensors) is not counted as made by it; parameters, and gradients that exist already, are
 what the ledger starts with.
+
+[Note: step] A step may have several calls, images and losses, and its budget is for all of them. What one call has left
+on the device (what its backward still needs, results that somebody holds, another network's parameters) is *beside* the
+next: that one is planned with what is left of the budget, and the peak goes on. A step is over when nothing is beside.
 """
 
 from __future__ import annotations
@@ -24,37 +28,58 @@ class Ledger:
     """Bytes alive now and at the worst moment, in all and for each segment's forward and backward.
 
     ``enter`` says whose moments the next ones are. With ``fakes``, the storages of fake tensors are counted (a
-    rehearsal of a plan), else real ones only.
+    rehearsal of a plan), else real ones only. ``limit`` is the budget, where one is kept; ``needs`` is how much more
+    than at its beginning was live during each moment.
     """
 
     def __init__(self, device: torch.device | None = None, fakes: bool = False) -> None:
         self.live = self.peak = 0
         self.device = device or torch.device("cpu")
         self.fakes = fakes
+        self.limit: int | None = None
         self.moments: dict[Any, int] = {}
+        self.needs: dict[Any, int] = {}
         self.watcher = Watcher(self)
         self._refs: dict[int, tuple[Any, int]] = {}
         self._who: Any = None
-        self._since = 0
-        self._allocated = self._held = 0
+        self._since = self._start = 0
+        self._allocated = 0
+        self._held: dict[int, int] = {}
 
     def begin(self) -> None:
         """A step begins: its peak counts from what is live now."""
         self.moments.clear()
+        self.needs.clear()
         self._who = None
         self.peak = self._since = self.live
-        self._held = 0
+        self._held.clear()
         if self.allocator:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._allocated = torch.cuda.memory_allocated(self.device)
 
     def hold(self, tensor: Tensor) -> None:
         """Count a tensor that the step starts with, and the gradient it has already."""
-        for t in (tensor, tensor.grad if tensor.is_leaf else None):
-            if t is not None and not self.allocator:
+        for t in with_gradients([tensor]):
+            if not self.allocator:
                 self.see(t)
-            elif t is not None:
-                self._held += t.untyped_storage().nbytes()
+            else:
+                self._held[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
+
+    @property
+    def live_bytes(self) -> int:
+        """What is live now."""
+        if not self.allocator:
+            return self.live
+        return sum(self._held.values()) + torch.cuda.memory_allocated(self.device) - self._allocated
+
+    def beside(self, tensors: Iterable[Tensor]) -> int:
+        """What is live beside some tensors and their gradients: see [Note: step]."""
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in with_gradients(tensors)}
+        if not self.allocator:
+            return self.live - sum(self._refs[key][1] for key in storages if key in self._refs)
+        mine = sum(size for key, size in storages.items() if key not in self._held)  # made since the step began
+        others = sum(size for key, size in self._held.items() if key not in storages)
+        return max(0, others + torch.cuda.memory_allocated(self.device) - self._allocated - mine)
 
     @property
     def allocator(self) -> bool:
@@ -86,9 +111,10 @@ class Ledger:
             key = storage._cdata
             self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), 0)
 
-    def enter(self, who: Any) -> None:
-        """From now on, peaks are ``who``'s."""
+    def enter(self, who: Any, goes_on: bool = False) -> None:
+        """From now on, peaks are ``who``'s; ``goes_on``: what it needs counts from where it first began."""
         self.leave()
+        self._start = self.moments[who] - self.needs[who] if goes_on and who in self.needs else self.live
         self._who = who
 
     @contextmanager
@@ -105,6 +131,7 @@ class Ledger:
     def leave(self) -> None:
         if self._who is not None:
             self.moments[self._who] = max(self.moments.get(self._who, 0), self._since)
+            self.needs[self._who] = max(self.needs.get(self._who, 0), self._since - self._start)
         self._who = None
         self._since = self.live
 
@@ -112,7 +139,7 @@ class Ledger:
     def peak_bytes(self) -> int:
         """The most that was live until now."""
         if self.allocator:
-            return self._held + max(0, torch.cuda.max_memory_allocated(self.device) - self._allocated)
+            return sum(self._held.values()) + max(0, torch.cuda.max_memory_allocated(self.device) - self._allocated)
         return self.peak
 
     def _gone(self, key: int, _: Any = None) -> None:
@@ -155,6 +182,14 @@ class Ledger:
         for g in (*given, *made):
             if isinstance(g, Tensor):
                 self.see(g)
+
+
+def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors, and the gradients that leaves among them have."""
+    for t in tensors:
+        yield t
+        if t.is_leaf and t.grad is not None:
+            yield t.grad
 
 
 @cache

@@ -28,7 +28,8 @@ class SegmentPlan:
     stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
     come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
     and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
-    run in order and hand rows on; the grid cuts one axis. The figures are predictions: bytes on the device and seconds.
+    run in order and hand rows on; the grid cuts one axis. The figures are predictions: bytes on the device and seconds;
+    ``backward_needs`` are the bytes that its backward needs beyond what is held when it begins.
     """
 
     targets: tuple[int, ...]
@@ -40,6 +41,7 @@ class SegmentPlan:
     stored_bytes: int = 0
     forward_bytes: int = 0
     backward_bytes: int = 0
+    backward_needs: int = 0
     seconds: float = 0.0
     recompute: float = 0.0
     halo: str = "recompute"

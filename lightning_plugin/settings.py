@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
 from lightning_plugin.graph import Node
@@ -18,6 +21,12 @@ from lightning_plugin.planner.rates import Rates
 from lightning_plugin.policy import fixed
 from lightning_plugin.rules.base import Barrier, Captured, Source
 from lightning_plugin.source import TensorSource
+from lightning_plugin.units import format_bytes
+
+#: What is held beside a network is rounded up to such a part of the budget, so that a plan does for many steps.
+STEPS = 64
+#: Bytes that may be left of a step that is over: losses and other numbers that somebody keeps.
+SCRAPS = 1024
 
 
 @dataclass(eq=False)
@@ -30,7 +39,8 @@ class Settings:
     ``accumulates``: plan for steps that begin with gradients, also where there are none yet, so that one plan does for
     all steps of a training. ``team`` are the ranks that share an image's tiles, where there are several.
     ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
-    when it was calibrated. ``plan`` is the last plan that ran, ``ledger`` what its step used where a budget is kept.
+    when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
+    ran, ``ledger`` what its step used where a budget is kept.
     """
 
     tiles: tuple[int, ...] | None = None
@@ -49,7 +59,8 @@ class Settings:
     plan: Plan | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
     barriers: tuple[str, ...] = field(default=(), init=False)
-    _plans: dict[Any, Plan] = field(default_factory=dict, init=False)
+    reserved: int = field(default=0, init=False)
+    _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
         if self.given is not None:
@@ -61,10 +72,51 @@ class Settings:
             return fixed(nodes, forward, backward, halo=self.halo)
         from lightning_plugin.planner.describe import signature
 
-        key = signature(nodes, gradients=not self.accumulates)
-        if key not in self._plans:
-            self._plans[key] = self.search(nodes, self.budget)
-        return self._plans[key]
+        known = self._plans.setdefault(signature(nodes, gradients=not self.accumulates), [])
+        return self.within(known, nodes, self.budget)
+
+    def within(self, known: list[Plan], nodes: Sequence[Node], budget: int) -> Plan:
+        """The fastest of the known plans that fits beside what the step holds already, or a new one; see [Note: step]
+        in `ledger`."""
+        from lightning_plugin.planner.choose import usable
+
+        def fitting() -> list[Plan]:
+            room = usable(budget - self.reserved - held)
+            return [plan for plan in known if plan.peak_bytes - self.reserved <= room]
+
+        held = self.beside(nodes)
+        if held > SCRAPS and not fitting():
+            gc.collect()  # what only waits for it is not held
+            held = self.beside(nodes)
+        held = held if held > SCRAPS else 0
+        found = fitting()
+        if not found:
+            held = -(-held * STEPS // budget) * budget // STEPS
+            found = [replace(self.beside_others(nodes, budget, held), budget=budget)]
+            known += found
+        return min(found, key=lambda plan: plan.seconds)
+
+    def beside_others(self, nodes: Sequence[Node], budget: int, held: int) -> Plan:
+        """A plan within what is left of a budget."""
+        from lightning_plugin.planner.choose import exact_bytes
+
+        if not held:
+            return self.search(nodes, budget)
+        try:
+            return self.search(nodes, max(1, budget - held))
+        except BudgetError as refused:
+            smallest = refused.smallest + held
+            raise type(refused)(
+                f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
+                f"calls, images or losses. Give at least {exact_bytes(smallest)}, or pull back what was computed "
+                f"before. For this call alone: {refused}",
+                smallest,
+                refused.operator,
+            ) from refused
+
+    def beside(self, nodes: Sequence[Node]) -> int:
+        """What is on the device beside what some nodes use."""
+        return 0 if self.ledger is None else self.ledger.beside(tensors_of(nodes))
 
     def search(self, nodes: Sequence[Node], budget: int) -> Plan:
         """A plan within a budget."""
@@ -90,11 +142,17 @@ class Settings:
         device = images[0].device if images else torch.device("cpu")
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)
-        self.ledger.begin()
+        if self.beside(nodes) <= SCRAPS:
+            self.ledger.begin()
+        self.ledger.limit = self.budget
         for image in images:
             if isinstance(image.image, TensorSource):
                 self.ledger.ignore(image.image.tensor)
-        for n in nodes:
-            if isinstance(n.op, Captured):
-                self.ledger.hold(n.op.tensor)
+        for tensor in tensors_of(nodes):
+            self.ledger.hold(tensor)
         return self.ledger
+
+
+def tensors_of(nodes: Sequence[Node]) -> list[Tensor]:
+    """The tensors that a network uses: parameters, buffers, whatever was captured."""
+    return [n.op.tensor for n in nodes if isinstance(n.op, Captured)]

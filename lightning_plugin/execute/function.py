@@ -18,6 +18,7 @@ from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.parts import parts_of, with_rest
+from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun, watched
 from lightning_plugin.execute.store import Handle
 
@@ -117,5 +118,6 @@ class SegmentFunction(torch.autograd.Function):
         ledger = ctx.run.ledger
         if ledger is not None:
             ledger.enter((ctx.run.place, "backward"))
+        make_room(ctx.run)
         with watched(ledger):
             return Backward(ctx, inputs, grads).run()

@@ -17,6 +17,7 @@ from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.program import Program, Target, resolve
 from lightning_plugin.execute.rehearsal import REHEARSAL
+from lightning_plugin.execute.room import no_room
 from lightning_plugin.execute.segment import SegmentRun, watched
 from lightning_plugin.execute.store import Place
 from lightning_plugin.execute.team import Team
@@ -147,12 +148,21 @@ class Stage:
                 f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
                 'halo="recompute"'
             )
-        place, team = self.place, self.team
-        at = Place(plan.tier, self.courier)
-        forward, backward = plan.forward, plan.backward
         run_segment(
             SegmentRun(
-                program, forward, backward, at, self.ledger, place, share, plan.half, plan.ahead, plan.drop, team
+                program,
+                plan.forward,
+                plan.backward,
+                Place(plan.tier, self.courier),
+                self.ledger,
+                self.place,
+                share,
+                plan.half,
+                plan.ahead,
+                plan.drop,
+                self.team,
+                plan.backward_needs,
+                plan.path,
             )
         )
 
@@ -168,6 +178,7 @@ class Stage:
             keep(node, self.uses, self.fused, self.ledger)
             if self.ledger is not None:
                 self.mark(node)
+        self.guard(nodes)
 
     def mark(self, node: Node) -> None:
         """Let the ledger know when backward comes by, and what autograd makes there by itself."""
@@ -176,9 +187,23 @@ class Stage:
             if ledger is None or v.real is None or not v.real.requires_grad:
                 continue
             if ledger.fakes:
-                v.real.register_hook(lambda g: ledger.enter(who))
+                v.real.register_hook(lambda g: ledger.enter(who, goes_on=True))
             else:
                 ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
+
+    def guard(self, nodes: Sequence[Node]) -> None:
+        """Have the budget looked at when backward comes to what is kept; see [Note: order] in `room`."""
+        ledger, needs, path = self.ledger, self.plan.backward_needs, self.plan.path
+        if ledger is None or ledger.limit is None or not needs:
+            return
+        ends = [v.real for v in nodes[-1].outputs if v.real is not None and v.real.requires_grad]
+
+        def look(gradient: Tensor) -> None:
+            if ledger.limit is not None and ledger.live_bytes + needs > ledger.limit:
+                raise no_room(path, needs, ledger)
+
+        for end in ends:
+            end.register_hook(look)
 
 
 def prepare(plan: Plan, nodes: Sequence[Node], ledger: Ledger | None = None, team: Team | None = None) -> list[Stage]:

@@ -37,7 +37,10 @@ Fetch = Callable[[Mapping[int, Box], Owned], None]
 
 
 class SegmentRun:
-    """A program with its grids, and where its tensors come from."""
+    """A program with its grids, and where its tensors come from.
+
+    ``needs`` are the bytes that backward needs beyond what is held when it begins, ``path`` names the segment.
+    """
 
     def __init__(
         self,
@@ -52,6 +55,8 @@ class SegmentRun:
         ahead: bool = False,
         drop: int = 0,
         team: Team | None = None,
+        needs: int = 0,
+        path: str = "",
     ):
         self.ledger = ledger
         self.place = place
@@ -63,6 +68,8 @@ class SegmentRun:
         self.ahead = ahead
         self.drop = drop
         self.team = team
+        self.needs = needs
+        self.path = path
         self.take(program)
 
     def take(self, program: Program) -> None:

@@ -120,7 +120,10 @@ class Chooser:
             self.search.learn(plan, account.forward, account.backward)
             segments = tuple(
                 dataclasses.replace(
-                    s, forward_bytes=account.forward.get(i, 0), backward_bytes=account.backward.get(i, 0)
+                    s,
+                    forward_bytes=account.forward.get(i, 0),
+                    backward_bytes=account.backward.get(i, 0),
+                    backward_needs=account.needs.get(i, 0),
                 )
                 for i, s in enumerate(plan.segments)
             )

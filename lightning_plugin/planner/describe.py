@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lightning_plugin.graph import Node
 from lightning_plugin.rules.base import Captured, Source
-from lightning_plugin.source import prefetches
+from lightning_plugin.source import TensorSource, prefetches
 
 
 def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
     """What two recordings have in common if and only if one's plan fits the other: structure, shapes, types, and
-    whether images are read ahead.
+    whether images are read ahead or lie on the device.
 
     ``gradients``: also which parameters have a gradient already.
     """
@@ -27,11 +27,16 @@ def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
             tuple(place.get(id(v), -1) for v in n.inputs),
             tuple((v.shape, str(v.dtype), v.requires_grad) for v in n.outputs),
             n.inplace is not None,
-            isinstance(n.op, Source) and prefetches(n.op.image),
+            isinstance(n.op, Source) and (prefetches(n.op.image), lies_there(n.op)),
             gradients and isinstance(n.op, Captured) and n.op.tensor.is_leaf and n.op.tensor.grad is not None,
         )
         for n in nodes
     )
+
+
+def lies_there(op: Source) -> bool:
+    """Whether an image's pixels lie on the device already, and reading a tile of them takes no memory."""
+    return isinstance(op.image, TensorSource) and op.image.tensor.device == op.device
 
 
 def describe(thing: Any) -> Any:

@@ -14,12 +14,12 @@ from functools import cached_property
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.program import Program
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.planner.describe import lies_there
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.profile import Profile
 from lightning_plugin.rules.base import ReduceOp, Source
 from lightning_plugin.rules.reduce import wide
 from lightning_plugin.rules.window import WindowOp
-from lightning_plugin.source import TensorSource
 
 
 class Books:
@@ -155,9 +155,7 @@ class Peaks:
         """What reading a tile of so many bytes allocates: nothing where it is a view of what lies on the device, or of
         a buffer that is counted already."""
         if v.node is not None and isinstance(v.node.op, Source):
-            image = v.node.op.image
-            there = isinstance(image, TensorSource) and image.tensor.device == v.node.op.device
-            return 0 if there else size
+            return 0 if lies_there(v.node.op) else size
         return 0
 
     def buffers(self, program: Program, held: Held, backward: bool) -> int:

@@ -42,11 +42,13 @@ MOST_TILES = 9
 
 @dataclass(frozen=True)
 class Account:
-    """What a rehearsal found: the peak of the step, and of each segment's forward and backward."""
+    """What a rehearsal found: the peak of the step, of each segment's forward and backward, and what each backward
+    needs beyond what is held when it begins."""
 
     peak: int
     forward: dict[int, int]
     backward: dict[int, int]
+    needs: dict[int, int]
 
 
 class Unfiled(DiskFile):
@@ -137,6 +139,7 @@ def rehearse(plan: Plan, network: Network) -> Account:
         ledger.peak,
         {who[0]: size for who, size in moments.items() if who[1] == "forward"},
         {who[0]: size for who, size in moments.items() if who[1] == "backward"},
+        {who[0]: size for who, size in ledger.needs.items() if who[1] == "backward"},
     )
 
 

@@ -29,15 +29,13 @@ class RunSettings(Settings):
     """`Settings` whose plans can be saved, so that a resumed run goes on with the plans it had.
 
     ``ran`` are the plans of the step under way. ``roomy`` names the batches whose step the planner left whole: they
-    need no recording. ``reserved`` is the part of the budget that optimizers take. ``feedback`` hears of every new
-    plan, and of every run of one.
+    need no recording. ``feedback`` hears of every new plan, and of every run of one.
     """
 
     chosen: bool = True
     accumulates: bool = True
-    reserved: int = field(default=0, init=False)
     ran: list[Plan] = field(default_factory=list, init=False)
-    plans: dict[str, Plan] = field(default_factory=dict, init=False)
+    plans: dict[str, list[Plan]] = field(default_factory=dict, init=False)
     roomy: set[str] = field(default_factory=set, init=False)
     feedback: Feedback = field(default_factory=Feedback, init=False)
 
@@ -45,13 +43,24 @@ class RunSettings(Settings):
         key = digest(nodes)
         if self.team is not None:
             self.team.agree(key, DIFFERENT)
-        if key not in self.plans:
-            self.plans[key] = super().choose(nodes)
+        known = self.plans.setdefault(key, [])
+        before = list(known)
+        if self.given is None and self.budget is not None:
+            plan = self.within(known, nodes, self.budget)
+        else:
+            plan = known[0] if known else super().choose(nodes)
+            known[:] = [plan]
+        if plan not in before:
             if self.team is not None:
-                self.team.agree(self.plans[key].to_json(), DIFFERENT)
-            self.feedback.announce(self.plans[key])
-        self.ran.append(self.plans[key])
-        return self.plans[key]
+                self.team.agree(plan.to_json(), DIFFERENT)
+            self.feedback.announce(plan)
+        self.ran.append(plan)
+        return plan
+
+    def beside(self, nodes: Sequence[Node]) -> int:
+        """Ranks that share an image go by the one that holds most."""
+        held = super().beside(nodes)
+        return held if self.team is None else max(self.team.gather(held))
 
     def search(self, nodes: Sequence[Node], budget: int) -> Plan:
         """A plan within what the optimizers leave of a budget."""
@@ -83,7 +92,7 @@ class RunSettings(Settings):
         """What a checkpoint keeps, in plain types."""
         return {
             **self.limits(),
-            "plans": {key: plan.to_json() for key, plan in self.plans.items()},
+            "plans": {key: [plan.to_json() for plan in plans] for key, plans in self.plans.items()},
             "roomy": sorted(self.roomy),
             "rates": None if self.rates is None else asdict(self.rates),
         }
@@ -108,7 +117,7 @@ class RunSettings(Settings):
         if not self.chosen and state["budget"] is not None:
             self.budget = state["budget"]
         if self.limits() == {name: state.get(name) for name in self.limits()}:
-            self.plans |= {key: Plan.from_json(text) for key, text in state["plans"].items()}
+            self.plans |= {key: [Plan.from_json(text) for text in texts] for key, texts in state["plans"].items()}
             self.roomy |= set(state["roomy"])
             if state.get("rates") is not None:
                 self.rates = Rates(**state["rates"])

@@ -1,0 +1,71 @@
+"""Room for a backward that comes when more is held than its plan knew.
+
+[Note: order] A plan counts on backward running in the reverse order of forward: what later calls of a step hold is gone
+when an earlier one is pulled back. A loss that is pulled back before them finds less room. Then its tiles are made
+smaller, as far as it takes; what a segment's grid is changes no result. Where that is not possible, the step ends with
+an error before it breaks its budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from lightning_plugin.boxes import Grid
+from lightning_plugin.errors import BudgetError
+from lightning_plugin.execute.segment import SegmentRun, outline
+from lightning_plugin.ledger import Ledger
+from lightning_plugin.units import format_bytes
+
+#: A smaller tile's need is not known as well as that of the planned one.
+MARGIN = 1.1
+
+
+def make_room(run: SegmentRun) -> None:
+    """Choose smaller tiles for backward where those that were planned do not fit beside what is held."""
+    ledger = run.ledger
+    if ledger is None or ledger.limit is None or not run.needs:
+        return
+    room = ledger.limit - ledger.live_bytes
+    if run.needs <= room:
+        return
+    if not run.share:
+        planned = largest_tile(run, run.backward_grid)
+        fixed = sum(v.bytes for v in run.program.vectors if v.requires_grad)
+        for grid in finer(run, run.backward_grid):
+            part = largest_tile(run, grid) / max(1, planned)
+            if fixed + MARGIN * part * max(0, run.needs - fixed) <= room:
+                run.backward_grid = grid
+                return
+    raise no_room(run.path, run.needs, ledger)
+
+
+def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
+    smallest = ledger.live_bytes + needs
+    return BudgetError(
+        f"the backward of '{path}' needs {format_bytes(needs)} beside the {format_bytes(ledger.live_bytes)} that the "
+        f"step holds, more than the budget of {format_bytes(ledger.limit or 0)}: other calls, whose backward is still "
+        "to come, hold more than was planned for. Pull back all losses together, or each call's before the next call, "
+        f"or give at least {format_bytes(smallest)}.",
+        smallest,
+        path,
+    )
+
+
+def largest_tile(run: SegmentRun, grid: Grid) -> float:
+    """The bytes of all maps of the largest tile."""
+    maps = {id(v): v for n in run.program.steps for v in (*n.maps, *n.outputs) if v.is_map}
+    each = {key: v.bytes / max(1, math.prod(v.space.extent)) for key, v in maps.items()}
+    return max(sum(each[key] * box.positions for key, box in need.items()) for need, _ in outline(run.program, grid))
+
+
+def finer(run: SegmentRun, grid: Grid) -> Iterator[Grid]:
+    """Grids of smaller and smaller tiles, each cut where its tiles are longest."""
+    extents = [t.map.space.extent for t in run.program.targets]
+    longest = [max(sizes) for sizes in zip(*extents, strict=True)]
+    counts = list(grid.counts)
+    while any(c < size for c, size in zip(counts, longest, strict=True)):
+        sides = [size / c if c < size else 0.0 for c, size in zip(counts, longest, strict=True)]
+        axis = sides.index(max(sides))
+        counts[axis] = min(2 * counts[axis], longest[axis])
+        yield Grid(tuple(counts))
