@@ -32,6 +32,14 @@ def keep_case(name: str, case: str, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
+def amend_case(name: str, case: str, values: dict[str, Any]) -> None:
+    """Add what was measured apart to a case that is there, which keeps the machine it ran on."""
+    path = RESULTS / f"{name}.json"
+    known = json.loads(path.read_text())
+    known["cases"][case] |= values
+    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
 def machine() -> dict[str, Any]:
     """What a timing depends on."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

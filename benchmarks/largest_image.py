@@ -4,13 +4,15 @@
 
 Plain PyTorch, `checkpoint_sequential` and `save_on_cpu` are run on tensors without data under a ledger, and the largest
 side within the limit is found by halving: nothing is computed, so that the figure is exact and takes seconds. Ours is
-planned. `--prove` runs one real step of ours at each side, and writes what it really held (8192 takes half an hour).
+planned, and the time of a step predicted. `--prove` runs one real step of ours at each side, and writes what it really
+held (8192 takes half an hour). `--predict` finds no sizes again, and only predicts the times of those there are.
 Writes benchmarks/results/largest_image.json and docs/figures/largest-image.png.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -33,6 +35,7 @@ from benchmarks.keep import FIGURES, keep
 from lightning_plugin import BudgetError, TiledModule, make_plan
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.units import format_bytes, parse_bytes
+from tests.conftest import RESULTS
 from tests.lightning_plugin.planner.peaks import CLEAR, of_status, warm_up
 
 UNIT = 32
@@ -113,6 +116,22 @@ def planned(limit: int, disk: bool = True, policy: str = "auto") -> Callable[[in
     return fits
 
 
+#: Which of the ways are ours, and whether they have a disk.
+OURS = {"ours, memory only": False, "ours, with disk": True}
+
+
+def predictions(sides: dict[str, int], limit: int) -> dict[str, dict[str, float]]:
+    """What a step of ours at its largest side would take, as far as the plan says; and what planning it takes."""
+    with torch.device("meta"):
+        net = vgg16()
+    found = {}
+    for name, disk in OURS.items():
+        side, begin = sides[name], time.process_time()
+        plan = make_plan(net, (1, 3, side, side), budget=limit, disk=disk)
+        found[name] = {"step_seconds": plan.seconds, "plan_seconds": time.process_time() - begin}
+    return found
+
+
 def rows(limit: int) -> dict[str, int]:
     ways: dict[str, Callable[[int], bool]] = {
         "plain PyTorch": lambda side: peak(plainly, side) <= limit,
@@ -121,15 +140,17 @@ def rows(limit: int) -> dict[str, int]:
             for n in (2, 3, 4, 5, 6, 8)
         },
         "save_on_cpu, a GPU and its host": lambda side: peak(plainly, side, saved_away=True) <= limit,
-        "ours, memory only": planned(limit, disk=False),
-        "ours, with disk": planned(limit, disk=True),
+        **{name: planned(limit, disk=disk) for name, disk in OURS.items()},
     }
     return {name: largest(fits) for name, fits in track(list(ways.items()), description="largest images")}
 
 
 def prove(side: int, limit: int) -> dict[str, Any]:
     """One real step: what the ledger counted, and what the process took beyond what it held before."""
-    tiled = TiledModule(vgg16(), budget=limit)
+    begin = time.process_time()
+    plan = make_plan(vgg16(), (1, 3, side, side), budget=limit)
+    planning = time.process_time() - begin
+    tiled = TiledModule(vgg16(), plan=plan)
     image = torch.randn(1, 3, side, side)
     warm_up()
     baseline = of_status("VmRSS")
@@ -143,8 +164,15 @@ def prove(side: int, limit: int) -> dict[str, Any]:
         "peak_bytes": tiled.peak_bytes,
         "process_bytes": over,
         "seconds": seconds,
+        "plan_seconds": planning,
+        "predicted_seconds": plan.seconds,
         "threads": torch.get_num_threads(),
     }
+
+
+def predicted(side: int, limit: int) -> float:
+    """Seconds of a step of ours, as far as the plan says."""
+    return make_plan(vgg16(), (1, 3, side, side), budget=limit).seconds
 
 
 def draw(found: dict[str, int], limit: int) -> None:
@@ -167,15 +195,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", default="1GiB")
     parser.add_argument("--prove", type=int, nargs="*", default=[], help="sides of real steps of ours")
+    parser.add_argument("--predict", action="store_true", help="only predict the times of the sizes there are")
     options = parser.parse_args()
     limit = parse_bytes(options.limit)
-    found = rows(limit)
-    proofs = [prove(side, limit) for side in options.prove]
-    keep("largest_image", {"limit": limit, "sides": found, "largest tried": LARGEST, "proofs": proofs})
-    draw(found, limit)
-    table = Table("way", "side")
+    if options.predict:
+        known = json.loads((RESULTS / "largest_image.json").read_text())["values"]
+        found, limit = known["sides"], known["limit"]
+        proofs = [{**p, "predicted_seconds": predicted(p["side"], limit)} for p in known["proofs"]]
+    else:
+        found = rows(limit)
+        proofs = [prove(side, limit) for side in options.prove]
+        draw(found, limit)
+    times = predictions(found, limit)
+    values = {"limit": limit, "sides": found, "largest tried": LARGEST, "proofs": proofs, "predictions": times}
+    keep("largest_image", values)
+    table = Table("way", "side", "hours of a step, predicted")
     for name, side in found.items():
-        table.add_row(name, f"{side}" + (" and more" if side >= LARGEST else ""))
+        hours = f"{times[name]['step_seconds'] / 3600:.1f}" if name in times else "–"
+        table.add_row(name, f"{side}" + (" and more" if side >= LARGEST else ""), hours)
     Console().print(table, *proofs)
 
 

@@ -1,4 +1,4 @@
-"""Ours against the published ways to plan, on the convolutional part of VGG-16 with global pooling.
+"""Ours against published and simple ways to plan, on the convolutional part of VGG-16 with global pooling.
 
     python -m benchmarks.policies [--limit 131072] [--side 768] [--share 0.25] [--rounds 3]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def times(side: int, share: float, rounds: int) -> dict[str, dict[str, Any]]:
     modules: dict[str, nn.Module] = {"plain": net}
     found: dict[str, dict[str, Any]] = {"plain": {"peak_bytes": None, "predicted_seconds": None}}
     for policy in POLICIES:
+        begin = time.process_time()
         try:
             plan = make_plan(net, (1, 3, side, side), budget=budget, policy=policy)
         except BudgetError as error:
@@ -50,6 +52,7 @@ def times(side: int, share: float, rounds: int) -> dict[str, dict[str, Any]]:
         found[policy] = {
             "budget_bytes": budget,
             "peak_bytes": plan.peak_bytes,
+            "plan_seconds": time.process_time() - begin,
             "predicted_seconds": plan.seconds,
             "recompute_share": plan.recompute,
         }

@@ -32,18 +32,26 @@ def against_plain(data: Any) -> str:
             f"**{c['ratio']:.2f}**",
             f"{c['aim']:.2f}" if c["aim"] == c["aim"] else "–",
             f"{100 * c['recompute_share']:.0f} %",
+            planning(c),
             format_bytes(c["peak_bytes"]),
             ", ".join(c["tiers"]),
             f"{c['pairs']}, {c['machine']['threads']} thread(s)",
         ]
         for c in data["cases"].values()
     ]
-    head = ["network", "image", "budget", "plain", "ratio", "aim", "forward recomputed", "peak", "tiers", "pairs"]
+    head = ["network", "image", "budget", "plain", "ratio", "aim"]
+    head += ["forward recomputed", "planning", "peak", "tiers", "pairs"]
     return (
         "## Against plain PyTorch\n\nThe budget is what parameters and gradients take and a share of what plain "
         "PyTorch holds for backward. A ratio below one means that tiles stay in the processor's cache, and that less "
-        "memory is asked of the system.\n\n" + table(head, rows)
+        "memory is asked of the system. Planning comes once, before the first of all steps: its seconds, of one "
+        "thread, are beside the step's.\n\n" + table(head, rows)
     )
+
+
+def planning(case: dict[str, Any]) -> str:
+    """Seconds of planning, where they were measured."""
+    return f"{case['plan_seconds']:.1f} s" if "plan_seconds" in case else "–"
 
 
 def policies(data: Any) -> str:
@@ -63,9 +71,12 @@ def policies(data: Any) -> str:
         )
     head = ["policy", "largest image"]
     for side, share in timed:
-        head += [f"step on {side}², {share:.2g}", "of plain's", "forward recomputed"]
+        head += [f"step on {side}², {share:.2g}", "of plain's", "forward recomputed", "planning"]
     return (
-        "## Against published ways to plan\n\nEach is a policy of the planner (`make_plan(..., policy=...)`). The "
+        "## Against other ways to plan\n\nEach is a policy of the planner (`make_plan(..., policy=...)`). `overl` and "
+        "`2ps` are LR-CNN's rows, with stored boundaries between them as `-h`; `checkpoint_sequential` is PyTorch's. "
+        "`fused-stages`, everything fused on one grid, is nobody's: the simplest way to tile, for comparison. SFT, "
+        "which fuses and tiles only maps that do not fit into memory, is not among them. The "
         "largest image is that of a training step of VGG-16's convolutional part under 1 GiB, planned; the times are "
         "those of steps with a budget of parameters, gradients and a share of plain PyTorch's activations: one that "
         "few of them can keep, and one that all can.\n\n" + table(head, rows)
@@ -83,6 +94,7 @@ def step_cells(case: dict[str, Any]) -> list[str]:
         f"{case['seconds']:.1f} s" if "seconds" in case else needs(case),
         f"{case['ratio']:.2f}" if "ratio" in case else "–",
         f"{100 * case['recompute_share']:.0f} %" if "recompute_share" in case else "–",
+        planning(case),
     ]
 
 
@@ -93,19 +105,32 @@ def needs(case: dict[str, Any]) -> str:
 
 def largest_image(data: Any) -> str:
     v = data["values"]
-    rows = [[n, f"{s:,}²" + (" and more" if s >= v["largest tried"] else "")] for n, s in v["sides"].items()]
+    times = v["predictions"]
+    rows = [
+        [n, f"{s:,}²" + (" and more" if s >= v["largest tried"] else ""), *step_and_plan(times.get(n))]
+        for n, s in v["sides"].items()
+    ]
     told = " ".join(
         f"One real step at {p['side']:,}² held {format_bytes(p['peak_bytes'])}, and its process "
         f"{format_bytes(p['process_bytes'])} beyond what it held before; it took {p['seconds'] / 60:.0f} min on "
-        f"{p['threads']} thread(s)."
+        f"{p['threads']} thread(s), and {p['predicted_seconds'] / 60:.0f} min were predicted."
         for p in v["proofs"]
     )
     return (
         f"## The largest image under {format_bytes(v['limit'])}\n\nOne training step of VGG-16's convolutional part "
         "with global pooling, batch 1, float32. The others were run on tensors without data; ours beyond the steps "
-        f"told here is planned. {told}\n\n{table(['way', 'largest square image'], rows)}\n"
+        "told here is planned, and how long a step at that size would take is the plan's prediction, with the "
+        f"planner's built-in rates for a processor. {told}\n\n"
+        f"{table(['way', 'largest square image', 'a step there, predicted', 'planning it'], rows)}\n"
         "![Largest square image of each way on a logarithmic scale.](figures/largest-image.png)\n"
     )
+
+
+def step_and_plan(times: dict[str, float] | None) -> list[str]:
+    """The predicted hours of a step, and the seconds of planning it."""
+    if times is None:
+        return ["–", "–"]
+    return [f"{times['step_seconds'] / 3600:,.0f} h", f"{times['plan_seconds']:.0f} s"]
 
 
 def process_peak(data: Any) -> str:
@@ -198,8 +223,8 @@ def planner_memory(data: Any) -> str:
     rows = [[k, f"{v:.4g}" if isinstance(v, float) else str(v)] for k, v in data["values"].items()]
     return (
         "## Is the budget kept?\n\nRandom networks at random sizes under budgets between the smallest that works and "
-        "what plain PyTorch uses; a ledger of the test's own saw every operator of the step.\n\n"
-        + table(["", ""], rows)
+        "what plain PyTorch uses, by the books of PyTorch's own allocator: the most that a step held between "
+        "operators.\n\n" + table(["", ""], rows)
     )
 
 

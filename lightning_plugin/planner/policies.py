@@ -1,7 +1,8 @@
 """Named policies: which plans a search may choose from.
 
-``auto`` may choose from all. The others are what has been published, as restrictions of it, so that they can be
-compared at the same budget on the same network, and so that ours is never worse as far as the cost model knows.
+``auto`` may choose from all. The others are what has been published, and what is simplest, as restrictions of it, so
+that they can be compared at the same budget on the same network, and so that ours is never worse as far as the cost
+model knows.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ ONE = ("recompute",)
 
 POLICIES: dict[str, Policy] = {
     "auto": Policy(),
-    # Fused tiles on a fixed grid, from one statistic to the next (SFT).
-    "sft": Policy(cuts="stages", halos=ONE, keep=False, spill=False, drop=0, same=True, uniform=True),
+    # Everything from one statistic to the next fused, on one grid. Not what SFT does, which fuses and tiles only maps
+    # that do not fit into memory whole, and stores the others.
+    "fused-stages": Policy(cuts="stages", halos=ONE, keep=False, spill=False, drop=0, same=True, uniform=True),
     # Rows with overlapping halos, with and without stored boundaries between (LR-CNN).
     "overl": Policy(cuts="stages", shape="rows", halos=ONE, keep=False, spill=False, drop=0),
     "overl-h": Policy(shape="rows", halos=ONE, keep=False, spill=False, drop=0),

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box
-from lightning_plugin.ledger import Ledger
 from lightning_plugin.progress import LISTENERS, Kind
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.cases import still
+from tests.lightning_plugin.outside import account
 from tests.zoo import ZOO, fill
 
 
@@ -151,12 +151,6 @@ def test_the_budget_is_kept_with_identical_tiles(budget: str, count: Count) -> N
     ).double()
     planned = make_plan(net, LazyImage(source), budget=budget)
     tiled = TiledModule(net, budget=budget)
-    ledger = Ledger()
-    ledger.begin()
-    ledger.ignore(source.tensor)
-    for p in net.parameters():
-        ledger.hold(p)
-    with ledger.watching():
-        tiled(LazyImage(source)).sum().backward()
+    found = account(lambda: tiled(LazyImage(source)).sum().backward(), net)
     assert count.saved > 0
-    assert planned.budget is not None and ledger.peak <= planned.budget
+    assert planned.budget is not None and found.held <= planned.budget

@@ -55,10 +55,11 @@ def test_tiles_round_no_more_than_plain(
 ) -> None:
     names = FULL if request.config.getoption("--full") else QUICK
     ratios = {name: ratio(name, autocast) for name in names}
-    assert statistics.median(ratios.values()) <= 2, ratios
     kind = "bfloat16_autocast" if autocast else "float32"
     values = {"cases": len(ratios), "median ratio": statistics.median(ratios.values()), "ratios": ratios}
     record_result(f"exactness_{kind}", values)
+    over = {name: r for name, r in ratios.items() if not r <= 2}
+    assert not over, f"further from float64 than twice plain PyTorch: {over}"
 
 
 def test_there_are_fifty_cases() -> None:

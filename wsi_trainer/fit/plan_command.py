@@ -52,7 +52,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--disk", type=bool, default=True, help="whether what fits nowhere else may go to disk")
     parser.add_argument("--half", type=bool, default=False, help="keep maps there as bfloat16, which loses digits")
     parser.add_argument("--halo", type=str, default="auto", help="what tiles share is computed twice or handed on")
-    parser.add_argument("--policy", type=str, default="auto", help="a published technique instead: sft, overl, ...")
+    parser.add_argument("--policy", type=str, default="auto", help="another way to plan: overl, 2ps, ...")
     parser.add_argument("--json", type=Path, default=None, help="also write the plan to this file")
     parser.add_argument("--picture", type=Path, default=None, help="also draw memory over the step, as PNG")
     parser.add_argument(

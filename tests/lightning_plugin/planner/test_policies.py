@@ -44,9 +44,10 @@ def test_auto_is_never_slower(policy: str) -> None:
 
 
 def test_policies_keep_to_what_they_allow() -> None:
-    sft = plan_of("sft")
-    assert len({s.forward for s in sft.segments} | {s.backward for s in sft.segments}) == 1
-    assert not any(s.keep or s.tier != "device" for s in sft.segments)
+    fused = plan_of("fused-stages")
+    assert len(fused.segments) == 1
+    assert len({s.forward for s in fused.segments} | {s.backward for s in fused.segments}) == 1
+    assert not any(s.keep or s.tier != "device" for s in fused.segments)
     for name in ("overl", "overl-h", "2ps", "2ps-h"):
         rows = plan_of(name)
         assert all(set(s.forward.counts[1:]) == {1} and not s.keep for s in rows.segments)
@@ -74,8 +75,8 @@ def test_every_policy_is_exact_and_keeps_its_budget(policy: str, norm: bool) -> 
 
 
 def test_an_unknown_name_is_told() -> None:
-    with pytest.raises(ValueError, match=r"no policy 'sfft'; there are auto, sft"):
-        plan_of("sfft")
+    with pytest.raises(ValueError, match=r"no policy 'sft'; there are auto, fused-stages"):
+        plan_of("sft")
     with pytest.raises(ValueError, match="halo is"):
         plan_of("auto", halo="both")
 

@@ -1,0 +1,197 @@
+"""A budget is for all that a step holds, however many calls, images and losses it has: judged by the allocator's books.
+
+The steps are those of `step_draws`, with images large enough that memory is that of maps.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_plugin import BudgetError
+from tests.lightning_plugin.outside import Account, account
+from tests.lightning_plugin.step_draws import answerable, steps
+from tests.lightning_plugin.step_parts import EDITS
+from tests.lightning_plugin.step_runs import Outcome, Run
+from tests.lightning_plugin.step_worlds import Engine, Plain, fresh
+from tests.lightning_plugin.steps import Backward, Call, Image, Network, Step, Way
+
+QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+#: Under smaller budgets, what counts are single numbers and tables of positions, which no plan knows of.
+LEAST = 64 * 2**10
+#: What the code around the modules holds: weights of losses, results, what autograd saves of them.
+OWN = 2**10
+SIDES = 4
+
+
+def large(step: Step) -> Step:
+    """Larger images, and nothing that a budget has no say in: maps that the user wants whole, changes, failures.
+    Several networks have one budget: that of the image."""
+    images = tuple(replace(i, side=(SIDES * i.side[0], SIDES * i.side[1]), fails=None) for i in step.images)
+    nets = tuple(
+        replace(n, returns="vector", edit="nothing" if EDITS[n.edit].odd else n.edit) for n in step.networks
+    )  # fmt: skip
+    way = replace(step.way, calls="lazy") if len(nets) > 1 else step.way
+    return answerable(replace(step, images=images, networks=nets, way=way))
+
+
+def quiet(step: Step) -> bool:
+    """Whether it only calls and pulls back, drops and asks."""
+    return {type(a).__name__ for a in step.actions} <= {"Call", "Backward", "Drop", "Ask"}
+
+
+@dataclass
+class Books:
+    """A step under a budget: what it held, by the allocator; how often it was refused before; what parameters it has
+    beyond those of its smallest network, which a plan that was made before those were met cannot know of."""
+
+    budget: int
+    outside: Account
+    refusals: int
+    unmet: int
+
+    @property
+    def kept(self) -> bool:
+        return self.outside.held <= self.budget + OWN + self.unmet
+
+
+class Repeated:
+    """A step that can be run again, with the same modules, images and plans."""
+
+    def __init__(self, step: Step, make: Callable[..., Any]) -> None:
+        self.step = step
+        self.nets, self.tensors = fresh(step, None, 0.0, 0)
+        self.world = make(step, self.nets, self.tensors)
+
+    def __call__(self) -> Outcome:
+        for x in self.tensors:
+            x.grad = None
+        found = Run(self.step, self.nets, self.tensors, self.world).run()
+        if found.error is not None:
+            raise found.error
+        gc.collect()
+        return found
+
+
+def smallest(step: Step) -> int:
+    """What the first refusal says is enough; 0 where nothing was refused."""
+    try:
+        Repeated(step, lambda *how: Engine(*how, budget=1000))()
+    except BudgetError as error:
+        return error.smallest
+    return 0
+
+
+def under_budget(step: Step, share: float) -> Books | None:
+    """The step under a budget between the smallest and what plain PyTorch holds; None where PyTorch refuses it, or
+    nothing is planned."""
+    plain = Repeated(step, Plain)
+    try:
+        most = account(plain, plain.nets).held
+    except RuntimeError:
+        return None
+    least = smallest(step)
+    if not least:
+        return None
+    budget = max(LEAST, int(least + share * max(0, most - least)))
+    for refusals in range(1 + len(step.actions)):
+        tiled = Repeated(step, lambda *how: Engine(*how, budget=budget))  # noqa: B023
+        try:
+            return Books(budget, account(tiled, tiled.nets), refusals, unmet(tiled.nets))
+        except BudgetError as error:
+            assert error.smallest > budget, f"refused {budget} bytes, and told that {error.smallest} would do"
+            budget = error.smallest
+    raise AssertionError(f"the last of {refusals} budgets that were said to be enough is {budget}")
+
+
+def unmet(nets: nn.ModuleList) -> int:
+    sizes = [sum(t.untyped_storage().nbytes() for t in (*n.parameters(), *n.buffers())) for n in nets]
+    return sum(sizes) - min(sizes)
+
+
+def run(examples: int, fixed: int) -> list[Books]:
+    found: list[Books] = []
+
+    @seed(fixed)
+    @settings(max_examples=examples, phases=[Phase.generate], **QUIET)
+    @given(steps(("float32",)).filter(quiet).map(large), st.floats(0.0, 0.8))
+    def every(step: Step, share: float) -> None:
+        books = under_budget(step, share)
+        if books is not None:
+            assert books.kept, (books, step)
+            found.append(books)
+
+    every()
+    return found
+
+
+def test_sampled_steps_keep_their_budget() -> None:
+    assert len(run(9, 0)) >= 4
+
+
+@pytest.mark.full
+def test_three_hundred_steps_keep_their_budget(record_result: Callable[[str, dict[str, Any]], None]) -> None:
+    found: list[Books] = []
+    for part in range(1, 100):
+        found += run(40, part)
+        if len(found) >= 300:
+            break
+    assert len(found) >= 300
+    shares = sorted(b.outside.held / b.budget for b in found)
+    kernels = sorted((b.outside.peak - b.outside.held) / b.budget for b in found)
+    values = {
+        "steps": len(found),
+        "refused before": sum(b.refusals > 0 for b in found),
+        "largest held / budget": shares[-1],
+        "median held / budget": shares[len(shares) // 2],
+        "largest share of single kernels, for themselves": kernels[-1],
+    }
+    record_result("step_memory", values)
+
+
+NET = Network(("conv3", "batch", "relu", "conv3"), ("mean",))
+IMAGE = Image((128, 120), "noise")
+STEPS = {
+    "one call": ((NET,), (IMAGE,), (Call(0, 0), Backward(((0, 0),)))),
+    "four calls, one loss": (
+        (NET,), (IMAGE,) * 4, (*(Call(0, i) for i in range(4)), Backward(tuple((i, 0) for i in range(4))))
+    ),
+    "two networks, two losses": (
+        (NET, NET), (IMAGE,), (Call(0, 0), Call(1, 0), Backward(((1, 0),)), Backward(((0, 0),)))
+    ),
+    "a source beside a tensor": (
+        (NET,), (IMAGE, replace(IMAGE, kind="source")), (Call(0, 0), Call(0, 1), Backward(((0, 0), (1, 0))))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("calls", ["tiled", pytest.param("lazy", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", list(STEPS))
+def test_everyday_steps_keep_their_budget(name: str, calls: Any) -> None:
+    nets, images, actions = STEPS[name]
+    if len(nets) > 1:
+        calls = "lazy"
+    found = under_budget(Step("float32", images, nets, actions, Way(calls), width=8), 0.2)
+    assert found is not None and found.kept, found
+
+
+def test_the_books_see_what_is_held() -> None:
+    """A step that holds a map more than it says is found out."""
+    nets, images, actions = STEPS["one call"]
+    repeated = Repeated(Step("float32", images, nets, actions, width=8), Plain)
+    kept: list[Any] = []
+    honest = account(repeated, repeated.nets)
+
+    def greedy() -> None:
+        repeated.nets[0].layers[0].register_forward_hook(lambda module, args, out: kept.append(out * 1))
+        repeated()
+
+    before = honest.held
+    assert account(greedy, repeated.nets).held >= before + 4 * 8 * 128 * 120
