@@ -77,14 +77,10 @@ class LazyTensor(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def,override]
         if func is torch.ops.aten.detach.default:
             return args[0].detach() if not isinstance(args[0], LazyTensor) else args[0]
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise RecordingError(
-                f"{func} reached a lazy tensor under torch.func (vmap, grad, jvp, …), which sees no recording. Use the "
-                "batched form of the operator, or run that part on materialize(x), a map that is held whole."
-            )
         raise RecordingError(
-            f"{func} reached a lazy tensor below the level at which calls are recorded, most likely from a custom "
-            "autograd.Function or a compiled extension. Run that part outside the recorded model, or give it a rule."
+            f"{func} reached a lazy tensor below the level at which calls are recorded: from torch.func (vmap, grad, "
+            "jvp, …), a custom autograd.Function or a compiled extension. Use the batched form of the operator, run "
+            "that part on materialize(x), a map that is held whole, or give it a rule."
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
