@@ -22,17 +22,19 @@ from wsi_trainer import __version__
 
 from .chunks import ChunkCutter
 from .errors import SlideError
+from .exact import Comparison, OtherPixels, compare
 from .identity import full_hash, quick_hash
 from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of
 from .resample import ScaledImage
-from .resolution import resolve, shrink_factor
+from .resolution import Resolution, resolve, shrink_factors
 from .settings import Settings
 from .store.files import sync_folder
 from .store.journal import Journal
 from .store.layout import pyramid
+from .store.level import StoredLevel
 from .store.manifest import read_manifest, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json
 from .store.writer import PyramidWriter, drop_missing
@@ -59,11 +61,12 @@ class Converted:
     store: str
     height: int
     width: int
-    mpp: float
+    mpp: float | None  # None where pixels are not square: the note says more
     levels: int
     tissue: float | None
     lost: float | None
     skipped: bool
+    note: str = ""
 
 
 class Busy(SlideError):
@@ -107,7 +110,7 @@ def convert(
                     "choose another folder or give --overwrite true"
                 )  # fmt: skip
             shutil.rmtree(store)
-        with open_reader(job.slide) as opened:
+        with open_reader(job.slide, options=settings.reading) as opened:
             reader = crop_to_bounds(opened) if settings.crop == "bounds" else opened
             _Conversion(job, reader, out, settings, header, threads, progress).run()
         _sweep(out / STAGING, job.name)
@@ -169,11 +172,11 @@ class _Conversion:
         self._store = out / f"{job.name}.zarr"
         self._staged = out / STAGING / f"{job.name}.zarr"
         self._resolution = resolve(job.slide, reader.info, settings.source_mpp, job.mpp)
-        factor = 1.0
+        factors = (1.0, 1.0)
         if settings.mpp is not None:
-            factor = shrink_factor(job.slide, self._resolution, settings.mpp)
-        self._image = ScaledImage(reader, factor)
-        self._mpp = (self._resolution.y * factor, self._resolution.x * factor)
+            factors = shrink_factors(job.slide, self._resolution, settings.mpp)
+        self._image = ScaledImage(reader, factors)
+        self._mpp = (self._resolution.y * factors[0], self._resolution.x * factors[1])
         corner = origin_of(reader)
         self._origin = (corner[0] * self._resolution.y, corner[1] * self._resolution.x)
         self._shapes = pyramid(*self._image.shape, settings.levels)
@@ -216,7 +219,8 @@ class _Conversion:
             metadata = image_array(shape, self._settings.layout, self._codec)
             write_json(self._staged / str(level) / "zarr.json", metadata)
         name = Path(self._job.name).name
-        attributes = image_attributes(name, self._mpp, len(self._shapes), self._provenance(), self._origin)
+        provenance = {**self._provenance(), **self._compared().record()}
+        attributes = image_attributes(name, self._mpp, len(self._shapes), provenance, self._origin)
         write_json(self._staged / "zarr.json", group(attributes))
         if self._mask is not None:
             labels = self._staged / "labels"
@@ -231,14 +235,27 @@ class _Conversion:
         os.replace(self._staged, self._store)
         sync_folder(self._store.parent)
 
+    def _compared(self) -> Comparison:
+        stored = StoredLevel(self._staged / "0", self._shapes[0], self._settings.layout, self._codec)
+        try:
+            return compare(self._job.slide, self._reader, self._image, stored, self._settings)
+        except OtherPixels:
+            shutil.rmtree(self._staged)  # the next run begins anew
+            raise
+
     def _facts(self) -> dict[str, Any]:
+        notes = list(self._reader.info.notes)
+        is_square = Resolution(*self._mpp, "").is_square
+        if not is_square:
+            notes.append(f"pixels are not square: {self._mpp[1]:g} x {self._mpp[0]:g} µm (width x height)")
         return {
             "height": self._shapes[0][0],
             "width": self._shapes[0][1],
-            "mpp": round(sum(self._mpp) / 2, 6),
+            "mpp": round(sum(self._mpp) / 2, 6) if is_square else None,
             "levels": len(self._shapes),
             "tissue": None if self._mask is None else round(self._mask.share, 4),
             "lost": None if self._mask is None else round(self._mask.lost, 6),
+            **({"note": "; ".join(notes)} if notes else {}),
         }
 
     def _provenance(self) -> dict[str, Any]:
@@ -252,7 +269,6 @@ class _Conversion:
             "source_shape": list(info.shape),
             "source_origin": list(origin_of(self._reader)),
             "power": info.power,
-            "exact": self._image.is_exact and self._settings.background == "keep" and self._codec.lossless,
             "settings": dict(self._settings.record()),
             "tissue": None
             if self._mask is None

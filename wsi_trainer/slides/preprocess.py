@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.text import Text
 
 from wsi_trainer.errors import UserError
 
@@ -36,6 +37,8 @@ def preprocess(
     background: Literal["keep", "constant"] = "keep",
     levels: int | None = None,
     crop: Literal["none", "bounds"] = "none",
+    channel: str | None = None,
+    to_8bit: str | None = None,
     export_ngff: Literal["0.4"] | None = None,
     overwrite: bool = False,
     scheduler: str | None = None,
@@ -61,6 +64,8 @@ def preprocess(
         levels: Levels of the pyramid; by default down to 512 px.
         crop: bounds converts only the scanned part of slides whose canvas is larger (MRXS); positions in micrometres
             stay those of the slide.
+        channel: The channel to convert of slides that have several, by its name in the file or its number from 0.
+        to_8bit: LOW:HIGH, the values that become 0 and 255, for slides whose pixels have more than 8 bits: 0:4095.
         export_ngff: 0.4 also writes OUT/ngff-0.4/NAME.zarr, for software that reads no OME-Zarr 0.5.
         overwrite: Make stores anew that were made with other settings.
         scheduler: dask for a local Dask cluster, or the address of a Dask scheduler.
@@ -73,16 +78,18 @@ def preprocess(
     Returns:
         0 if all slides are converted, 1 if some failed.
     """
-    settings = Settings(mpp, source_mpp, codec, tissue, geojson, background, levels, crop)
+    settings = Settings(
+        mpp, source_mpp, codec, tissue, geojson, background, levels, crop, channel=channel, to_8bit=to_8bit
+    )
     stall = _stall_seconds(stall_minutes, scheduler)
-    listed = list_slides(slides)
+    console = Console()
+    listed = list_slides(slides, out, lambda text: console.print(Text(text), soft_wrap=True))
     part = part_of(listed, shard)
     _make_folder(out)
     jobs = [item.job for item in part]
     workers = workers or min(8, os.cpu_count() or 1)
     if workers < 1:
         raise UserError(f"--workers {workers}: expected 1 or more")
-    console = Console()
     failures: list[Failure] = []
     new = 0
     with slide_bar(console, "converting", [_size(job) for job in jobs]) as bar:

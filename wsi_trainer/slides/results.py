@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .convert import Converted, stored
 from .inputs import Listed
@@ -56,8 +57,11 @@ def show(console: Console, out: Path, done: Sequence[Converted], failures: Seque
         for row in done:
             share = "" if row.tissue is None else f"{row.tissue:.1%}"
             lost = "" if row.lost is None else f"{row.lost:.2%}"
-            table.add_row(row.name, f"{row.height} × {row.width}", f"{row.mpp:g}", str(row.levels), share, lost)
+            mpp = "" if row.mpp is None else f"{row.mpp:g}"
+            table.add_row(row.name, f"{row.height} × {row.width}", mpp, str(row.levels), share, lost)
         console.print(table)
+    for row in [row for row in done if row.note][:_MOST_ROWS]:
+        console.print(Text(f"note {row.name}: {row.note}"), soft_wrap=True)
     for failure in failures[:_MOST_ROWS]:
         console.print(f"[red]failed[/red] {failure.slide}: {failure.reason} ({failure.kind})", soft_wrap=True)
     console.print(

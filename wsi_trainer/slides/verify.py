@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from wsi_trainer.errors import UserError
 
@@ -23,11 +24,24 @@ def find_stores(out: Path) -> list[Path]:
     """All stores in a folder: those that are there, and those that its manifest lists."""
     if out.suffix == ".zarr":
         return [out]
-    there = set(_walk(out))
-    if (out / MANIFEST).is_file():
-        with (out / MANIFEST).open(newline="", encoding="utf-8-sig") as file:
-            there |= {out / row["slide"] for row in csv.DictReader(file) if row.get("slide")}
-    return sorted(there)
+    return sorted({*_walk(out), *(out / name for name in _listed(out / MANIFEST))})
+
+
+def _listed(manifest: Path) -> list[str]:
+    """The stores that the manifest of the folder names."""
+    if not manifest.is_file():
+        return []
+    try:
+        with manifest.open(newline="", encoding="utf-8-sig") as file:
+            names = [row["slide"] for row in csv.DictReader(file) if row.get("slide")]
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{manifest} cannot be read: {error}; write it again with `wsi-train preprocess`") from error
+    outside = [name for name in names if name.startswith("/") or ".." in Path(name).parts]
+    if outside:
+        raise UserError(
+            f"{manifest} lists {outside[0]}, which is not in {manifest.parent}; verify checks what is there"
+        )
+    return names
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -76,7 +90,8 @@ def verify(out: Path, workers: int | None = None) -> int:
             damages += found
     for damage in damages:
         place = damage.store / damage.file if damage.file else damage.store
-        console.print(f"[red]damaged[/red] {place}: {damage.reason}", soft_wrap=True)
+        # A name of a file may look like markup.
+        console.print(Text.assemble(("damaged", "red"), f" {place}: {damage.reason}"), soft_wrap=True)
     broken = len({damage.store for damage in damages})
     console.print(f"{len(stores) - broken} of {len(stores)} stores are as they were written")
     return 1 if damages else 0

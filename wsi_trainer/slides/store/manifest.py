@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .files import replace_file
@@ -67,11 +67,26 @@ def read_manifest(store: Path) -> dict[str, Any]:
         files = record["files"]
     except FileNotFoundError as error:
         raise ValueError("the manifest is missing") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(f"the manifest is damaged: {error}") from error
     if not isinstance(files, dict) or _serialise(record) != data:
         raise ValueError("the manifest is damaged: its own hash does not match")
+    for key, entry in files.items():
+        if not _is_inside(key):
+            raise ValueError(f"the manifest is damaged: it lists {key!r}, which is not inside the store")
+        if not (
+            isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+        ):
+            raise ValueError(f"the manifest is damaged: its entry for {key!r} has no size and hash")
     return dict(record)
+
+
+def _is_inside(key: str) -> bool:
+    """Whether a key names a file below the store, however it is read."""
+    parts = PurePosixPath(key).parts
+    return (
+        bool(parts) and not key.startswith("/") and not {"..", "."} & set(parts) and "\\" not in key and ":" not in key
+    )
 
 
 def check_file(path: Path, size: int, sha256: str) -> str | None:

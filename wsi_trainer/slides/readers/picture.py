@@ -1,0 +1,137 @@
+"""PNG and JPEG, as cameras on microscopes save them: decoded whole, once, within the limit of memory."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import imagecodecs
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from ..errors import SlideError
+from .closing import Closing
+from .limits import check_decoded, check_size
+from .options import PLAIN, ReadOptions, check_bits
+from .protocol import WHITE, Level, Pixels, SlideInfo, blank, clip_box, on_background
+
+_PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+SUFFIXES = {".png", ".jpg", ".jpeg"}
+# What is converted without changing a value; all else (CMYK, YCCK, ...) has colours that would have to be guessed.
+_MODES = {"1": "L", "L": "L", "P": "RGBA", "PA": "RGBA", "LA": "RGBA", "RGB": "RGB", "RGBA": "RGBA", "I;16": "I;16"}
+_opening = threading.Lock()
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """Whether the first bytes are those of a PNG or a JPEG."""
+    return path.is_file() and head.startswith((_PNG, _JPEG))
+
+
+class PictureReader(Closing):
+    """A PNG or a JPEG. Its file says nothing that can be trusted of how large a pixel is."""
+
+    name = "picture"
+
+    def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
+        self._path, self._options = Path(path), options
+        self._lock = threading.Lock()
+        self._pixels: Pixels | None = None
+        with self._opened() as image:
+            kind, self._mode, turned = str(image.format), image.mode, image.getexif().get(0x0112, 1)
+            width, height = image.size
+            depth = _png_depth(self._path) if kind == "PNG" else 8
+            check_size(self._path, height, width)
+            check_decoded(self._path, f"a {kind} of {width} x {height} px", height * width * 4 * max(1, depth // 8))
+            if getattr(image, "n_frames", 1) > 1 and kind == "PNG":
+                raise SlideError(self._path, "an animation of several pictures; expected one")
+        self._scale = check_bits(self._path, np.dtype("uint16" if depth == 16 else "uint8"), options)
+        if self._scale is None and self._mode not in _MODES:
+            raise SlideError(self._path, f"colours are stored as {self._mode}; save it as RGB")
+        if options.channel is not None:
+            raise SlideError(self._path, "a picture; --channel has nothing to choose in it")
+        if turned in (5, 6, 7, 8):
+            height, width = width, height
+        changes = [f"uint16 {self._scale} to 8 bits"] if self._scale is not None else []
+        if "A" in self._mode:
+            changes.append("transparent parts in the background's colour")
+        self.info = SlideInfo(
+            levels=(Level(height, width),),
+            mpp=None,
+            reader=f"pillow {PIL.__version__}",
+            vendor=kind.lower(),
+            details={"compression": kind},
+            changes=tuple(changes),
+        )
+
+    def _opened(self) -> Image.Image:
+        """The picture, of which only the header is read; its size is checked here, so Pillow need not."""
+        with _opening, warnings.catch_warnings():
+            largest, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            try:
+                return Image.open(self._path, formats=("PNG", "JPEG"))
+            except Exception as error:  # Pillow raises many kinds on what is damaged
+                raise SlideError(self._path, f"broken picture: {_reason(error)}") from error
+            finally:
+                Image.MAX_IMAGE_PIXELS = largest
+
+    def _decoded(self) -> Pixels:
+        with self._lock:
+            if self._pixels is None:
+                try:
+                    self._pixels = self._decode() if self._scale is None else self._decode_deep()
+                except Exception as error:
+                    raise SlideError(self._path, f"cannot be decoded: {_reason(error)}") from error
+            return self._pixels
+
+    def _decode(self) -> Pixels:
+        with self._opened() as image:
+            turned = ImageOps.exif_transpose(image)
+            has_alpha = "transparency" in turned.info and turned.mode in ("L", "RGB")
+            pixels = np.asarray(turned.convert("RGBA" if has_alpha else _MODES[turned.mode]))
+        return _three(pixels)
+
+    def _decode_deep(self) -> Pixels:
+        assert self._scale is not None
+        values: NDArray[Any] = imagecodecs.png_decode(self._path.read_bytes())
+        return _three(self._scale.apply(values))
+
+    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
+        if level:
+            raise IndexError(f"level {level} of {self._path}: it has 1")
+        out = blank(height, width, self.info.background)
+        top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[0])
+        if bottom > top and right > left:
+            out[top - y : bottom - y, left - x : right - x] = self._decoded()[top:bottom, left:right]
+        return out
+
+    def associated(self, name: str) -> Pixels:
+        raise SlideError(self._path, f"no associated image {name!r}; a picture has none")
+
+    def close(self) -> None:
+        self._pixels = None
+
+    def __reduce__(self) -> tuple[type[PictureReader], tuple[Path, ReadOptions]]:
+        return PictureReader, (self._path, self._options)
+
+
+def _three(pixels: NDArray[Any]) -> Pixels:
+    """RGB of grey, of grey and RGB with transparency, and of RGB."""
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.shape[2] in (2, 4):
+        pixels = on_background(pixels[..., :-1], pixels[..., -1], WHITE)
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def _png_depth(path: Path) -> int:
+    """Bits of a sample: Pillow cuts 16 to 8 without a word."""
+    with path.open("rb") as file:
+        return file.read(25)[24]
+
+
+def _reason(error: Exception) -> str:
+    return f"{error}" if str(error) and "cannot identify" not in str(error) else "its header is damaged or cut off"
