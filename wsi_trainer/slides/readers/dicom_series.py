@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,9 +93,12 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
 
     logging.getLogger("pydicom").setLevel(logging.ERROR)  # what is odd in a header is no news to the user
     try:
-        found = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(_TAGS))
+        with warnings.catch_warnings(action="ignore"):
+            found = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(_TAGS))
         meta = found.file_meta
         storage = found.get("SOPClassUID") or meta.get("MediaStorageSOPClassUID", "")
+        if not storage:
+            return None  # cut off or overwritten
         is_slide = storage == _SLIDE_CLASS
         kinds = list(found.get("ImageType") or [])
         size_of = (found.get("TotalPixelMatrixRows"), found.get("TotalPixelMatrixColumns"))
@@ -102,7 +106,7 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
         return Instance(
             file=file,
             series=str(found.get("SeriesInstanceUID", "")),
-            kind=str(getattr(storage, "name", "") or storage or "nothing"),
+            kind=str(getattr(storage, "name", "") or storage),
             is_slide=is_slide,
             is_directory=storage == _DIRECTORY_CLASS,
             level=(int(size_of[0]), int(size_of[1])) if is_level else None,

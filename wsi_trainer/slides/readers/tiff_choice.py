@@ -67,7 +67,7 @@ def choose(path: Path, tif: tifffile.TiffFile, options: ReadOptions) -> Choice:
     _check_others(path, tif)
     pages, picked, names = _pages(path, tif, options)
     first = pages[0].keyframe
-    sample, alpha = _samples(path, first, options, names, picked)
+    sample, alpha = _samples(path, first, None if picked else options.channel, names)
     few_bits = first.dtype is None or first.bitspersample < 8  # what unpacks to bytes that are not full
     scale = None if few_bits else check_bits(path, np.dtype(first.dtype), options)
     for page in pages:
@@ -131,35 +131,25 @@ def _only(path: Path, level: Any) -> Any:
     return pages[0]
 
 
-def _samples(
-    path: Path, page: Any, options: ReadOptions, names: list[str], picked: bool
-) -> tuple[int | None, int | None]:
+def _samples(path: Path, page: Any, wanted: str | None, names: list[str]) -> tuple[int | None, int | None]:
     """The one sample to take, if not all, and what the last one says about transparency."""
     count, colours = int(page.samplesperpixel), _COLOURS.get(int(page.photometric), 0)
-    extra = tuple(map(int, page.extrasamples)) or (_UNSPECIFIED,)
+    extra = (*map(int, page.extrasamples), _UNSPECIFIED)[0]
     if page.shaped[1] != 1:
         raise SlideError(path, f"a volume of shape {page.shape}; expected one flat image")
-    if picked and count == 1:
-        return None, None
-    if count == colours:
-        if options.channel is None:
-            return None, None
-        if count == 1:
-            choose_channel(path, options.channel, names, 1)
-            return None, None
+    if wanted is not None and colours > 1:
         raise SlideError(path, "a colour image; --channel has nothing to choose in it")
-    if options.channel is None and count == colours + 1 and extra[0] in (_ASSOCIATED, _UNASSOCIATED):
-        return None, extra[0]
-    if options.channel is None and count == 4 and colours == 3:
-        return None, _UNSPECIFIED
-    if picked or colours not in (1, 3):
-        raise SlideError(path, f"{count} samples a pixel, stored as {_name(page.photometric)}; expected RGB or grey")
-    if options.channel is None:
-        raise SlideError(
-            path, f"{count} channels that are not marked as RGB; choose one with --channel "
-            f"({describe_channels(names, count)})"
-        )  # fmt: skip
-    return choose_channel(path, options.channel, names, count), None
+    if wanted is not None:
+        sample = choose_channel(path, wanted, names, count)
+        return (sample if count > 1 else None), None
+    if count == colours:
+        return None, None
+    if count == colours + 1 and (extra in (_ASSOCIATED, _UNASSOCIATED) or colours == 3):
+        return None, extra
+    if colours == 1:
+        there = describe_channels(names, count)
+        raise SlideError(path, f"{count} channels that are not marked as RGB; choose one with --channel ({there})")
+    raise SlideError(path, f"{count} samples a pixel, stored as {_name(page.photometric)}; expected RGB or grey")
 
 
 def _check_encoding(path: Path, page: Any) -> None:
