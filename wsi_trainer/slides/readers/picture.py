@@ -11,7 +11,7 @@ import imagecodecs
 import numpy as np
 import PIL
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ..errors import SlideError
 from .closing import Closing
@@ -23,6 +23,7 @@ _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 SUFFIXES = {".png", ".jpg", ".jpeg"}
 # What is converted without changing a value; all else (CMYK, YCCK, ...) has colours that would have to be guessed.
 _MODES = {"1": "L", "L": "L", "P": "RGBA", "PA": "RGBA", "LA": "RGBA", "RGB": "RGB", "RGBA": "RGBA", "I;16": "I;16"}
+_ORIENTATION = 0x0112  # of Exif
 _opening = threading.Lock()
 
 
@@ -32,7 +33,11 @@ def claims(path: Path, head: bytes) -> bool:
 
 
 class PictureReader(Closing):
-    """A PNG or a JPEG. Its file says nothing that can be trusted of how large a pixel is."""
+    """A PNG or a JPEG. Its file says nothing that can be trusted of how large a pixel is.
+
+    Attributes:
+        orientation: how the picture is turned, as Exif counts it; it is read as it is stored.
+    """
 
     name = "picture"
 
@@ -41,11 +46,15 @@ class PictureReader(Closing):
         self._lock = threading.Lock()
         self._pixels: Pixels | None = None
         with self._opened() as image:
-            kind, self._mode, turned = str(image.format), image.mode, image.getexif().get(0x0112, 1)
+            kind, self._mode = str(image.format), image.mode
             width, height = image.size
             depth = _png_depth(self._path) if kind == "PNG" else 8
             check_size(self._path, height, width)
             check_decoded(self._path, f"a {kind} of {width} x {height} px", height * width * 4 * max(1, depth // 8))
+            # Where a PNG has its Exif behind the pixels, nothing of this reads it, and it is left as it is stored.
+            turned = image.getexif().get(_ORIENTATION, 1) if kind == "JPEG" or "exif" in image.info else 1
+            self.orientation = turned if isinstance(turned, int) and 1 <= turned <= 8 else 1
+            has_alpha = "A" in self._mode or "transparency" in image.info
             if getattr(image, "n_frames", 1) > 1 and kind == "PNG":
                 raise SlideError(self._path, "an animation of several pictures; expected one")
         self._scale = check_bits(self._path, np.dtype("uint16" if depth == 16 else "uint8"), options)
@@ -53,10 +62,8 @@ class PictureReader(Closing):
             raise SlideError(self._path, f"colours are stored as {self._mode}; save it as RGB")
         if options.channel is not None:
             raise SlideError(self._path, "a picture; --channel has nothing to choose in it")
-        if turned in (5, 6, 7, 8):
-            height, width = width, height
         changes = [f"uint16 {self._scale} to 8 bits"] if self._scale is not None else []
-        if "A" in self._mode:
+        if has_alpha:
             changes.append("transparent parts in the background's colour")
         self.info = SlideInfo(
             levels=(Level(height, width),),
@@ -89,9 +96,8 @@ class PictureReader(Closing):
 
     def _decode(self) -> Pixels:
         with self._opened() as image:
-            turned = ImageOps.exif_transpose(image)
-            has_alpha = "transparency" in turned.info and turned.mode in ("L", "RGB")
-            pixels = np.asarray(turned.convert("RGBA" if has_alpha else _MODES[turned.mode]))
+            has_alpha = "transparency" in image.info and image.mode in ("1", "L", "RGB")
+            pixels = np.asarray(image.convert("RGBA" if has_alpha else _MODES[image.mode]))
         return _three(pixels)
 
     def _decode_deep(self) -> Pixels:
@@ -134,4 +140,5 @@ def _png_depth(path: Path) -> int:
 
 
 def _reason(error: Exception) -> str:
-    return f"{error}" if str(error) and "cannot identify" not in str(error) else "its header is damaged or cut off"
+    known = ("cannot identify", "Truncated File Read")
+    return "its header is damaged or cut off" if not str(error) or str(error).startswith(known) else str(error)

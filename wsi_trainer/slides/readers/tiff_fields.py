@@ -50,10 +50,7 @@ def pixel_size(tif: tifffile.TiffFile) -> PixelSize:
         return _ome_size(tif.ome_metadata or "")
     page = tif.pages.first
     unit = {2: 25400.0, 3: 10000.0}.get(int(page.resolutionunit))
-    try:
-        x, y = page.resolution
-    except ZeroDivisionError:
-        return PixelSize(unreadable="a resolution of x / 0")
+    x, y = page.resolution
     return PixelSize((unit / y, unit / x)) if unit and x > 0 and y > 0 else PixelSize()
 
 
