@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 from pathlib import Path
 
 
@@ -19,7 +20,7 @@ def check_parts(path: Path) -> str | None:
         parser.read_string(index.read_bytes().decode("utf-8-sig", "replace"))
     except configparser.Error as error:
         return f"{folder.name}/Slidedat.ini is damaged: {error.message.splitlines()[0]}"
-    wanted = [value for key, value in _section(parser, "DATAFILE").items() if key.startswith("file_")]
+    wanted = [value for key, value in _section(parser, "DATAFILE").items() if re.fullmatch(r"file_\d+", key)]
     wanted += [value for key, value in _section(parser, "HIERARCHICAL").items() if key == "indexfile"]
     missing = [name for name in wanted if not (folder / Path(name.replace("\\", "/")).name).is_file()]
     if missing:

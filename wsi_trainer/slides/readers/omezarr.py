@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from wsi_trainer.errors import UserError
+
 from ..errors import SlideError
 from ..store.complete import check_complete
 from .closing import Closing
@@ -44,7 +46,7 @@ class OmeZarrReader(Closing):
             found = multiscale(self._path, group)
             self._axes = found.axes
             self._arrays = [self._array(group, name) for name in found.paths]
-        except (SlideError, MemoryError):
+        except (UserError, MemoryError):
             raise
         except Exception as error:  # zarr raises many kinds
             raise SlideError(self._path, f"broken zarr store: {error or type(error).__name__}") from error

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import tifffile
 
+from wsi_trainer.errors import UserError
+
 from ..errors import SlideError
 from .closing import Closing
 from .jpeg import JpegTiles, jpeg_size
 from .options import PLAIN, ReadOptions
 from .protocol import Level, Pixels, SlideInfo, clip_box, level_downsample
-from .tiff_choice import check_pages, choose, further_images, orientation
+from .tiff_choice import check_pages, choose, further_images, orientation, tile_size
 from .tiff_fields import pixel_size, power
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -46,12 +48,14 @@ class TiffReader(Closing):
         self._file = self._path.open("rb")
         try:
             self._open()
-        except (SlideError, MemoryError):
+        except (UserError, MemoryError):
             self._file.close()
             raise
         except Exception as error:  # a damaged directory makes tifffile raise whatever it stumbles over
             self._file.close()
-            raise SlideError(self._path, f"broken TIFF: {error or type(error).__name__}") from error
+            known = isinstance(error, tifffile.TiffFileError)
+            reason = str(error) if known else "its directory holds values that cannot be; copy the file again"
+            raise SlideError(self._path, f"broken TIFF: {reason}") from error
 
     def _open(self) -> None:
         self._size = os.fstat(self._file.fileno()).st_size
@@ -72,6 +76,7 @@ class TiffReader(Closing):
         plain = self._choice.is_plain
         self._jpegs = [JpegTiles(page) if plain and JpegTiles.suits(page.keyframe) else None for page in self._pages]
         self._sparse = [0 in page.databytecounts for page in self._pages]
+        self._tiles = [tile_size(page.keyframe) for page in self._pages]
         self._fd = os.open(self._path, os.O_RDONLY)
         key, size, others = self._pages[0].keyframe, pixel_size(self._tif), further_images(self._tif)
         self.orientation = orientation(key)
@@ -102,14 +107,13 @@ class TiffReader(Closing):
             raise IndexError(f"level {level} of {self._path}: it has {len(self._pages)}")
         height, width = out.shape[:2]
         top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
-        page = self._pages[level].keyframe
         # Painting the background costs as much as copying the pixels: only where some of it may be seen.
         if (bottom - top, right - left) != (height, width) or self._sparse[level]:
             out[...] = self.info.background
         if bottom <= top or right <= left:
             return
-        rows, columns = page.chunks[-3:-1] if page.shaped[-1] > 1 else page.chunks[-2:]
-        size = _shape(page)
+        rows, columns = self._tiles[level]
+        size = _shape(self._pages[level])
         across, down = -(-size[1] // columns), -(-size[0] // rows)
         for row in range(top // rows, (bottom - 1) // rows + 1):
             for column in range(left // columns, (right - 1) // columns + 1):

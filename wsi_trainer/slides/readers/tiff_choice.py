@@ -176,10 +176,19 @@ def check_pages(path: Path, pages: tuple[Any, ...]) -> None:
         check_size(path, key.imagelength, key.imagewidth)
         what = f"a {'tile' if key.is_tiled else 'strip'} of {'x'.join(map(str, key.chunks[:2]))} px"
         check_decoded(path, what, int(np.prod(key.chunks)) * np.dtype(key.dtype).itemsize)
-        needed = int(np.prod(key.chunked))
-        listed = min(len(page.dataoffsets), len(page.databytecounts))
-        if listed < needed:
-            raise SlideError(path, f"broken TIFF: it needs {needed} tiles and lists {listed}")
+        rows, columns = tile_size(key)
+        needed = key.shaped[0] * -(-key.imagelength // rows) * -(-key.imagewidth // columns)
+        places = [np.asarray(values) for values in (page.dataoffsets, page.databytecounts)]
+        if min(map(len, places)) < needed:
+            raise SlideError(path, f"broken TIFF: it needs {needed} tiles and lists {min(map(len, places))}")
+        if any(values.dtype.kind not in "iu" for values in places):
+            raise SlideError(path, "broken TIFF: the places of its tiles are no numbers")
+
+
+def tile_size(page: Any) -> tuple[int, int]:
+    """Rows and columns of a tile or a strip, of whatever samples."""
+    rows, columns = page.chunks[-3:-1] if page.shaped[-1] > 1 else page.chunks[-2:]
+    return rows, columns
 
 
 def orientation(page: Any) -> int:
