@@ -22,7 +22,6 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.overview import find_mask
 from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.readers.jpeg import jpeg_size
 from wsi_trainer.slides.readers.limits import DECODED, GIGAPIXELS
 from wsi_trainer.slides.resample import ScaledImage
 from wsi_trainer.slides.settings import Settings
@@ -121,16 +120,30 @@ def test_picture_that_inflates(tmp_path: Path, kind: str) -> None:
     _refused(path, f"a {kind} of 60000 x 60000 px would take .* WSI_TRAIN_MAX_DECODED_MIB")
 
 
-def test_jpeg_tile_that_is_larger_than_its_place(tmp_path: Path) -> None:
-    large = imagecodecs.jpeg8_encode(np.zeros((2048, 2048, 3), np.uint8), colorspace="RGB")
-    assert jpeg_size(large) == (2048, 2048)
+LARGE = np.zeros((512, 1024, 3), np.uint8)
+INNER = {
+    "jpeg": imagecodecs.jpeg8_encode(LARGE, colorspace="RGB"),
+    "webp": imagecodecs.webp_encode(LARGE),
+    "jpegxl": imagecodecs.jpegxl_encode(LARGE),
+    "jpeg2000": imagecodecs.jpeg2k_encode(LARGE),
+}
 
-    def tiles():
-        for _ in range(4):
-            yield bytes(large)
 
-    tifffile.imwrite(tmp_path / "s.tif", tiles(), shape=PIXELS.shape, dtype="u1", compression="jpeg", **RGB)
-    _refused(tmp_path / "s.tif", "tile 0 holds a JPEG of 2048 x 2048 px, the tile has 64 x 64 px")
+@pytest.mark.parametrize("compression", INNER)
+def test_tile_that_holds_a_larger_image(tmp_path: Path, compression: str) -> None:
+    tiles = (bytes(INNER[compression]) for _ in range(4))
+    tifffile.imwrite(tmp_path / "s.tif", tiles, shape=PIXELS.shape, dtype="u1", compression=compression, **RGB)
+    _refused(tmp_path / "s.tif", "tile 0 holds an image of 1024 x 512 px, the tile has 64 x 64 px")
+
+
+@pytest.mark.parametrize("compression", INNER)
+def test_tiles_that_fit_are_read(tmp_path: Path, compression: str) -> None:
+    lossless = {} if compression == "jpeg" else {"compressionargs": {"lossless": True}}
+    lossless = {} if compression == "jpeg2000" else lossless
+    tifffile.imwrite(tmp_path / "s.tif", PIXELS[:100, :90], compression=compression, **lossless, **RGB)
+    with open_reader(tmp_path / "s.tif") as reader:
+        found = reader.read(0, 0, 0, 100, 90)
+    assert np.array_equal(found, tifffile.imread(tmp_path / "s.tif"))
 
 
 def test_tile_that_inflates(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_dicom_that_is_no_slide(folder: Path) -> None:
 
 def test_label_alone_is_no_slide(folder: Path) -> None:
     dicom_files.write_instance(folder / "label.dcm", "1.2.3", np.zeros((64, 64, 3), np.uint8), kind="LABEL")
-    with pytest.raises(SlideError, match="no level of the slide itself"):
+    with pytest.raises(SlideError, match="no level of the slide itself, only LABEL"):
         open_reader(folder)
 
 

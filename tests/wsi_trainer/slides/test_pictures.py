@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import struct
+import zlib
 from pathlib import Path
 
 import imagecodecs
@@ -106,9 +108,21 @@ def test_pictures_that_are_refused(tmp_path: Path, kind: str) -> None:
     else:
         image.save(path)
         path.write_bytes(path.read_bytes()[: 5000 if kind == "cut" else 20])
-        reason = "cannot be decoded: .*trunc" if kind == "cut" else "header is damaged or cut off"
+        reason = "cannot be decoded" if kind == "cut" else "header is damaged or cut off"
     with pytest.raises(SlideError, match=reason), open_reader(path) as reader:
         reader.read(0, 0, 0, 700, 500)
+
+
+def test_rows_that_are_missing_are_not_filled_up(tmp_path: Path) -> None:
+    """A header of 2000 rows over the data of 700, with a good checksum: Pillow would add black ones."""
+    path = tmp_path / "s.png"
+    Image.fromarray(PIXELS).save(path)
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">I", data, 20, 2000)
+    struct.pack_into(">I", data, 29, zlib.crc32(data[12:29]))
+    path.write_bytes(data)
+    with open_reader(path) as reader, pytest.raises(SlideError, match="cannot be decoded"):
+        reader.read(0, 0, 0, 10, 10)
 
 
 def test_resolution_of_a_picture_is_not_believed(tmp_path: Path) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from .limits import check_decoded
+
 _SLIDE_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"  # VL Whole Slide Microscopy Image Storage
 _DIRECTORY_CLASS = "1.2.840.10008.1.3.10"
-_TAGS = ("SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixRows", "TotalPixelMatrixColumns")
+_TAGS = (
+    "SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixRows", "TotalPixelMatrixColumns", "Rows",
+    "Columns", "SamplesPerPixel", "BitsAllocated",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,9 @@ class Instance:
         kind: what it stores, in words.
         is_slide: whether that is a part of a slide: a level, its label or its overview.
         is_directory: whether it only lists other files.
+        shows: what it shows of a slide: VOLUME, LABEL, OVERVIEW, THUMBNAIL; nothing where the file does not say.
         level: height and width, if it is a level of a slide.
+        tile: bytes of one tile, decoded.
         encoding: how its pixels are encoded, in words.
     """
 
@@ -33,7 +41,9 @@ class Instance:
     kind: str
     is_slide: bool
     is_directory: bool
+    shows: str
     level: tuple[int, int] | None
+    tile: int
     encoding: str
 
 
@@ -58,7 +68,8 @@ class Series:
         """Why this cannot be read as one slide."""
         levels = [instance for instance in self.instances if instance.level is not None]
         if not levels:
-            return "its series has no level of the slide itself, only its label or overview: copy all files"
+            shown = {instance.shows or "nothing that it names" for instance in self.instances}
+            return f"its series has no level of the slide itself, only {', '.join(sorted(shown))}: copy all files"
         encodings: dict[tuple[int, int] | None, set[str]] = {}
         for instance in levels:
             encodings.setdefault(instance.level, set()).add(instance.encoding)
@@ -100,15 +111,18 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
         if not storage:
             return None  # cut off or overwritten
         is_slide = storage == _SLIDE_CLASS
-        kinds = list(found.get("ImageType") or [])
+        kinds = [*(found.get("ImageType") or []), "", "", ""]
         size_of = (found.get("TotalPixelMatrixRows"), found.get("TotalPixelMatrixColumns"))
-        is_level = is_slide and "VOLUME" in kinds and all(isinstance(side, int) for side in size_of)
+        is_level = is_slide and kinds[2] == "VOLUME" and all(isinstance(side, int) for side in size_of)
         return Instance(
             file=file,
             series=str(found.get("SeriesInstanceUID", "")),
             kind=str(getattr(storage, "name", "") or storage),
             is_slide=is_slide,
             is_directory=storage == _DIRECTORY_CLASS,
+            shows=str(kinds[2]),
+            tile=math.prod(int(found.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
+            * -(-int(found.get("BitsAllocated") or 8) // 8),
             level=(int(size_of[0]), int(size_of[1])) if is_level else None,
             encoding=str(getattr(meta.get("TransferSyntaxUID", ""), "name", "")),
         )
@@ -155,3 +169,10 @@ def problem_of(path: Path) -> str | None:
         return f"a DICOM file that is no slide but {own.kind}"
     series = series_of(path)
     return None if series is None else series.problem
+
+
+def check_tiles(path: Path) -> None:
+    """Refuses tiles that no memory can hold: OpenSlide ends the whole process where it gets none."""
+    series = series_of(path)
+    for instance in series.instances if series is not None else ():
+        check_decoded(path, f"a tile of {instance.file.name}", instance.tile)

@@ -39,19 +39,3 @@ class JpegTiles:
         except ValueError:  # some writers cut the tiles at the border; tifffile fills them up
             return None
         return out
-
-
-def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Height and width that a JPEG declares, without decoding it; None where it declares none."""
-    at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # filling
-            at += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
-        elif marker == 0xDA:
-            return None
-        else:
-            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None

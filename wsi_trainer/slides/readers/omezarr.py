@@ -103,7 +103,7 @@ class OmeZarrReader(Closing):
             return choose_channel(self._path, wanted, found.channels, count)
         if count not in (1, 3):
             names = describe_channels(found.channels, count)
-            raise SlideError(self._path, f"{count} channels; choose one with --channel ({names})")
+            raise SlideError(self._path, f"{count} channels; choose one with preprocess --channel ({names})")
         return None
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:

@@ -89,7 +89,7 @@ def check_bits(path: Path, dtype: np.dtype[Any], options: ReadOptions) -> Range 
         raise SlideError(path, f"pixels are {dtype}; expected 8 bits a channel")
     if options.to_8bit is None:
         raise SlideError(
-            path, f"pixels are {dtype}; expected 8 bits a channel: give --to_8bit LOW:HIGH, the values that become "
-            "0 and 255"
+            path, f"pixels are {dtype}; expected 8 bits a channel: preprocess takes --to_8bit LOW:HIGH, the values "
+            "that become 0 and 255"
         )  # fmt: skip
     return options.to_8bit

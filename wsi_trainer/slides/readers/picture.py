@@ -22,7 +22,7 @@ from .protocol import WHITE, Level, Pixels, SlideInfo, blank, clip_box, on_backg
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 SUFFIXES = {".png", ".jpg", ".jpeg"}
 # What is converted without changing a value; all else (CMYK, YCCK, ...) has colours that would have to be guessed.
-_MODES = {"1": "L", "L": "L", "P": "RGBA", "PA": "RGBA", "LA": "RGBA", "RGB": "RGB", "RGBA": "RGBA", "I;16": "I;16"}
+_MODES = {"1": "L", "L": "L", "P": "RGBA", "LA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
 _ORIENTATION = 0x0112  # of Exif
 _opening = threading.Lock()
 
@@ -89,21 +89,17 @@ class PictureReader(Closing):
         with self._lock:
             if self._pixels is None:
                 try:
-                    self._pixels = self._decode() if self._scale is None else self._decode_deep()
-                except Exception as error:
+                    values = self._values()
+                except Exception as error:  # each library raises its own kinds on what is damaged
                     raise SlideError(self._path, f"cannot be decoded: {_reason(error)}") from error
+                self._pixels = _three(values if self._scale is None else self._scale.apply(values))
             return self._pixels
 
-    def _decode(self) -> Pixels:
+    def _values(self) -> NDArray[Any]:
+        if self.info.vendor == "png":  # Pillow cuts 16 bits to 8, and fills up rows that are missing
+            return np.asarray(imagecodecs.png_decode(self._path.read_bytes()))
         with self._opened() as image:
-            has_alpha = "transparency" in image.info and image.mode in ("1", "L", "RGB")
-            pixels = np.asarray(image.convert("RGBA" if has_alpha else _MODES[image.mode]))
-        return _three(pixels)
-
-    def _decode_deep(self) -> Pixels:
-        assert self._scale is not None
-        values: NDArray[Any] = imagecodecs.png_decode(self._path.read_bytes())
-        return _three(self._scale.apply(values))
+            return np.asarray(image.convert(_MODES[image.mode]))
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
         if level:

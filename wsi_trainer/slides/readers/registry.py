@@ -64,6 +64,7 @@ def open_reader(path: Path | str, reader: str | None = None, options: ReadOption
             problem = dicom_series.problem_of(path)
             if problem is not None:
                 raise SlideError(path, problem)
+            dicom_series.check_tiles(path)
         try:
             opened = _opened(getattr(module, kind), name, path, options, reasons)
             check_size(path, *opened.info.shape)

@@ -17,7 +17,8 @@ from wsi_trainer.errors import UserError
 
 from ..errors import SlideError
 from .closing import Closing
-from .jpeg import JpegTiles, jpeg_size
+from .inner_size import inner_size
+from .jpeg import JpegTiles
 from .options import PLAIN, ReadOptions
 from .protocol import Level, Pixels, SlideInfo, clip_box, level_downsample
 from .tiff_choice import check_pages, choose, further_images, orientation, tile_size
@@ -161,8 +162,8 @@ class TiffReader(Closing):
         try:
             if jpeg is not None and (pixels := jpeg.decode(data)) is not None:
                 return pixels
-            if key.compression == _JPEG and (found := jpeg_size(data)) is not None:
-                self._check_inner(index, found, key.chunks[:2])
+            if (found := inner_size(int(key.compression), data)) is not None:
+                self._check_inner(index, found, self._tiles[level])
             segment, _, shape = key.decode(data, index, **tables)
         except SlideError:
             raise
@@ -171,10 +172,10 @@ class TiffReader(Closing):
         return None if segment is None else segment[0, : shape[1], : shape[2]]
 
     def _check_inner(self, index: int, found: tuple[int, int], expected: tuple[int, int]) -> None:
-        """Refuses a JPEG that is larger than the tile it fills: it may ask for any memory."""
+        """Refuses an encoded image that is larger than the tile it fills: it may ask for any memory."""
         if found[0] > expected[0] or found[1] > expected[1]:
             sizes = [f"{width} x {height} px" for height, width in (found, expected)]
-            raise SlideError(self._path, f"tile {index} holds a JPEG of {sizes[0]}, the tile has {sizes[1]}")
+            raise SlideError(self._path, f"tile {index} holds an image of {sizes[0]}, the tile has {sizes[1]}")
 
     def associated(self, name: str) -> Pixels:
         for series in self._tif.series[1:]:

@@ -14,7 +14,7 @@ from ..errors import SlideError, UnsupportedSlide
 from .limits import check_decoded, check_size
 from .options import Range, ReadOptions, check_bits, choose_channel, describe_channels
 from .protocol import WHITE, Pixels, on_background
-from .tiff_fields import channel_names
+from .tiff_fields import channel_names, ome_planes
 
 # JPEG 2000 of Aperio is left to OpenSlide: tifffile returns its YCbCr variant unconverted.
 _CODECS = {1, 5, 7, 8, 32946, 34712, 50000, 50001, 50002, 34926, 34927}
@@ -104,6 +104,11 @@ def _pages(path: Path, tif: tifffile.TiffFile, options: ReadOptions) -> tuple[li
     """One page for each level, whether a channel was chosen by that, and the channels' names."""
     series, names = tif.series[0], channel_names(tif)
     stack = {axis: size for axis, size in zip(series.axes, series.shape) if axis not in "YXS" and size > 1}
+    there = int(np.prod([size for axis, size in zip(series.axes, series.shape) if axis not in "YX"]))
+    if ome_planes(tif) > there:
+        raise SlideError(
+            path, f"it lists {ome_planes(tif)} planes, of which {there} are in this file: a part of an image"
+        )
     if not stack:
         return [_only(path, level) for level in series.levels], False, names
     (axis, count), *more = stack.items()
@@ -113,7 +118,7 @@ def _pages(path: Path, tif: tifffile.TiffFile, options: ReadOptions) -> tuple[li
     if options.channel is None:
         kind = "channels" if axis == "C" else "pages of the same size"
         raise SlideError(
-            path, f"a stack of {count} {kind}; choose one with --channel ({describe_channels(names, count)})"
+            path, f"a stack of {count} {kind}; choose one with preprocess --channel ({describe_channels(names, count)})"
         )
     number = choose_channel(path, options.channel, names, count)
     chosen = []
@@ -144,12 +149,17 @@ def _samples(path: Path, page: Any, wanted: str | None, names: list[str]) -> tup
         return (sample if count > 1 else None), None
     if count == colours:
         return None, None
-    if count == colours + 1 and (extra in (_ASSOCIATED, _UNASSOCIATED) or colours == 3):
+    if count == colours + 1 and colours in (1, 3) and (extra in (_ASSOCIATED, _UNASSOCIATED) or colours == 3):
         return None, extra
     if colours == 1:
         there = describe_channels(names, count)
-        raise SlideError(path, f"{count} channels that are not marked as RGB; choose one with --channel ({there})")
-    raise SlideError(path, f"{count} samples a pixel, stored as {_name(page.photometric)}; expected RGB or grey")
+        raise SlideError(
+            path, f"{count} channels that are not marked as RGB; choose one with preprocess --channel ({there})"
+        )
+    stored = _name(page.photometric)
+    raise SlideError(
+        path, f"{count} samples a pixel, stored as {stored}; expected grey or RGB, perhaps with transparency"
+    )
 
 
 def _check_encoding(path: Path, page: Any) -> None:

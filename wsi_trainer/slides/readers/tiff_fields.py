@@ -101,6 +101,14 @@ def channel_names(tif: tifffile.TiffFile) -> list[str]:
     return []
 
 
+def ome_planes(tif: tifffile.TiffFile) -> int:
+    """How many planes of samples the first image of an OME-TIFF has; they may lie in several files."""
+    for pixels in _elements(tif.ome_metadata or "", "Pixels") if tif.is_ome else ():
+        sizes = [number(pixels.get(f"Size{axis}", "1")) or 1 for axis in "CZT"]
+        return int(math.prod(sizes))
+    return 0
+
+
 def description(tif: tifffile.TiffFile) -> str:
     """The text of the first page."""
     text = tif.pages.first.description
