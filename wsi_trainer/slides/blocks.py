@@ -99,7 +99,7 @@ def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Co
         expected = image_array((found["shape"][1], found["shape"][2]), layout, codec)
     except FileNotFoundError as error:
         raise SlideError(path, f"has no level {level}") from error
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise SlideError(path, f"level {level} was not written by this package") from error
     if any(
         found[key] != expected[key] for key in ("shape", "codecs", "chunk_grid", "chunk_key_encoding", "fill_value")

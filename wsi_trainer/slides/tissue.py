@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,22 +152,29 @@ def _polygons(path: Path) -> list[list[Ring]]:
     """The polygons of a GeoJSON file, each an outline and its holes."""
     try:
         content = json.loads(path.read_bytes())
-        if not isinstance(content, dict):
-            raise TypeError("expected a mapping")
-        features = content.get("features", [{"geometry": content}])
-        polygons: list[Any] = []
-        for feature in features:
-            geometry = feature["geometry"]
-            if geometry["type"] == "Polygon":
-                polygons.append(geometry["coordinates"])
-            elif geometry["type"] == "MultiPolygon":
-                polygons.extend(geometry["coordinates"])
+        polygons = list(_coordinates(content))
         rings = [[_ring(ring) for ring in polygon] for polygon in polygons]
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise SlideError(path, f"not GeoJSON with polygons: {error}") from error
     if not any(rings):
         raise SlideError(path, "holds no polygon")
     return rings
+
+
+def _coordinates(value: Any) -> Iterator[Any]:
+    """The coordinates of all polygons in a collection, a feature or a geometry."""
+    kind = value["type"] if isinstance(value, dict) else None
+    if kind == "Polygon":
+        yield value["coordinates"]
+    elif kind == "MultiPolygon":
+        yield from value["coordinates"]
+    elif kind == "Feature":
+        yield from _coordinates(value["geometry"])
+    elif kind in ("FeatureCollection", "GeometryCollection"):
+        for part in value["features" if kind == "FeatureCollection" else "geometries"]:
+            yield from _coordinates(part)
+    elif kind is None:
+        raise TypeError(f"expected a feature or a geometry instead of {str(value)[:40]}")
 
 
 def _ring(points: Any) -> Ring:

@@ -15,9 +15,9 @@ TILE = 64
 
 def write_instance(
     path: Path, series: str, pixels: np.ndarray, *, kind: str = "VOLUME", storage: UID | None = None,
-    syntax: UID = JPEGBaseline8Bit, mpp: float = 0.5,
+    syntax: UID = JPEGBaseline8Bit, mpp: float = 0.5, **tags: object,
 ) -> None:  # fmt: skip
-    """One instance with the pixels (y, x, RGB) as JPEG tiles."""
+    """One instance with the pixels (y, x, RGB) as JPEG tiles; a tag that is None is left out."""
     import imagecodecs
 
     storage = storage or VLWholeSlideMicroscopyImageStorage
@@ -51,6 +51,11 @@ def write_instance(
     measures.PixelSpacing = [mpp / 1000, mpp / 1000]
     groups.PixelMeasuresSequence = Sequence([measures])
     found.SharedFunctionalGroupsSequence = Sequence([groups])
+    for name, value in tags.items():
+        if value is None:
+            delattr(found, name)
+        else:
+            setattr(found, name, value)
     found.PixelData = encapsulate(tiles)
     found["PixelData"].is_undefined_length = True
     path.parent.mkdir(parents=True, exist_ok=True)

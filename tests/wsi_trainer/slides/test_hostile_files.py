@@ -355,6 +355,28 @@ def test_store_of_one_chunk(tmp_path: Path) -> None:
     _refused(path, "a chunk of .* would take 4578 MiB")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "broken zarr store"),
+        ("[]", "broken zarr store"),
+        ("[" * 100_000, "broken zarr store"),
+        ("{}", "without OME-NGFF multiscales"),
+        ('{"zarr_format": 3, "node_type": "group", "attributes": {"ome": "x"}}', "without OME-NGFF multiscales"),
+        ('{"zarr_format": 3, "node_type": "group", "attributes": {"ome": {"plate": {}}}}', "without OME-NGFF"),
+    ],
+)
+def test_stores_that_say_nothing(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "s.zarr").mkdir()
+    (tmp_path / "s.zarr" / "zarr.json").write_text(content)
+    _refused(tmp_path / "s.zarr", reason)
+
+
+def test_array_without_a_group(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "s.zarr", data=np.zeros((3, 8, 8), "u1"))
+    _refused(tmp_path / "s.zarr", "a zarr array and not a group")
+
+
 def test_levels_that_grow(tmp_path: Path) -> None:
     path = _store(tmp_path / "s.zarr", lambda first: first["datasets"].append({"path": "1"}))
     zarr.open_group(path).create_array("1", shape=(3, 128, 128), chunks=(1, 32, 32), dtype="u1")
@@ -480,6 +502,36 @@ def test_outlines_that_are_none(slide: Path, tmp_path: Path, coordinates: object
 
     with pytest.raises(SlideError, match=reason):
         draw_tissue(_outline(tmp_path / "s.geojson", coordinates), (10, 10), 16, (16.0, 16.0))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda polygon: polygon,
+        lambda polygon: {"type": "Feature", "geometry": polygon},
+        lambda polygon: {"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": polygon}]},
+        lambda polygon: {"type": "GeometryCollection", "geometries": [polygon, {"type": "Point", "coordinates": [1]}]},
+        lambda polygon: {"type": "MultiPolygon", "coordinates": [polygon["coordinates"]]},
+    ],
+)
+def test_outlines_in_all_wrappings(tmp_path: Path, wrap: Callable[[dict], dict]) -> None:
+    from wsi_trainer.slides.tissue import draw_tissue
+
+    path = tmp_path / "s.geojson"
+    path.write_text(json.dumps(wrap({"type": "Polygon", "coordinates": [SQUARE]})))
+    assert draw_tissue(path, (40, 40), 16, (16.0, 16.0)).mask.sum() == pytest.approx((300 / 16) ** 2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "text", ["null", "3", "{}", "[]", '{"type": "FeatureCollection", "features": null}', "[" * 10**5]
+)
+def test_json_that_is_no_outline(tmp_path: Path, text: str) -> None:
+    from wsi_trainer.slides.tissue import draw_tissue
+
+    (tmp_path / "s.geojson").write_text(text)
+    with pytest.raises(SlideError, match="not GeoJSON with polygons") as caught:
+        draw_tissue(tmp_path / "s.geojson", (10, 10), 16, (16.0, 16.0))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("outline", ["x.geojson", "x.ome.geojson"])

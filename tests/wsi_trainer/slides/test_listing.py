@@ -167,6 +167,28 @@ def test_broken_dicom_is_reported_and_not_lost(folder: Path, content: bytes) -> 
         open_reader(folder / "broken.dcm")
 
 
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ({"BitsAllocated": 16, "BitsStored": 16, "HighBit": 15}, "a.dcm has 16 bits; expected 8"),
+        ({"TotalPixelMatrixFocalPlanes": 3}, "a.dcm has 3 focal planes; expected 1"),
+        ({"NumberOfOpticalPaths": 4}, "a.dcm has 4 optical paths; expected 1"),
+        ({"ImageType": None}, "no file that says it is a level and how large"),
+        ({"TotalPixelMatrixRows": None}, "no file that says it is a level and how large"),
+        ({"TotalPixelMatrixRows": 10**6, "TotalPixelMatrixColumns": 10**6}, "declares 1000000 x 1000000 px"),
+        ({"TotalPixelMatrixRows": 0, "TotalPixelMatrixColumns": 0}, "size is zero|holds nothing"),
+        ({"Rows": 60000, "Columns": 60000}, "a tile of a.dcm would take 10300 MiB"),
+        ({"NumberOfFrames": 99}, "cannot read rows|number of frames"),
+    ],
+)
+def test_dicom_that_is_more_or_less_than_a_slide(folder: Path, tags: dict[str, object], reason: str) -> None:
+    """Tiles for which there is no memory would end the process, and not only the reading."""
+    dicom_files.write_instance(folder / "a.dcm", "1.2.3", np.zeros((200, 160, 3), np.uint8), **tags)
+    for path in (folder, folder / "a.dcm"):
+        with pytest.raises(SlideError, match=reason), open_reader(path) as reader:
+            reader.read(0, 0, 0, 200, 160)
+
+
 def test_real_series_with_label_and_overview(real_slides: Path) -> None:
     series = real_slides / "CMU-1-Small-Region_dicom"
     assert _listed(series)[0] == {series.name: series}

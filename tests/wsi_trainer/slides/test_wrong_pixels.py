@@ -235,6 +235,21 @@ def test_largest_image_is_not_left_out(tmp_path: Path) -> None:
         open_reader(tmp_path / "s.tif")
 
 
+def test_part_of_an_image_is_not_taken_for_it(tmp_path: Path) -> None:
+    """Two channels, of which one lies in another file."""
+    data = "".join(
+        f'<TiffData FirstC="{c}" IFD="0"><UUID FileName="{c}.ome.tif">urn:uuid:{c}</UUID></TiffData>' for c in (0, 1)
+    )
+    sizes = f'Type="uint8" SizeX="{SIZE[1]}" SizeY="{SIZE[0]}" SizeC="2" SizeZ="1" SizeT="1"'
+    xml = (
+        '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">'
+        f'<Pixels ID="Pixels:0" DimensionOrder="XYCZT" {sizes}>{data}</Pixels></Image></OME>'
+    )
+    tifffile.imwrite(tmp_path / "0.ome.tif", _values(*SIZE), description=xml, metadata=None, **GREY)
+    with pytest.raises(SlideError, match="lists 2 planes, of which 1 are in this file"):
+        open_reader(tmp_path / "0.ome.tif")
+
+
 def test_further_images_are_told(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "s.tif") as writer:
         writer.write(_values(*SIZE, 3), photometric="rgb", resolution=(2, 2), resolutionunit="MICROMETER", **TILE)

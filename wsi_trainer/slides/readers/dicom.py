@@ -50,7 +50,10 @@ def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:
     except ImportError as error:
         hint = 'needs wsidicom: pip install "wsi-trainer[dicom]"'
         raise UnsupportedSlide(path, "; ".join(filter(None, (reason, hint)))) from error
-    return WsiDicomReader(path)
+    try:
+        return WsiDicomReader(path)
+    except SlideError as error:
+        raise SlideError(path, "; ".join(filter(None, (reason, error.reason)))) from error
 
 
 class WsiDicomReader(Closing):

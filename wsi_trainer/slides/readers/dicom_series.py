@@ -14,9 +14,10 @@ from .limits import check_decoded
 
 _SLIDE_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"  # VL Whole Slide Microscopy Image Storage
 _DIRECTORY_CLASS = "1.2.840.10008.1.3.10"
+_BESIDE = {"LABEL", "OVERVIEW", "LOCALIZER", "THUMBNAIL"}
 _TAGS = (
     "SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixRows", "TotalPixelMatrixColumns", "Rows",
-    "Columns", "SamplesPerPixel", "BitsAllocated",
+    "Columns", "SamplesPerPixel", "BitsAllocated", "TotalPixelMatrixFocalPlanes", "NumberOfOpticalPaths",
 )  # fmt: skip
 
 
@@ -33,6 +34,9 @@ class Instance:
         shows: what it shows of a slide: VOLUME, LABEL, OVERVIEW, THUMBNAIL; nothing where the file does not say.
         level: height and width, if it is a level of a slide.
         tile: bytes of one tile, decoded.
+        bits: of one sample.
+        focal_planes: how many heights were focused on.
+        optical_paths: how many channels were scanned apart.
         encoding: how its pixels are encoded, in words.
     """
 
@@ -44,6 +48,9 @@ class Instance:
     shows: str
     level: tuple[int, int] | None
     tile: int
+    bits: int
+    focal_planes: int
+    optical_paths: int
     encoding: str
 
 
@@ -67,9 +74,16 @@ class Series:
     def problem(self) -> str | None:
         """Why this cannot be read as one slide."""
         levels = [instance for instance in self.instances if instance.level is not None]
-        if not levels:
-            shown = {instance.shows or "nothing that it names" for instance in self.instances}
+        shown = {instance.shows for instance in self.instances}
+        if not levels and shown <= _BESIDE:
             return f"its series has no level of the slide itself, only {', '.join(sorted(shown))}: copy all files"
+        if not levels:
+            return "its series has no file that says it is a level and how large: damaged or cut off; copy it again"
+        for found in levels:
+            for name, value, expected in (("bits", found.bits, 8), ("focal planes", found.focal_planes, 1),
+                                          ("optical paths", found.optical_paths, 1)):  # fmt: skip
+                if value != expected:
+                    return f"{found.file.name} has {value} {name}; expected {expected}"
         encodings: dict[tuple[int, int] | None, set[str]] = {}
         for instance in levels:
             encodings.setdefault(instance.level, set()).add(instance.encoding)
@@ -112,6 +126,7 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
             return None  # cut off or overwritten
         is_slide = storage == _SLIDE_CLASS
         kinds = [*(found.get("ImageType") or []), "", "", ""]
+        bits = int(found.get("BitsAllocated") or 8)
         size_of = (found.get("TotalPixelMatrixRows"), found.get("TotalPixelMatrixColumns"))
         is_level = is_slide and kinds[2] == "VOLUME" and all(isinstance(side, int) for side in size_of)
         return Instance(
@@ -122,7 +137,10 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
             is_directory=storage == _DIRECTORY_CLASS,
             shows=str(kinds[2]),
             tile=math.prod(int(found.get(name) or 1) for name in ("Rows", "Columns", "SamplesPerPixel"))
-            * -(-int(found.get("BitsAllocated") or 8) // 8),
+            * -(-bits // 8),
+            bits=bits,
+            focal_planes=int(found.get("TotalPixelMatrixFocalPlanes") or 1),
+            optical_paths=int(found.get("NumberOfOpticalPaths") or 1),
             level=(int(size_of[0]), int(size_of[1])) if is_level else None,
             encoding=str(getattr(meta.get("TransferSyntaxUID", ""), "name", "")),
         )

@@ -48,8 +48,11 @@ class OmeZarrReader(Closing):
             self._arrays = [self._array(group, name) for name in found.paths]
         except (UserError, MemoryError):
             raise
+        except zarr.errors.ContainsArrayError as error:
+            raise SlideError(self._path, "a zarr array and not a group; OME-Zarr has its arrays in one") from error
         except Exception as error:  # zarr raises many kinds
-            raise SlideError(self._path, f"broken zarr store: {error or type(error).__name__}") from error
+            said = isinstance(error, ValueError | OSError | zarr.errors.BaseZarrError) and str(error)
+            raise SlideError(self._path, f"broken zarr store: {said or 'its metadata cannot be read'}") from error
         shapes = [self._flat_shape(array) for array in self._arrays]
         if any(shape[0] > shapes[0][0] or shape[1] > shapes[0][1] for shape in shapes):
             raise SlideError(self._path, f"its levels have {shapes} px; expected the largest first")

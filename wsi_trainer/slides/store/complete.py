@@ -56,5 +56,5 @@ def _is_ours(store: Path) -> bool:
     try:
         content = json.loads((store / "zarr.json").read_bytes())
         return PROVENANCE in content["attributes"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
