@@ -53,7 +53,7 @@ def list_slides(slides: str, out: Path | None = None, note: Note = lambda text: 
 def _from_pattern(pattern: str, walk: Walk) -> list[Path]:
     path = Path(pattern)
     if path.exists():
-        if walk.is_made(path):
+        if walk.is_made(path, path.parent):
             raise UserError(f"{path} is in the output folder, and preprocess wrote it; choose another output folder")
         return [path]
     found: list[Path] = []
@@ -63,7 +63,7 @@ def _from_pattern(pattern: str, walk: Walk) -> list[Path]:
     for match in matches:
         if match.is_dir():
             if omezarr.claims(match, b""):
-                found += [] if walk.is_made(match) else [match]
+                found += [] if walk.is_made(match, match.parent) else [match]
             elif match not in data_of_mrxs:
                 found += walk.slides(match)
         else:

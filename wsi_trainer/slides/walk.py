@@ -61,14 +61,16 @@ class Walk:
         while folders:  # real folders first, so that a slide is known by its own place and not by a link to it
             links: list[Path] = []
             for path in folders:
-                found += self._visit(path, links, is_root=path == folder)
+                found += self._visit(path, folder, links)
             folders = links
         return found
 
-    def _visit(self, folder: Path, links: list[Path], *, is_root: bool) -> Iterator[Path]:
+    def _visit(self, folder: Path, root: Path, links: list[Path]) -> Iterator[Path]:
+        is_root = folder == root
         if not self._is_new(folder):
             return
-        if not is_root and (folder / STAGING).is_dir():
+        is_output = (folder / STAGING).is_dir()
+        if not is_root and is_output:
             if folder.resolve() != self._out:
                 self._note(f"{folder}: what an earlier preprocess wrote there is left out; name that folder to take it")
             return
@@ -81,16 +83,16 @@ class Walk:
         for entry in entries:
             if entry.is_dir():
                 if omezarr.claims(entry, b""):
-                    if self.is_made(entry):
+                    if self.is_made(entry, root):
                         self._made += 1
                     else:
                         yield entry
-                elif entry.name in data_of_mrxs or (folder.resolve() == self._out and entry.name in _MADE):
+                elif entry.name in data_of_mrxs or (is_output and entry.name in _MADE):
                     continue
                 elif entry.is_symlink():
                     links.append(entry)
                 else:
-                    yield from self._visit(entry, links, is_root=False)
+                    yield from self._visit(entry, root, links)
             elif self._is_file(entry):
                 (dicoms if _is_dicom(entry) else files).append(entry)
         yield from self.series(dicoms, folder)
@@ -144,11 +146,11 @@ class Walk:
         if foreign:
             self._note(f"{len(foreign)} DICOM files that are no slides are left out: {foreign[0]}")
 
-    def is_made(self, store: Path) -> bool:
-        """Whether a store is what preprocess wrote to the output folder."""
+    def is_made(self, store: Path, root: Path) -> bool:
+        """Whether a store is what preprocess makes of a slide at its place, so that it would be its own source."""
         if self._out is None or not (store / MANIFEST).is_file():
             return False
-        return store.resolve().is_relative_to(self._out)
+        return store.resolve() == (self._out / store.relative_to(root)).resolve()
 
 
 def _entries(folder: Path) -> list[Path]:

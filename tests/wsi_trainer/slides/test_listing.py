@@ -236,6 +236,15 @@ def test_store_in_the_output_folder_by_name_or_pattern(slide: Path, tmp_path: Pa
         _listed(f"{tmp_path}/*.zarr", tmp_path)
 
 
+def test_stores_below_the_output_folder_that_it_does_not_write(folder: Path, slide: Path, tmp_path: Path) -> None:
+    """Stores that were made before are slides like others, also where the new ones go beside their folder."""
+    convert(Job(slide, "s"), folder, Settings(tissue="none"))
+    assert _listed(folder, tmp_path) == ({"s": folder / "s.zarr"}, [])
+    assert main(["preprocess", str(folder), str(tmp_path), *FAST]) == 0
+    assert (tmp_path / "s.zarr").is_dir()
+    assert _listed(folder, tmp_path) == ({"s": folder / "s.zarr"}, [])
+
+
 def test_output_folder_by_another_path(folder: Path, slide: Path, tmp_path: Path) -> None:
     shutil.copy(slide, folder / "s.tif")
     convert(Job(slide, "s"), folder / "out", Settings(tissue="none"))
