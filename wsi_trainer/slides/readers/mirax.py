@@ -15,7 +15,7 @@ def check_parts(path: Path) -> str | None:
     index = folder / "Slidedat.ini"
     if not index.is_file():
         return f"{folder.name}/Slidedat.ini is missing: copy the whole folder"
-    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser = configparser.ConfigParser(delimiters=("=",), strict=False, allow_no_value=True, interpolation=None)
     try:
         parser.read_string(index.read_bytes().decode("utf-8-sig", "replace"))
     except configparser.Error as error:
@@ -30,4 +30,4 @@ def check_parts(path: Path) -> str | None:
 
 
 def _section(parser: configparser.ConfigParser, name: str) -> dict[str, str]:
-    return dict(parser[name]) if parser.has_section(name) else {}
+    return {key: value or "" for key, value in parser[name].items()} if parser.has_section(name) else {}

@@ -17,7 +17,7 @@ from .protocol import WHITE, Pixels, on_background
 from .tiff_fields import channel_names, ome_planes
 
 # JPEG 2000 of Aperio is left to OpenSlide: tifffile returns its YCbCr variant unconverted.
-_CODECS = {1, 5, 7, 8, 32946, 34712, 50000, 50001, 50002, 34926, 34927}
+_CODECS = {1, 5, 7, 8, 32773, 32946, 34712, 50000, 50001, 50002, 34926, 34927}
 _GREY, _RGB, _YCBCR = 1, 2, 6
 _COLOURS = {0: 1, _GREY: 1, _RGB: 3, 3: 1, 5: 4, _YCBCR: 3, 8: 3, 9: 3, 10: 3}
 _UNSPECIFIED, _ASSOCIATED, _UNASSOCIATED = 0, 1, 2
