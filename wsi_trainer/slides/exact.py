@@ -39,7 +39,7 @@ class Comparison:
     def record(self) -> dict[str, Any]:
         """What the store keeps of it."""
         compared = {"boxes": self.boxes, "pixels": self.pixels}
-        return {"exact": not self.changes and self.pixels > 0, "changes": list(self.changes), "compared": compared}
+        return {"exact": self.pixels > 0, "changes": list(self.changes), "compared": compared}
 
 
 def compare(slide: Path, reader: Reader, image: ScaledImage, stored: StoredLevel, settings: Settings) -> Comparison:

@@ -137,6 +137,7 @@ def test_further_series_changes_nothing_for_the_first(folder: Path) -> None:
     (folder / "notes.txt").write_text("about")
     assert quick_hash(file) == before
     assert source_files(file) == [folder / "a_0.dcm", folder / "a_1.dcm"]
+    assert source_files(folder / "b_1.dcm") == [folder / "b_0.dcm", folder / "b_1.dcm"]
 
 
 def test_dicom_that_is_no_slide(folder: Path) -> None:
