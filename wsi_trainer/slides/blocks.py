@@ -102,7 +102,7 @@ def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Co
     except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise SlideError(path, f"level {level} was not written by this package") from error
     if any(
-        found[key] != expected[key] for key in ("shape", "codecs", "chunk_grid", "chunk_key_encoding", "fill_value")
+        found.get(key) != expected[key] for key in ("shape", "codecs", "chunk_grid", "chunk_key_encoding", "fill_value")
     ):
         raise SlideError(path, f"level {level} was not written by this package")
     return found, layout, codec
@@ -110,9 +110,12 @@ def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Co
 
 def stored_mpp(path: Path, level: int) -> tuple[float, float]:
     """Micrometres per pixel of a level of a store."""
-    attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]["ome"]
-    scale = attributes["multiscales"][0]["datasets"][level]["coordinateTransformations"][0]["scale"]
-    return scale[1], scale[2]
+    try:
+        attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]["ome"]
+        scale = attributes["multiscales"][0]["datasets"][level]["coordinateTransformations"][0]["scale"]
+        return float(scale[1]), float(scale[2])
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise SlideError(path, "damaged: zarr.json does not say how large a pixel is; copy the store again") from error
 
 
 class SlideBlocks:

@@ -71,6 +71,13 @@ def test_missing_metadata_is_refused(copy: Path, name: str) -> None:
         SlideSource(copy)
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"attributes": {"ome": {"multiscales": []}}}', "[" * 100_000])
+def test_metadata_that_says_nothing(copy: Path, text: str) -> None:
+    (copy / "zarr.json").write_text(text)
+    with pytest.raises(SlideError, match="damaged"):
+        SlideSource(copy)
+
+
 def test_shard_that_goes_while_a_store_is_open(copy: Path) -> None:
     source = SlideSource(copy, threads=1)
     again = pickle.loads(pickle.dumps(StoredBlocks(copy)._level))
