@@ -212,6 +212,19 @@ def test_premultiplied_transparency(tmp_path: Path, kind: str) -> None:
     assert np.abs(found.astype(int) - other).max() <= 2
 
 
+def test_range_of_colours_is_not_that_of_transparency(tmp_path: Path) -> None:
+    """16 bits of which 12 are used for colours, half transparent."""
+    import imagecodecs
+
+    data = np.full((*SIZE, 4), 2048, np.uint16)
+    data[..., 3] = 32768
+    tifffile.imwrite(tmp_path / "s.tif", data, photometric="rgb", extrasamples=["unassalpha"], **TILE)
+    (tmp_path / "s.png").write_bytes(imagecodecs.png_encode(data))
+    for name in ("s.tif", "s.png"):
+        with open_reader(tmp_path / name, options=ReadOptions(to_8bit=Range(0, 4095))) as reader:
+            assert np.abs(reader.read(0, 0, 0, *SIZE).astype(int) - (128 + 255) // 2).max() <= 1
+
+
 def test_fourth_channel_that_is_no_transparency(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE, 4), photometric="rgb", extrasamples=["unspecified"], **TILE)
     with open_reader(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="fourth channel"):

@@ -44,6 +44,15 @@ class Range:
         return np.rint(np.nan_to_num(np.clip(scaled, 0, 255), nan=0.0)).astype(np.uint8)
 
 
+def to_bytes(values: NDArray[Any], scale: Range, *, has_alpha: bool) -> Pixels:
+    """Values (..., sample) in 8 bits; a last sample that says what is transparent always counts to its type's end."""
+    pixels = scale.apply(values)
+    if has_alpha:
+        most = float(np.iinfo(values.dtype).max) if values.dtype.kind in "iu" else 1.0
+        pixels[..., -1] = Range(0, most).apply(values[..., -1])
+    return pixels
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """How slides are read that do not hold one image of 8 bits.

@@ -16,7 +16,7 @@ from PIL import Image
 from ..errors import SlideError
 from .closing import Closing
 from .limits import check_decoded, check_size
-from .options import PLAIN, ReadOptions, check_bits
+from .options import PLAIN, ReadOptions, check_bits, to_bytes
 from .protocol import WHITE, Level, Pixels, SlideInfo, blank, clip_box, on_background
 
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
@@ -92,7 +92,10 @@ class PictureReader(Closing):
                     values = self._values()
                 except Exception as error:  # each library raises its own kinds on what is damaged
                     raise SlideError(self._path, f"cannot be decoded: {_reason(error)}") from error
-                self._pixels = _three(values if self._scale is None else self._scale.apply(values))
+                if self._scale is not None:
+                    has_alpha = values.ndim == 3 and values.shape[2] in (2, 4)
+                    values = to_bytes(values, self._scale, has_alpha=has_alpha)
+                self._pixels = _three(values)
             return self._pixels
 
     def _values(self) -> NDArray[Any]:

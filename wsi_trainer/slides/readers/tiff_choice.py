@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import SlideError, UnsupportedSlide
 from .limits import check_decoded, check_size
-from .options import Range, ReadOptions, check_bits, choose_channel, describe_channels
+from .options import Range, ReadOptions, check_bits, choose_channel, describe_channels, to_bytes
 from .protocol import WHITE, Pixels, on_background
 from .tiff_fields import channel_names, ome_planes
 
@@ -52,7 +52,9 @@ class Choice:
         """The pixels (y, x, 1 or 3) of a decoded tile (y, x, sample)."""
         if self.sample is not None:
             segment = segment[..., self.sample : self.sample + 1]
-        pixels = segment if self.scale is None else self.scale.apply(segment)
+        if self.scale is not None:
+            segment = to_bytes(segment, self.scale, has_alpha=self.alpha is not None)
+        pixels: Pixels = segment
         return pixels if self.alpha is None else _opaque(path, pixels, self.alpha)
 
 
