@@ -100,7 +100,7 @@ def preprocess(
             else:
                 new += not outcome.skipped
     if copy_associated:
-        failures += _copy_associated(out, jobs)
+        failures += _copy_associated(out, jobs, settings)
     done = write_results(out, listed, failures, shard)
     if export_ngff is not None:
         _export(console, out, [job for job in jobs if (out / f"{job.name}.zarr").exists()])
@@ -148,13 +148,13 @@ def _export(console: Console, out: Path, jobs: Sequence[Job]) -> None:
             bar.finished(number)
 
 
-def _copy_associated(out: Path, jobs: Sequence[Job]) -> list[Failure]:
+def _copy_associated(out: Path, jobs: Sequence[Job], settings: Settings) -> list[Failure]:
     """Saves the label and macro images of all slides; what cannot be read is a failure like others."""
     failures = []
     for job in jobs:
         if (out / f"{job.name}.zarr").exists():
             try:
-                save_associated(job.slide, out / ASSOCIATED / job.name)
+                save_associated(job.slide, out / ASSOCIATED / job.name, settings.reading)
             except UserError as error:
                 failures.append(Failure(str(job.slide), type(error).__name__, str(error)))
     return failures

@@ -335,6 +335,18 @@ def test_chosen_channel_is_not_exact(tmp_path: Path) -> None:
     assert found["settings"]["channel"] == "4"
 
 
+def test_associated_images_of_a_slide_of_channels(tmp_path: Path) -> None:
+    from wsi_trainer.cli import main
+
+    with tifffile.TiffWriter(tmp_path / "s.ome.tif", ome=True) as writer:
+        writer.write(_values(3, *SIZE, dtype="uint16"), metadata={"axes": "CYX", "Name": "slide"}, **GREY)
+        writer.write(_values(40, 50, 3), photometric="rgb", metadata={"axes": "YXS", "Name": "label"})
+    options = ["--channel", "1", "--to_8bit", "0:65535", "--source_mpp", "0.5", "--tissue", "none"]
+    command = ["preprocess", str(tmp_path / "s.ome.tif"), str(tmp_path / "out"), *options, "--copy_associated", "true"]
+    assert main(command) == 0
+    assert (tmp_path / "out" / "associated" / "s" / "label.png").is_file()
+
+
 def test_colours_that_a_library_converts_are_not_exact(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE), photometric="miniswhite", **TILE)
     with open_reader(tmp_path / "s.tif") as reader:
