@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
@@ -21,7 +21,7 @@ def run_on_dask(
     workers: int,
     overwrite: bool,
     report: Report,
-) -> Iterator[tuple[int, Outcome]]:
+) -> Generator[tuple[int, Outcome], None, None]:
     """Converts all jobs on a cluster. OUT and the slides must be reachable from its workers."""
     try:
         from distributed import Client, LocalCluster, as_completed
