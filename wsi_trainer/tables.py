@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")
 
@@ -126,7 +127,7 @@ def _western(data: bytes) -> str:
 
 @cache
 def _tell(path: Path, encoding: str) -> None:
-    log.warning("%s is not UTF-8; it is read as %s: look at its names, and save it as UTF-8", path, encoding)
+    log.warning("%s is not UTF-8; it is read as %s: look at its names, and save it as UTF-8", clean(path), encoding)
 
 
 def micrometres(text: str, where: str) -> float | None:

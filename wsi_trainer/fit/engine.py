@@ -14,6 +14,8 @@ from torch import Tensor
 
 from lightning_plugin import SFTDDPStrategy, SFTStrategy, TileSource
 from wsi_trainer.data import dense
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.checkpoints import WholeCheckpoints
 from wsi_trainer.fit.config import AUTO, TrainConfig
 
 
@@ -38,7 +40,10 @@ def make_trainer(
     options: dict[str, Any] = {}
     if config.budget is not None:
         budget = None if config.budget == AUTO else config.budget
-        options["strategy"] = SFTStrategy(budget=budget) if devices == 1 else SFTDDPStrategy(budget=budget)
+        try:
+            options["strategy"] = SFTStrategy(budget=budget) if devices == 1 else SFTDDPStrategy(budget=budget)
+        except (ValueError, OverflowError) as error:
+            raise UserError(f"train.budget: {error}") from error
         options["inference_mode"] = False  # tiles are computed by autograd functions, which refuse its tensors
     return pl.Trainer(
         accelerator=config.accelerator,
@@ -49,6 +54,7 @@ def make_trainer(
         gradient_clip_val=config.clip or None,
         default_root_dir=os.fspath(folder),
         callbacks=callbacks,
+        plugins=[WholeCheckpoints()],
         logger=loggers or False,
         enable_progress_bar=progress,
         enable_model_summary=False,

@@ -13,6 +13,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.progress import track
+from rich.text import Text
 from torch import nn
 
 from lightning_plugin import Plan, make_plan, sweep
@@ -21,12 +22,14 @@ from wsi_trainer.fit.command import instantiate, make_parser, parse
 from wsi_trainer.fit.config import AUTO
 from wsi_trainer.fit.plan_model import build_model, on_any_device
 from wsi_trainer.fit.planning import Step
+from wsi_trainer.fit.reach import within_reach
 from wsi_trainer.models import SlideClassifier
 
 #: Budgets of a sweep.
 POINTS = 10
 
 
+@within_reach
 def plan(words: Sequence[str]) -> int:
     """Plan a model at an image size under a memory budget, and print the plan."""
     step = config_step(words) if names_config(words) else model_step(words)
@@ -140,9 +143,9 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str) -> int:
         found, swept = planned(run)
     except ValueError as error:  # a size or a device that the engine does not know
         raise UserError(str(error)) from error
-    console.print(str(found), highlight=False, markup=False)
+    console.print(Text(str(found)))
     if swept is not None:
-        console.print(f"\n{swept}", highlight=False, markup=False)
+        console.print(Text(f"\n{swept}"))
     if options.json is not None:
         options.json.write_text(found.to_json() + "\n", encoding="utf-8")
     if options.picture is not None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.stopping import Stopped, ends_at_once
-from wsi_trainer.terminal import is_text
+from wsi_trainer.words import is_text
 
 from .associated import FOLDER as ASSOCIATED
 from .associated import save_associated
@@ -26,6 +26,7 @@ from .inputs import Listed, list_slides, part_of
 from .pool import Failure, Outcome, Report, run_all
 from .results import show, write_failures
 from .settings import Settings
+from .staging import Locked, due, lock
 
 _STALL = 30 * 60.0  # seconds
 
@@ -111,7 +112,7 @@ def preprocess(
         converted = [job for job in jobs if stored(job, out) is not None]
         if copy_associated:
             failures += _copy_associated(out, converted)
-        failures += _export(console, out, converted, export_ngff is not None)
+        failures += _export(console, out, _copied(out, converted, export_ngff is not None))
         told = update_tables(out, listed)
         write_failures(out, failures, shard)
         names = {item.job.name for item in listed}
@@ -168,9 +169,16 @@ def _outcomes(
     return run_on_dask(jobs, out, settings, address=address, workers=workers, overwrite=overwrite, report=report)
 
 
-def _export(console: Console, out: Path, jobs: Sequence[Job], wanted: bool) -> list[Failure]:
-    """Brings copies up to date: all where they are wanted, else those that are there."""
-    jobs = [job for job in jobs if wanted or (out / FOLDER / f"{job.name}.zarr").exists()]
+def _copied(out: Path, converted: Sequence[Job], wanted: bool) -> list[Job]:
+    """The stores to copy: all of this run where copies are wanted, and those that have one and may be new."""
+    names = {job.name: job for job in converted}
+    earlier = [Job(out / f"{name}.zarr", name) for name in due(out) if name not in names]  # of a run that died
+    there = [job for job in [*converted, *earlier] if (out / FOLDER / f"{job.name}.zarr").exists()]
+    return list(converted) + [job for job in there if job.name not in names] if wanted else there
+
+
+def _export(console: Console, out: Path, jobs: Sequence[Job]) -> list[Failure]:
+    """Brings copies up to date with their stores."""
     failures: list[Failure] = []
     if not jobs:
         return failures
@@ -178,7 +186,10 @@ def _export(console: Console, out: Path, jobs: Sequence[Job], wanted: bool) -> l
         for number, job in enumerate(jobs):
             target = out / FOLDER / f"{job.name}.zarr"
             try:
-                export_ngff04(out / f"{job.name}.zarr", target)
+                with lock(out, f"{job.name}.{FOLDER}"):
+                    export_ngff04(out / f"{job.name}.zarr", target)
+            except Locked:
+                pass  # another run makes it
             except (UserError, OSError, ValueError, KeyError) as error:  # the last two: a damaged store
                 failures.append(Failure(str(job.slide), "Export", f"{target}: {error}"))
             bar.finished(number)

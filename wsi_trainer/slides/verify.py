@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.terminal import say
 
 from .bar import slide_bar
 from .convert import STAGING
@@ -76,9 +77,9 @@ def verify(out: Path, workers: int | None = None) -> int:
             damages += found
     for damage in damages:
         place = damage.store / damage.file if damage.file else damage.store
-        console.print(f"[red]damaged[/red] {place}: {damage.reason}", soft_wrap=True)
+        say(console, f"{place}: {damage.reason}", lead="damaged", lead_style="red")
     broken = len({damage.store for damage in damages})
-    console.print(f"{len(stores) - broken} of {len(stores)} stores are as they were written")
+    say(console, f"{len(stores) - broken} of {len(stores)} stores are as they were written")
     return 1 if damages else 0
 
 
