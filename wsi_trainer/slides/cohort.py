@@ -8,6 +8,7 @@ by the next one.
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -72,7 +73,8 @@ def _update(out: Path, listed: Sequence[Listed]) -> Told:
     waiting = due(out)
     asked = {item.job.name: item for item in listed}
     names = list(dict.fromkeys([*asked, *waiting, *_summarised(out), *_named(old)]))
-    found = {name: row for name in names if (row := stored(Job(Path(), name), out)) is not None}
+    there = [name for name in names if os.path.isdir(f"{out}/{name}.zarr")]  # there may be a million names
+    found = {name: row for name in there if (row := stored(Job(Path(), name), out)) is not None}
     rows = [] if old is None else [dict(cells) for _, cells in old.rows]
     present = {name: row for row in rows if (name := _name_of(row)) is not None}
     kept: list[str] = []

@@ -133,15 +133,17 @@ def _refuse_twice(path: Path, table: Table, slides: Sequence[Path]) -> None:
 
 def _names_by_folder(slides: Sequence[Path]) -> list[str]:
     """The names of slides that may lie anywhere: those that would be the same get the folders in which they differ."""
-    groups: dict[str, list[Path]] = {}
-    for slide in slides:
-        groups.setdefault(plain_name(slide), []).append(slide)
-    names: dict[Path, str] = {}
+    names = [plain_name(slide) for slide in slides]
+    groups: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        groups.setdefault(name, []).append(index)
     for group in groups.values():
-        root = Path(os.path.commonpath([os.path.abspath(slide.parent) for slide in group]))
-        places = [Path(os.path.abspath(slide)) for slide in group]
-        names |= dict(zip(group, _names(places, root if len(group) > 1 else None)))
-    return [names[slide] for slide in slides]
+        if len(group) > 1:
+            places = [Path(os.path.abspath(slides[index])) for index in group]
+            root = Path(os.path.commonpath([place.parent for place in places]))
+            for index, name in zip(group, _names(places, root)):
+                names[index] = name
+    return names
 
 
 def part_of(listed: Sequence[Listed], shard: str | None) -> list[Listed]:

@@ -102,7 +102,7 @@ def run_all(
     `stall` is after how many seconds without progress a slide is given up; None waits for ever, as does a run of
     one slide, where nobody waits for the next.
     """
-    if len(jobs) == 1 or (workers == 1 and stall is None):
+    if len(jobs) <= 1 or (workers == 1 and stall is None):
         for number, job in enumerate(jobs):
             note = _notes(report, number)
             yield number, attempt(job, out, settings, workers, overwrite, note)

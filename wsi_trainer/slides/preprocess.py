@@ -140,7 +140,7 @@ def _readable(part: Sequence[Listed]) -> tuple[list[Job], list[Failure]]:
     for job in (item.job for item in part):
         if not is_text(job.name):
             failures.append(Failure(str(job.slide), SlideError.__name__, "its name is not UTF-8; rename it"))
-        elif not job.slide.exists():
+        elif not os.path.exists(job.slide):
             failures.append(Failure(str(job.slide), SlideError.__name__, "does not exist"))
         else:
             jobs.append(job)
@@ -172,9 +172,14 @@ def _outcomes(
 def _copied(out: Path, converted: Sequence[Job], wanted: bool) -> list[Job]:
     """The stores to copy: all of this run where copies are wanted, and those that have one and may be new."""
     names = {job.name: job for job in converted}
-    earlier = [Job(out / f"{name}.zarr", name) for name in due(out) if name not in names]  # of a run that died
+    died = [name for name in due(out) if name not in names and _is_there(out, name)]  # the run, before it copied these
+    earlier = [Job(out / f"{name}.zarr", name) for name in died]
     there = [job for job in [*converted, *earlier] if (out / FOLDER / f"{job.name}.zarr").exists()]
     return list(converted) + [job for job in there if job.name not in names] if wanted else there
+
+
+def _is_there(out: Path, name: str) -> bool:
+    return stored(Job(Path(), name), out) is not None
 
 
 def _export(console: Console, out: Path, jobs: Sequence[Job]) -> list[Failure]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -27,9 +27,10 @@ def write_failures(out: Path, failures: Sequence[Failure], shard: str | None) ->
     """Writes why slides of this run were not converted."""
     part = "" if shard is None else f"-{shard.replace('/', '-of-')}"
     path = out / f"failures{part}.csv"
-    rows = [{name: inert(value) for name, value in asdict(failure).items()} for failure in failures]
+    names = [field.name for field in fields(Failure)]
+    rows = [{name: inert(getattr(failure, name)) for name in names} for failure in failures]
     try:
-        replace_file(path, table_bytes([field.name for field in fields(Failure)], rows))
+        replace_file(path, table_bytes(names, rows))
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; the stores are complete") from error
 
