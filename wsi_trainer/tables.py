@@ -145,9 +145,12 @@ def micrometres(text: str, where: str) -> float | None:
 def table_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> bytes:
     """A CSV file as bytes; bytes of names that are not text are written as escapes."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    plain = csv.writer(text, lineterminator="\n")
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)  # Python before 3.13 forgets a lone \r
+    plain.writerow(columns)
+    for row in rows:
+        cells = [row.get(column, "") for column in columns]
+        (quoting if any("\r" in str(cell) for cell in cells) else plain).writerow(cells)
     return os.fsencode(text.getvalue()).decode("utf-8", "backslashreplace").encode()
 
 
