@@ -23,12 +23,14 @@ def check_text(text: str) -> None:
     Raises:
         yaml.YAMLError: Says what is wrong and where.
     """
-    if not any(sign in text for sign in ("\n", "{", "[", "&", "*")):
+    if len(text) < MOST_NESTED and not any(sign in text for sign in ("\n", "{", "[", "&", "*")):
         return  # one plain value
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-    except RecursionError as error:
-        raise yaml.YAMLError("its values are nested too deep") from error
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):  # what reads nodes would end the process in a deep one
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_NESTED:
+            raise yaml.YAMLError(f"values are nested more than {MOST_NESTED} deep{_place(event)}")
+    node = yaml.compose(text, Loader=_Loader)
     if node is not None and _count(node, {}, ()) > MOST_VALUES:
         raise yaml.YAMLError(f"it stands for more than {MOST_VALUES} values, by references to references")
 
@@ -37,8 +39,6 @@ def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> in
     """How many values a node stands for."""
     if id(node) in above:
         raise yaml.YAMLError(f"a value is a part of itself{_place(node)}")
-    if len(above) > MOST_NESTED:
-        raise yaml.YAMLError(f"values are nested more than {MOST_NESTED} deep{_place(node)}")
     if id(node) not in known:
         above = (*above, id(node))
         inner: list[yaml.Node] = []
@@ -59,8 +59,8 @@ def _refuse_twice(node: yaml.MappingNode) -> None:
         seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
 
 
-def _place(node: yaml.Node) -> str:
-    return f", in line {node.start_mark.line + 1}" if node.start_mark is not None else ""
+def _place(part: yaml.Node | yaml.Event) -> str:
+    return f", in line {part.start_mark.line + 1}" if part.start_mark is not None else ""
 
 
 def read_texts_safely() -> None:

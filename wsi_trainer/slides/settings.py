@@ -16,6 +16,10 @@ FORMAT = 1
 """Changes whenever the same settings give other bytes, so that old and new shards are never mixed."""
 
 
+MOST_LEVELS = 24
+"""More than the largest slide there can be has, down to one pixel."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How slides are converted. Equal settings give equal stores.
@@ -52,12 +56,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.background == "constant" and self.tissue == "none":
             raise UserError("--background constant needs a tissue mask: give --tissue otsu or --tissue geojson")
-        if self.levels is not None and self.levels < 1:
-            raise UserError(f"--levels {self.levels}: expected 1 or more")
+        if self.levels is not None and not 1 <= self.levels <= MOST_LEVELS:
+            raise UserError(f"--levels {self.levels}: expected 1 to {MOST_LEVELS}; each is half of the one before")
         for name in ("mpp", "source_mpp"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1000:
-                raise UserError(f"--{name} {value:g}: expected micrometres per pixel, above 0")
+                raise UserError(f"--{name} {value:g}: expected micrometres per pixel, above 0 and below 1000")
         try:
             _ = self.layout
         except ValueError as error:
