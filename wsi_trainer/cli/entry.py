@@ -110,7 +110,7 @@ def as_user_error(error: Exception) -> UserError | None:
     """The error as one the user can mend, or None if it is a bug."""
     if isinstance(error, UserError):
         return error
-    if is_budget_error(error):
+    if is_engine_error(error):
         return UserError(str(error))
     if isinstance(error, OSError) and error.strerror:
         return UserError(f"{error.filename}: {error.strerror}" if error.filename is not None else about_disk(error))
@@ -144,8 +144,8 @@ def fault(error: Exception, debug: bool) -> UserError:
     return UserError(text, exit_code=FAULT_EXIT)
 
 
-def is_budget_error(error: Exception) -> bool:
-    """Whether the engine says that the budget is too small; the engine is asked only if it is imported."""
+def is_engine_error(error: Exception) -> bool:
+    """Whether the engine says that it cannot do something, such as keep a budget; it is asked only if imported."""
     engine = sys.modules.get("lightning_plugin")
-    budget_error = getattr(engine, "BudgetError", None)
-    return isinstance(budget_error, type) and isinstance(error, budget_error)
+    kinds = [getattr(engine, name, None) for name in ("BudgetError", "EngineError")]
+    return any(isinstance(kind, type) and isinstance(error, kind) for kind in kinds)

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
-from lightning_plugin import Plan
+from lightning_plugin import Plan, PlanError
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
@@ -133,7 +133,10 @@ def _plan(folder: RunFolder) -> tuple[str, str] | None:
     if not folder.plan.is_file():
         return None
     with as_written(folder.plan):
-        plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
+        try:
+            plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
+        except PlanError as error:
+            raise ValueError(str(error)) from error
     with as_written(folder.plan), TemporaryDirectory() as scratch:
         picture = Path(scratch) / "plan.png"
         plan.draw(str(picture))
