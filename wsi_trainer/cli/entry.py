@@ -1,11 +1,10 @@
 """From the words on the command line to a subcommand's exit code. Imports only the standard library."""
 
-import errno
 import importlib
 import os
-import shutil
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ from typing import Any
 
 from wsi_trainer import __version__
 from wsi_trainer.cli.table import COMMANDS, Command
+from wsi_trainer.disks import about_disk
 from wsi_trainer.errors import UserError
 from wsi_trainer.words import clean, speakable
 
@@ -22,8 +22,6 @@ USAGE_EXIT = 2
 FAULT_EXIT = 70
 INTERRUPTED_EXIT = 130
 BROKEN_PIPE_EXIT = 141
-SMALL = 1 << 20
-"""Bytes: a disk with less is full."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = DEBUG_FLAG in words
     words = [word for word in words if word != DEBUG_FLAG]
+    thread_errors = threading.excepthook
+    if not debug:
+        threading.excepthook = in_a_thread
     try:
         code = dispatch(words)
         sys.stdout.flush()
@@ -51,6 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         mendable = as_user_error(error) or fault(error, debug)
         print(f"wsi-train: error: {clean(' '.join(str(mendable).split()))}", file=sys.stderr)
         return mendable.exit_code
+    finally:
+        threading.excepthook = thread_errors
+
+
+def in_a_thread(failed: threading.ExceptHookArgs) -> None:
+    """What ends a thread of a library, such as one that writes curves, in one line."""
+    text = " ".join(str(failed.exc_value).split()) or failed.exc_type.__name__
+    print(f"wsi-train: warning: {clean(text)} ({failed.thread.name if failed.thread else 'a thread'})", file=sys.stderr)
 
 
 def dispatch(words: list[str]) -> int:
@@ -113,19 +122,10 @@ def as_user_error(error: Exception) -> UserError | None:
     if is_engine_error(error):
         return UserError(str(error))
     if isinstance(error, OSError) and error.strerror:
-        return UserError(f"{error.filename}: {error.strerror}" if error.filename is not None else about_disk(error))
+        return UserError(about_disk(error))
     if isinstance(error, RecursionError | MemoryError):
         return UserError(f"{error or type(error).__name__}: the input is too large or nested too deep")
     return None
-
-
-def about_disk(error: OSError) -> str:
-    """An error of the system that does not say of which file: a full disk is looked for."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return str(error.strerror)
-    folders = {str(Path.cwd()): "the working folder", tempfile.gettempdir(): "the folder for temporary files"}
-    full = [f"{name}, {path}" for path, name in folders.items() if shutil.disk_usage(path).free < SMALL]
-    return f"{error.strerror}: " + (f"the disk of {' and of '.join(full)} is full" if full else "a disk is full")
 
 
 def fault(error: Exception, debug: bool) -> UserError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from wsi_trainer.cli.arguments import refuse_empty
 from wsi_trainer.cli.messages import about_refusal, explain
 from wsi_trainer.data import DataConfig
+from wsi_trainer.disks import naming_disks
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit import training
 from wsi_trainer.fit.config import TrainConfig
@@ -88,9 +90,25 @@ def run(
     model, data, config = instantiate(parser, options)
     if first:
         folder.config.write_text(parser.dump(options), encoding="utf-8")
-    training.train(model, data, config, folder, resume, progress)
-    show(training.test(model, data, config, folder, split, progress=progress))
+    with naming_disks(folder.path), naming_workers():
+        training.train(model, data, config, folder, resume, progress)
+        scores = training.test(model, data, config, folder, split, progress=progress)
+    show(scores)
     return folder
+
+
+@contextmanager
+def naming_workers() -> Iterator[None]:
+    """A process that opens slides ahead and ends is said in words of the config."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise UserError(
+            "a process that opens slides ahead (data.workers) has ended: it was killed, or memory is short; "
+            "try data.workers 0"
+        ) from error
 
 
 def instantiate(parser: ArgumentParser, options: Namespace) -> tuple[SlideClassifier, DataConfig, TrainConfig]:

@@ -44,6 +44,11 @@ class Estimate(Callback):
         strategy: Any = trainer.strategy
         budget = strategy.settings.budget if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) else None
         largest = max(sizes["train"].values(), key=lambda size: size[0] * size[1])
+        if min(largest) < pl_module.stride:
+            raise UserError(
+                f"the largest training slide has {largest[0]} × {largest[1]} pixels at data.downsample "
+                f"{self.slides.config.downsample}, and the backbone needs {pl_module.stride} for one position"
+            )
         data = self.slides.config
         factors = [factor / data.downsample for factor in data.context]
         say(Console(), "planning a step on the largest slide, to say what the run costs")
@@ -51,7 +56,8 @@ class Estimate(Callback):
         plan = plan_step(pl_module, *largest, budget or UNLIMITED, device, factors)
         facts = estimate(plan, sizes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
         write_json(self.folder.estimate, facts)
-        say(Console(), sentence(facts))
+        for line in sentence(facts).splitlines():
+            say(Console(), line)
 
     def _sizes(self, records: list[SlideRecord]) -> dict[str, tuple[int, int]]:
         """Height and width of each slide that can be opened; one that cannot ends the run here, unless it may go on."""
