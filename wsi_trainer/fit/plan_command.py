@@ -27,6 +27,8 @@ from wsi_trainer.models import SlideClassifier
 
 #: Budgets of a sweep.
 POINTS = 10
+#: Pixels on a side that numbers of bytes still have room for.
+LARGEST = 10_000_000
 
 
 @within_reach
@@ -160,4 +162,6 @@ def pixels(image: str) -> tuple[int, int]:
     found = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", image)
     if found is None or not int(found[1]) or not int(found[2]):
         raise UserError(f"--image: '{image}' is not a size in pixels; write width x height, as 20480x20480")
+    if max(int(found[1]), int(found[2])) > LARGEST:
+        raise UserError(f"--image: '{image}' has more than {LARGEST} pixels on a side")
     return int(found[1]), int(found[2])

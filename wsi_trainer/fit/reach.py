@@ -55,6 +55,8 @@ def within_reach(command: Command) -> Command:
 
     @wraps(command)
     def limited_command(words: Sequence[str]) -> int:
+        if any(word.startswith(f"{FLAG}=") for word in words):
+            raise UserError(f"{FLAG} takes no value: give it, or leave it out")
         with limited(trusted=FLAG in words):
             return command([word for word in words if word != FLAG])
 

@@ -64,7 +64,7 @@ def update_tables(out: Path, listed: Sequence[Listed]) -> Told:
             return _update(out, listed)
     except Locked as error:
         raise UserError(
-            f"{out / MANIFEST}: another run is writing it; the stores are complete, give the same command again"
+            f"{out / MANIFEST}: another run is writing it; what is converted is safe, give the same command again"
         ) from error
 
 
@@ -180,4 +180,6 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         replace_file(path, data)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; the stores are complete") from error
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}; what is converted is safe, give the same command again"
+        ) from error

@@ -32,7 +32,7 @@ def run_on_dask(
             client = Client(address, timeout=10)
         else:
             client = Client(LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"--scheduler {address}: no Dask scheduler answers there ({error})") from error
     with client:
         futures = {

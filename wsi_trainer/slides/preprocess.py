@@ -126,6 +126,8 @@ def _check_folder(out: Path, slides: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be made: {error.strerror}") from error
+    if not os.access(out, os.W_OK):
+        raise UserError(f"{out} cannot be written to")
     if (out / MANIFEST).is_file() and Path(slides).is_file() and (out / MANIFEST).samefile(slides):
         raise UserError(f"{slides} is where the results would be listed; give another folder for the results")
     table = read_manifest_of(out)

@@ -32,7 +32,9 @@ def write_failures(out: Path, failures: Sequence[Failure], shard: str | None) ->
     try:
         replace_file(path, table_bytes(names, rows))
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; the stores are complete") from error
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}; what is converted is safe, give the same command again"
+        ) from error
 
 
 def show(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,9 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.terminal import say
 
 from .bar import slide_bar
+from .cohort import read_manifest_of
 from .convert import STAGING
 from .export import FOLDER
-from .results import MANIFEST
 from .store.manifest import Damage, find_damage
 
 
@@ -25,9 +24,9 @@ def find_stores(out: Path) -> list[Path]:
     if out.suffix == ".zarr":
         return [out]
     there = set(_walk(out))
-    if (out / MANIFEST).is_file():
-        with (out / MANIFEST).open(newline="", encoding="utf-8-sig") as file:
-            there |= {out / row["slide"] for row in csv.DictReader(file) if row.get("slide")}
+    table = read_manifest_of(out)
+    names = [] if table is None else [row["slide"].strip() for _, row in table.rows]
+    there |= {out / name for name in names if name.endswith(".zarr")}  # other lines are the user's own
     return sorted(there)
 
 
@@ -60,6 +59,8 @@ def verify(out: Path, workers: int | None = None) -> int:
     Returns:
         0 if all is well, 1 if something is damaged.
     """
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers {workers}: expected 1 or more")
     if not out.is_dir():
         raise UserError(f"{out} is not a folder; give the one that preprocess wrote")
     stores = find_stores(out)

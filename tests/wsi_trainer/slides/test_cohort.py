@@ -236,7 +236,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_leaves_no_half_file(
         patch.setattr(os, "replace", full)
         assert preprocess(folder, out) == 2
     error = capsys.readouterr().err
-    assert f"{out / name} cannot be written: No space left on device; the stores are complete" in error
+    assert f"{out / name} cannot be written: No space left on device; what is converted is safe" in error
     assert ".part" not in error and not list(out.rglob("*.part"))
     assert preprocess(folder, out) == 0
     assert main(["verify", str(out)]) == 0
