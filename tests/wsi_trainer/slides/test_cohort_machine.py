@@ -235,7 +235,7 @@ class Cohort(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_stores_manifest_and_summary_agree(count: Callable[..., int], record_result: Callable[..., None]) -> None:
-    wanted = count(ci=12, full=2000)
+    wanted = count(ci=8, full=2000)
     Cohort.sequences = 0
     settings = hypothesis.settings(max_examples=wanted, stateful_step_count=count(ci=10, full=14), deadline=None)
     with redirect_stdout(io.StringIO()):  # thousands of tables
