@@ -50,10 +50,12 @@ def find_mask(
 
 def _geojson_of(slide: Path, settings: Settings) -> Path:
     folder = settings.geojson or slide.parent
-    path = folder / f"{slide.stem}.geojson"
-    if not path.is_file():
-        raise SlideError(slide, f"no tissue outline for it: {path} does not exist")
-    return path
+    names = dict.fromkeys((slide.stem.removesuffix(".ome"), slide.stem))  # x.geojson and x.ome.geojson of x.ome.tif
+    paths = [folder / f"{name}.geojson" for name in names]
+    found = next((path for path in paths if path.is_file()), None)
+    if found is None:
+        raise SlideError(slide, f"no tissue outline for it: {paths[0]} does not exist")
+    return found
 
 
 def draw_overview(picture: Image.Image, mask: TissueMask | None, path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.terminal import say
 
 from .bar import slide_bar
@@ -70,6 +71,7 @@ def verify(out: Path, workers: int | None = None) -> int:
     damages: list[Damage] = []
     sizes = [_size(store) for store in stores]
     with (
+        ends_at_once(),
         slide_bar(console, "verifying", sizes) as bar,
         ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool,
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -262,3 +263,14 @@ def test_options_are_refused_for_their_true_reason(
     places = {"slides": folder, "out": tmp_path / "out"}
     assert main(["preprocess", *(word.format(**places) for word in words)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x.geojson", "x.ome.geojson"])
+def test_the_outline_of_an_ome_tiff_has_the_name_of_the_slide(name: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "a.tif", tmp_path / "x.ome.tif")
+    ring = [[10, 10], [200, 10], [200, 200], [10, 200], [10, 10]]
+    outline = {"type": "Polygon", "coordinates": [ring]}
+    features = [{"type": "Feature", "properties": {}, "geometry": outline}]
+    (tmp_path / name).write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    done = convert(Job(tmp_path / "x.ome.tif", "x", 0.5), tmp_path / "out", replace(SMALL, tissue="geojson"))
+    assert done.tissue is not None and 0.2 < done.tissue < 0.8
