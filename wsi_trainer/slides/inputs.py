@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import glob
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.tables import Table, micrometres, read_table
 
 from .convert import Job
-from .names import different_names
+from .names import different_names, plain_name
 from .readers import omezarr
 from .readers.dicom_series import is_dicom
 from .walk import Note, Walk
@@ -72,25 +73,41 @@ def _from_pattern(pattern: str, walk: Walk) -> list[Path]:
 
 
 def _from_manifest(path: Path) -> list[Listed]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        if "slide" not in (reader.fieldnames or []):
-            raise UserError(f"{path}: no column slide; it has {', '.join(reader.fieldnames or []) or 'none'}")
-        rows = list(reader)
-    slides = [path.parent / row["slide"] for row in rows]
-    names = different_names(slides, None)
+    table = read_table(path)
+    table.need("slide")
+    for line, row in table.rows:
+        if not row["slide"].strip():
+            raise UserError(f"{path}, line {line}: the column 'slide' is empty")
+    rows = [row for _, row in table.rows]
+    slides = [path.parent / (row.get("path", "").strip() or row["slide"].strip()) for row in rows]
+    _refuse_twice(path, table, slides)
     return [
-        Listed(Job(slide, name, _mpp(path, line, row)), row)
-        for line, (slide, name, row) in enumerate(zip(slides, names, rows), start=2)
+        Listed(Job(slide, name, micrometres(row.get("mpp", ""), f"{path}, line {line}")), row)
+        for slide, name, (line, row) in zip(slides, _names_by_folder(slides), table.rows)
     ]
 
 
-def _mpp(path: Path, line: int, row: Mapping[str, str]) -> float | None:
-    text = (row.get("mpp") or "").strip()
-    try:
-        return float(text) if text else None
-    except ValueError as error:
-        raise UserError(f"{path}, line {line}: mpp is {text!r}; expected micrometres per pixel") from error
+def _refuse_twice(path: Path, table: Table, slides: Sequence[Path]) -> None:
+    lines: dict[str, int] = {}
+    for (line, row), slide in zip(table.rows, slides):
+        first = lines.setdefault(os.path.normpath(slide), line)
+        if first != line:
+            raise UserError(f"{path}, line {line}: slide {row['slide']} is in line {first} already")
+
+
+def _names_by_folder(slides: Sequence[Path]) -> list[str]:
+    """The names of slides that may lie anywhere: those that would be the same get the folders in which they differ."""
+    names = [plain_name(slide) for slide in slides]
+    groups: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        groups.setdefault(name, []).append(index)
+    for group in groups.values():
+        if len(group) > 1:
+            places = [Path(os.path.abspath(slides[index])) for index in group]
+            root = Path(os.path.commonpath([place.parent for place in places]))
+            for index, name in zip(group, different_names(places, root)):
+                names[index] = name
+    return names
 
 
 def part_of(listed: Sequence[Listed], shard: str | None) -> list[Listed]:

@@ -13,10 +13,12 @@ from .readers.options import Range, ReadOptions
 from .store.codec import Codec, JpegCodec, ZstdCodec
 from .store.layout import Layout
 
-_MOST_LEVELS = 24  # a slide of the largest size that is read has one pixel before
-
 FORMAT = 1
 """Changes whenever the same settings give other bytes, so that old and new shards are never mixed."""
+
+
+MOST_LEVELS = 24
+"""More than the largest slide there can be has, down to one pixel."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.background == "constant" and self.tissue == "none":
             raise UserError("--background constant needs a tissue mask: give --tissue otsu or --tissue geojson")
-        if self.levels is not None and not 1 <= self.levels <= _MOST_LEVELS:
-            raise UserError(f"--levels {self.levels}: expected 1 to {_MOST_LEVELS}; each has half the side of the last")
+        if self.levels is not None and not 1 <= self.levels <= MOST_LEVELS:
+            raise UserError(f"--levels {self.levels}: expected 1 to {MOST_LEVELS}; each is half of the one before")
         for name in ("mpp", "source_mpp"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1000:
