@@ -40,28 +40,31 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def ends_at_once() -> Iterator[None]:
-    """In this context signals raise `Stopped`, and end the process and its children soon after in any case."""
+def ends_at_once(grace: float = GRACE) -> Iterator[None]:
+    """In this context signals raise `Stopped`, and end the process and its children soon after in any case.
+
+    Args:
+        grace: Seconds until then.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
-    caught = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in caught}
+    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}  # as nohup has it
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    watcher = threading.Thread(target=_watch, args=(reading, caught), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(reading, frozenset(before), grace), daemon=True)
     watcher.start()
-    for number in caught:
-        if before[number] is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, _raise)
+    for number in before:
+        signal.signal(number, _raise)
     try:
         yield
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
-            if signal.getsignal(number) is _raise:
-                signal.signal(number, handler)
+            signal.signal(number, handler)
         os.close(writing)  # the watcher ends, unless it is ending the process
         watcher.join(0 if sys.exc_info()[0] is Stopped else None)
 
@@ -70,11 +73,11 @@ def _raise(signum: int, frame: FrameType | None) -> NoReturn:
     raise Stopped(signum)
 
 
-def _watch(reading: int, caught: list[int]) -> None:
+def _watch(reading: int, caught: frozenset[int], grace: float) -> None:
     """Ends the process some time after a signal: its main thread may be deep in a library."""
     while received := os.read(reading, 1):
-        if received[0] in caught and signal.getsignal(received[0]) is _raise:
-            time.sleep(GRACE)
+        if received[0] in caught:
+            time.sleep(grace)
             with suppress(OSError, ValueError):
                 print(f"wsi-train: {Stopped(received[0])}", file=sys.stderr, flush=True)
             end_children()

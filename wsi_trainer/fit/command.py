@@ -24,7 +24,12 @@ from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.reach import about, check_backbone, denied, within_reach
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models import SlideClassifier
+from wsi_trainer.stopping import GRACE, Stopped, ends_at_once
 from wsi_trainer.terminal import say
+
+SERVICES = {"wandb", "mlflow"}
+MOMENT = 3.0
+"""Seconds for loggers that are services to send what they have when a signal ends a run."""
 
 
 def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
@@ -90,11 +95,27 @@ def run(
     model, data, config = instantiate(parser, options)
     if first:
         folder.config.write_text(parser.dump(options), encoding="utf-8")
-    with naming_disks(folder.path), naming_workers():
+    with (
+        ending_at_once(MOMENT if SERVICES & set(config.loggers) else GRACE),
+        naming_disks(folder.path),
+        naming_workers(),
+    ):
         training.train(model, data, config, folder, resume, progress)
         scores = training.test(model, data, config, folder, split, progress=progress)
     show(scores)
     return folder
+
+
+@contextmanager
+def ending_at_once(grace: float) -> Iterator[None]:
+    """Signals end a run soon; Lightning alone would finish the step, and end as if all were well."""
+    with ends_at_once(grace):
+        try:
+            yield
+        except SystemExit as stop:
+            if isinstance(stop.__context__, Stopped):
+                raise stop.__context__ from None
+            raise
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -117,3 +121,21 @@ def test_checkpoints_do_not_touch_the_folder_for_temporary_files(
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
     trainer.strategy.checkpoint_io.save_checkpoint({"state_dict": {}}, tmp_path / "deep" / "x.ckpt")
     assert read_checkpoint(tmp_path / "deep" / "x.ckpt") == {"state_dict": {}}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
+def test_a_signal_ends_a_run_which_is_continued(words: list[str], tmp_path: Path) -> None:
+    """Not as if all were well: a job that is stopped has another exit code than one that is done."""
+    command = ["fit", *words, "--train.epochs=2", "--train.checkpoint_every=1", "--ckpt_path=last"]
+    program = "import sys; from tests.wsi_trainer.fit.slow_steps import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen([sys.executable, "-c", program, *command], stderr=subprocess.PIPE, text=True)
+    last = RunFolder(tmp_path / "run").checkpoint_path("last")
+    while not last.is_file() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert error.splitlines()[-1] == "wsi-train: ended by SIGTERM" and "Traceback" not in error
+    assert weights(tmp_path / "run")
+    assert main(command) == 0
