@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -18,7 +19,8 @@ SPARE = 0.1
 
 log = logging.getLogger(__name__)
 
-CGROUP = Path("/sys/fs/cgroup/memory.max")
+#: The files that hold a control group's limit, by the kind of file system that the group is in.
+LIMITS = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
 
 
 def default_budget(device: torch.device) -> int:
@@ -32,9 +34,79 @@ def default_budget(device: torch.device) -> int:
 
 def machine_memory() -> int:
     """The memory this process may use: the machine's, or its control group's where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = CGROUP.read_text().strip() if CGROUP.is_file() else "max"
-    return min(total, int(limit)) if limit.isdigit() else total
+    return min(total_memory(), group_limit() or total_memory())
+
+
+def total_memory() -> int:
+    """The memory of the machine."""
+    return int(psutil.virtual_memory().total)
+
+
+def group_limit(root: Path = Path("/")) -> int | None:
+    """The least limit of the control groups that this process is in, or None where there is none.
+
+    A group is bound by those around it, and SLURM and systemd nest them: the process's own may have no limit while one
+    above it has. Both versions of control groups are looked at; a system without them has no such files.
+
+    Args:
+        root: Where the file system begins, for tests.
+    """
+    limits = [_read_limit(file) for file in _limit_files(root)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit_files(root: Path) -> Iterator[Path]:
+    """The files with the limits of all groups that hold this process, from its own up to the one that is mounted."""
+    groups = _groups(root)
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.partition(" ")
+        if kind not in LIMITS or len(before.split()) < 5 or kind not in groups:
+            continue
+        if kind == "cgroup" and "memory" not in options.split()[-1].split(","):
+            continue  # a hierarchy of another resource
+        _, _, _, mounted, place = before.split()[:5]
+        top = root / place.lstrip("/")
+        inside = _below(groups[kind], mounted)
+        folder = top / inside
+        while True:
+            yield folder / LIMITS[kind]
+            if folder == top:
+                break
+            folder = folder.parent
+
+
+def _groups(root: Path) -> dict[str, str]:
+    """The process's own groups, by the kind of file system that they are in."""
+    found = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            found["cgroup2"] = path
+        elif "memory" in controllers.split(","):
+            found["cgroup"] = path
+    return found
+
+
+def _below(group: str, mounted: str) -> str:
+    """The place of a group below the one that is mounted; a container may see only its own."""
+    if mounted != "/" and not f"{group}/".startswith(f"{mounted}/"):
+        return ""
+    inside = group.removeprefix(mounted).strip("/")
+    return "" if ".." in inside.split("/") else inside
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _read_limit(file: Path) -> int | None:
+    text = "".join(_lines(file)).strip()
+    return int(text) if text.isdigit() else None
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

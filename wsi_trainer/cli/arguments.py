@@ -1,7 +1,7 @@
 """A function's typed arguments as options: jsonargparse reads the signature and the docstring."""
 
 from argparse import ArgumentError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -9,7 +9,10 @@ from jsonargparse import ArgumentParser, Namespace
 from wsi_trainer.cli.choices import typehint_of
 from wsi_trainer.cli.messages import explain
 from wsi_trainer.cli.table import Command
+from wsi_trainer.cli.texts import read_texts_safely
+from wsi_trainer.errors import UserError
 
+read_texts_safely()
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
@@ -29,11 +32,20 @@ def build_parser(function: Callable[..., Any], command: Command) -> ArgumentPars
 
 def parse(parser: ArgumentParser, words: list[str]) -> dict[str, Any]:
     """The arguments by name; whatever the parser refuses becomes one clear `UserError`."""
+    refuse_empty(words)
     try:
         values: Namespace = parser.instantiate(parser.parse_args(spell_out_flags(parser, words)))
-    except ArgumentError as error:
+    except (ArgumentError, UnicodeDecodeError) as error:
         raise explain(parser, error, words) from error
     return {name: value for name, value in vars(values).items() if name != "config"}
+
+
+def refuse_empty(words: Sequence[str]) -> None:
+    """Refuse an argument of no letters: as a path it would be the working folder."""
+    for before, word in zip(["", *words], words):
+        if not word.strip() or (word.startswith("-") and word.endswith("=")):
+            name = word.rstrip("=") or (before if before.startswith("-") else "an argument")
+            raise UserError(f"{name} is empty; is a variable of the shell not set?")
 
 
 def spell_out_flags(parser: ArgumentParser, words: list[str]) -> list[str]:

@@ -3,46 +3,63 @@
 import importlib
 import os
 import sys
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from wsi_trainer import __version__
 from wsi_trainer.cli.table import COMMANDS, Command
+from wsi_trainer.disks import about_disk
 from wsi_trainer.errors import UserError
+from wsi_trainer.words import clean, speakable
 
 DEBUG_FLAG = "--debug"
 USAGE_EXIT = 2
+FAULT_EXIT = 70
 INTERRUPTED_EXIT = 130
 BROKEN_PIPE_EXIT = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `wsi-train` with these arguments (those of the process by default) and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        speakable(stream)
     words = list(sys.argv[1:] if argv is None else argv)
     debug = DEBUG_FLAG in words
     words = [word for word in words if word != DEBUG_FLAG]
+    thread_errors = threading.excepthook
+    if not debug:
+        threading.excepthook = in_a_thread
     try:
         code = dispatch(words)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print("wsi-train: interrupted", file=sys.stderr)
-        return INTERRUPTED_EXIT
+    except KeyboardInterrupt as stop:
+        print(f"wsi-train: {stop if str(stop) else 'interrupted'}", file=sys.stderr)
+        return int(getattr(stop, "exit_code", INTERRUPTED_EXIT))
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does: nothing is left to be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_EXIT
     except SystemExit as stop:  # argparse ends the process after --help
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Exception as error:
-        mendable = as_user_error(error)
-        if mendable is None:
-            raise
         if debug:
             traceback.print_exc()
-        print(f"wsi-train: error: {' '.join(str(mendable).split())}", file=sys.stderr)
+        mendable = as_user_error(error) or fault(error, debug)
+        print(f"wsi-train: error: {clean(' '.join(str(mendable).split()))}", file=sys.stderr)
         return mendable.exit_code
+    finally:
+        threading.excepthook = thread_errors
+
+
+def in_a_thread(failed: threading.ExceptHookArgs) -> None:
+    """What ends a thread of a library, such as one that writes curves, in one line."""
+    text = " ".join(str(failed.exc_value).split()) or failed.exc_type.__name__
+    print(f"wsi-train: warning: {clean(text)} ({failed.thread.name if failed.thread else 'a thread'})", file=sys.stderr)
 
 
 def dispatch(words: list[str]) -> int:
@@ -99,18 +116,36 @@ def help_text() -> str:
 
 
 def as_user_error(error: Exception) -> UserError | None:
-    """The error as one the user can mend, or None if it is a bug whose traceback should be seen."""
+    """The error as one the user can mend, or None if it is a bug."""
     if isinstance(error, UserError):
         return error
-    if is_budget_error(error):
+    if is_engine_error(error):
         return UserError(str(error))
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return UserError(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.strerror:
+        return UserError(about_disk(error))
+    if isinstance(error, RecursionError | MemoryError):
+        return UserError(f"{error or type(error).__name__}: the input is too large or nested too deep")
     return None
 
 
-def is_budget_error(error: Exception) -> bool:
-    """Whether the engine says that the budget is too small; the engine is asked only if it is imported."""
+def fault(error: Exception, debug: bool) -> UserError:
+    """A bug in one line; where it is not shown, the traceback is kept in a file."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno}). This is a fault"
+    if not debug:
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", prefix="wsi-train-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+            ) as file:
+                file.write("".join(traceback.format_exception(error)))
+            text += f" of wsi-train or of your own code; its traceback is in {file.name}"
+        except OSError:
+            text += f" of wsi-train or of your own code; {DEBUG_FLAG} shows its traceback"
+    return UserError(text, exit_code=FAULT_EXIT)
+
+
+def is_engine_error(error: Exception) -> bool:
+    """Whether the engine says that it cannot do something, such as keep a budget; it is asked only if imported."""
     engine = sys.modules.get("lightning_plugin")
-    budget_error = getattr(engine, "BudgetError", None)
-    return isinstance(budget_error, type) and isinstance(error, budget_error)
+    kinds = [getattr(engine, name, None) for name in ("BudgetError", "EngineError")]
+    return any(isinstance(kind, type) and isinstance(error, kind) for kind in kinds)

@@ -19,6 +19,8 @@ REASON = re.compile(r"^\s*- (?P<reason>[^\n]*)", re.MULTILINE)
 
 def explain(parser: argparse.ArgumentParser, error: Exception, words: list[str]) -> UserError:
     """The parser's error as a `UserError` that names the key or the file and what would be valid."""
+    if isinstance(error, UnicodeDecodeError):
+        return UserError(f"the configuration{in_config(words)} is no text in UTF-8")
     text = str(error)
     if found := BAD_VALUE.search(text):
         return UserError(about_value(parser, found["key"], found["why"], words))

@@ -75,6 +75,9 @@ class DataConfig:
             raise UserError(
                 f"data.context is {list(self.context)}; give rising factors above data.downsample, {self.downsample}"
             )
+        for name in ("workers", "shift", "stain", "tint"):
+            if getattr(self, name) < 0:
+                raise UserError(f"data.{name} is {getattr(self, name)}; it must be 0 or more")
         for name, share in (("validation", self.validation), ("test", self.test)):
             if not 0 <= share < 1:
                 raise UserError(f"data.{name} is {share}; it must be at least 0 and below 1")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.tables import micrometres, read_table
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
@@ -46,11 +47,7 @@ class SlideRecord:
     @property
     def mpp(self) -> float | None:
         """Micrometres per pixel of the slide from the column `mpp`, which wins over what its file says."""
-        text = self.others.get("mpp", "")
-        try:
-            return float(text) if text else None
-        except ValueError as error:
-            raise UserError(f"slide {self.slide}: mpp is {text!r}; expected micrometres per pixel") from error
+        return micrometres(self.others.get("mpp", ""), f"slide {self.slide}")
 
 
 def read_manifest(
@@ -74,15 +71,11 @@ def read_manifest(
         raise UserError(
             f"there is no manifest at {path}; it is a CSV file with the columns {' and '.join(('slide', *columns))}"
         )
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        there = reader.fieldnames or []
-        for column in needed:
-            if column not in there:
-                raise UserError(f"{path} has no column {column!r}; its columns are {', '.join(there) or 'none'}")
-        needed = needed if filled else ("slide",)
-        base = path.parent if root is None else root
-        records = [_record(path, reader.line_num, row, base, needed) for row in reader]
+    table = read_table(path)
+    table.need(*needed)
+    needed = needed if filled else ("slide",)
+    base = path.parent if root is None else root
+    records = [_record(path, line, row, base, needed) for line, row in table.rows]
     if not records:
         raise UserError(f"{path} lists no slides; add one line for each")
     _check_unique(path, records)
@@ -123,8 +116,9 @@ def check_labels(records: Sequence[SlideRecord], classes: Sequence[str]) -> None
             )
 
 
-def _record(manifest: Path, line: int, row: dict[str, str | None], base: Path, needed: Sequence[str]) -> SlideRecord:
-    values = {column: (value or "").strip() for column, value in row.items() if column is not None}
+def _record(manifest: Path, line: int, row: Mapping[str, str], base: Path, needed: Sequence[str]) -> SlideRecord:
+    values = {column: value.strip() for column, value in row.items()}
+    _ = micrometres(values.get("mpp", ""), f"{manifest}, line {line}")
     for column in needed:
         if not values[column]:
             raise UserError(f"{manifest}, line {line}: the column {column!r} is empty")

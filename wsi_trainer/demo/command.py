@@ -12,6 +12,7 @@ from wsi_trainer.demo.settings import DemoSettings
 from wsi_trainer.demo.summary import Summary
 from wsi_trainer.demo.workplace import prepare
 from wsi_trainer.report import write_report
+from wsi_trainer.terminal import say
 
 
 def demo(
@@ -38,7 +39,7 @@ def demo(
     kept = prepare(out, settings.made_from())
     console.rule("[bold]1/6  slides", align="left")
     manifest = out / "slides" / "manifest.csv" if kept else stages.make_slides(settings, console)
-    console.print(f"{slides} slides of {side} × {side} px: {manifest}", soft_wrap=True)
+    say(console, f"{slides} slides of {side} × {side} px: {manifest}")
     console.rule("[bold]2/6  preprocessing", align="left")
     stores = stages.convert(settings, manifest)
     console.rule("[bold]3/6  training on every pixel", align="left")

@@ -17,6 +17,7 @@ from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.fit.training import load_weights
 from wsi_trainer.slides.preprocess import preprocess
 from wsi_trainer.synthetic import generate
+from wsi_trainer.terminal import say
 
 
 def make_slides(settings: DemoSettings, console: Console) -> Path:
@@ -59,7 +60,7 @@ def write_maps(settings: DemoSettings, folder: RunFolder, console: Console) -> N
     model, data, config = instantiate(parser, options)
     load_weights(model, folder.checkpoint("best"))
     facts = write_heatmaps(model, data, config, folder, regions=settings.out / "slides" / "lesions")
-    console.print(f"{sentence_on_regions(facts)}.")
+    say(console, f"{sentence_on_regions(facts)}.")
 
 
 @contextmanager

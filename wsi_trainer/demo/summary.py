@@ -11,6 +11,7 @@ from rich.table import Table
 from wsi_trainer.fit.memory import format_bytes, process_peak
 from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.metrics import Interval, Predictions, auc, paired_difference, score_intervals
+from wsi_trainer.terminal import say
 
 
 @dataclass(frozen=True)
@@ -52,4 +53,4 @@ class Summary:
         table.add_row("memory of the process, peak", format_bytes(process_peak()))
         table.add_row("time", f"{self.seconds:.0f} s")
         console.print(table)
-        console.print(f"report: {self.report.resolve()}", soft_wrap=True)
+        say(console, f"report: {self.report.resolve()}")

@@ -38,21 +38,14 @@ def device() -> str:
 
 
 def memory() -> str:
-    """The memory of this process: the machine's, or the limit of its container if that is smaller."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = container_limit()
-    if limit is not None and limit < total:
-        return f"{size(limit)} (container limit; the machine has {size(total)})"
+    """The memory of this process: the machine's, or the limit of its container or job if that is smaller."""
+    # The default budget is made of the same numbers; the engine is slow to import.
+    from lightning_plugin.strategy.memory import machine_memory, total_memory
+
+    limit, total = machine_memory(), total_memory()
+    if limit < total:
+        return f"{size(limit)} (limit of the container or the job; the machine has {size(total)})"
     return size(total)
-
-
-def container_limit() -> int | None:
-    """The memory limit of the control group, if there is one."""
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        path = Path(name)
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            return int(text)
-    return None
 
 
 def usable_cores() -> int:

@@ -11,10 +11,13 @@ from rich.console import Console
 from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.fit.command import instantiate, make_parser, parse
+from wsi_trainer.fit.reach import within_reach
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.fit.training import load_weights
+from wsi_trainer.terminal import say
 
 
+@within_reach
 def heatmap(words: Sequence[str]) -> int:
     """Write maps of what the model looked at."""
     parser = make_parser(
@@ -33,9 +36,9 @@ def heatmap(words: Sequence[str]) -> int:
     load_weights(model, folder.checkpoint(options.checkpoint))
     facts = write_heatmaps(model, data, config, folder, options.split, maps, options.regions)
     console = Console()
-    console.print(f"{len(facts['slides'])} maps: {folder.heatmaps}", soft_wrap=True)
+    say(console, f"{len(facts['slides'])} maps: {folder.heatmaps}")
     if sentence := sentence_on_regions(facts):
-        console.print(sentence)
+        say(console, sentence)
     for slide, reason in facts["skipped"].items():
-        console.print(f"left out: {slide}: {reason}", soft_wrap=True, markup=False)
+        say(console, f"left out: {slide}: {reason}")
     return 0

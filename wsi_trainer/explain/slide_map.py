@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from wsi_trainer.models import SlideBatch, SlideClassifier
 
 SIDE = 512
 """Longest side of an overlay."""
+LONGEST = 180
+"""Bytes of a name; a file system takes 255, endings included."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,12 @@ class SlideMap:
 
     @property
     def name(self) -> str:
-        return self.record.slide.replace("/", "_")
+        """Another one for each slide: a folder in the slide's name stays apart from an underscore."""
+        name = self.record.slide.replace("%", "%25").replace("/", "%2F")
+        if len(name.encode()) <= LONGEST:
+            return name
+        seal = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{seal}"
 
     @property
     def array(self) -> Path:

@@ -2,12 +2,55 @@
 
 from __future__ import annotations
 
+import io
+import os
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.plugins.io import CheckpointIO
+
+from wsi_trainer.errors import UserError
+from wsi_trainer.models.weights import read_checkpoint
+
+
+class WholeCheckpoints(CheckpointIO):
+    """Checkpoints that are written whole or not at all, and read without running anything that they hold.
+
+    Lightning writes to the folder for temporary files first, so that a full disk there ends a run which has room, and
+    copies from there to the final name, where a full disk leaves a file that is cut short.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write the file under its name once it is safe on the disk."""
+        target = Path(path)
+        partial = target.with_name(f"{target.name}.partial")
+        memory = io.BytesIO()
+        torch.save(checkpoint, memory)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(memory.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            kept = "; the checkpoint before it is kept" if target.is_file() else ""
+            raise UserError(
+                f"{target} cannot be written ({memory.getbuffer().nbytes} bytes): {error.strerror}{kept}; mend it and "
+                "continue with --ckpt_path last"
+            ) from error
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
+        """Read the file: tensors and plain values only."""
+        return read_checkpoint(Path(path))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove the file."""
+        Path(path).unlink(missing_ok=True)
 
 
 class StepCheckpoint(Callback):

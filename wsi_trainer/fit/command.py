@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
+from wsi_trainer.cli.arguments import refuse_empty
 from wsi_trainer.cli.messages import about_refusal, explain
 from wsi_trainer.data import DataConfig
+from wsi_trainer.disks import naming_disks
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit import training
 from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.parser import CLASSES
 from wsi_trainer.fit.parser import make_parser as make_parser  # the other commands import it from here
 from wsi_trainer.fit.ranks import is_first
+from wsi_trainer.fit.reach import about, check_backbone, denied, within_reach
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models import SlideClassifier
+from wsi_trainer.stopping import GRACE, Stopped, ends_at_once
+from wsi_trainer.terminal import say
+
+SERVICES = {"wandb", "mlflow"}
+MOMENT = 3.0
+"""Seconds for loggers that are services to send what they have when a signal ends a run."""
 
 
 def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     """The options, not yet instantiated; what the parser refuses becomes one clear line."""
+    refuse_empty(words)
     try:
         return parser.parse_args(list(words))
-    except ArgumentError as error:
+    except (ArgumentError, UnicodeDecodeError) as error:
+        if path := denied(error):
+            key = next((key for key in CLASSES if f'"{key}' in str(error)), "the config")
+            raise UserError(about(key, path)) from error
         raise explain(parser, error, list(words)) from error
 
 
+@within_reach
 def fit(words: Sequence[str]) -> int:
     """Train a slide classifier end to end, then test it."""
     parser = make_parser("fit", "Train a slide classifier end to end, and test it on the held-out slides.")
@@ -79,13 +95,46 @@ def run(
     model, data, config = instantiate(parser, options)
     if first:
         folder.config.write_text(parser.dump(options), encoding="utf-8")
-    training.train(model, data, config, folder, resume, progress)
-    show(training.test(model, data, config, folder, split, progress=progress))
+    with (
+        ending_at_once(MOMENT if SERVICES & set(config.loggers) else GRACE),
+        naming_disks(folder.path),
+        naming_workers(),
+    ):
+        training.train(model, data, config, folder, resume, progress)
+        scores = training.test(model, data, config, folder, split, progress=progress)
+    show(scores)
     return folder
+
+
+@contextmanager
+def ending_at_once(grace: float) -> Iterator[None]:
+    """Signals end a run soon; Lightning alone would finish the step, and end as if all were well."""
+    with ends_at_once(grace):
+        try:
+            yield
+        except SystemExit as stop:
+            if isinstance(stop.__context__, Stopped):
+                raise stop.__context__ from None
+            raise
+
+
+@contextmanager
+def naming_workers() -> Iterator[None]:
+    """A process that opens slides ahead and ends is said in words of the config."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise UserError(
+            "a process that opens slides ahead (data.workers) has ended: it was killed, or memory is short; "
+            "try data.workers 0"
+        ) from error
 
 
 def instantiate(parser: ArgumentParser, options: Namespace) -> tuple[SlideClassifier, DataConfig, TrainConfig]:
     """The model with its seeded initial weights, and the configs."""
+    check_backbone(options.model.backbone)
     training.seed_everything(options.train.seed)
     try:
         objects = parser.instantiate(options)
@@ -94,16 +143,19 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> tuple[SlideClassi
     return objects.model, objects.data, objects.train
 
 
+@within_reach
 def validate(words: Sequence[str]) -> int:
     """Score a checkpoint on the validation slides."""
     return _evaluate("validate", "val", words)
 
 
+@within_reach
 def test(words: Sequence[str]) -> int:
     """Score a checkpoint on the held-out slides."""
     return _evaluate("test", "test", words)
 
 
+@within_reach
 def predict(words: Sequence[str]) -> int:
     """Write the probabilities of slides that need no label."""
     parser = make_parser("predict", "Write the probability of each class for each slide of a manifest.")
@@ -113,7 +165,7 @@ def predict(words: Sequence[str]) -> int:
     model, data, config = instantiate(parser, options)
     folder = RunFolder(Path(options.out)).existing()
     written = training.predict_slides(model, data, config, folder, options.slides, options.checkpoint)
-    Console().print(f"predictions: {written}", soft_wrap=True)
+    say(Console(), f"predictions: {written}")
     return 0
 
 
@@ -130,6 +182,6 @@ def _evaluate(name: str, split: str, words: Sequence[str]) -> int:
 def show(scores: dict[str, Any]) -> None:
     """Print the scores of a split."""
     console = Console()
-    console.print(f"{scores['slides']} slides of {scores['patients']} patients in the split {scores['split']}:")
+    say(console, f"{scores['slides']} slides of {scores['patients']} patients in the split {scores['split']}:")
     for name, interval in scores["slide"].items():
-        console.print(f"  {name:18} {interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})")
+        say(console, f"  {name:18} {interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})")

@@ -52,8 +52,10 @@ class TrainConfig:
         for name in ("epochs", "accumulate", "devices", "resamples"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} is {getattr(self, name)}; it must be 1 or more")
-        if self.clip < 0:
+        if not 0 <= self.clip < float("inf"):
             raise UserError(f"train.clip is {self.clip}; it must be 0 (off) or positive")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"train.seed is {self.seed}; it must be from 0 to {2**32 - 1}")
         if self.checkpoint_every < 0:
             raise UserError(f"train.checkpoint_every is {self.checkpoint_every}; it must be 0 or positive")
         if self.patience is not None and self.patience < 1:

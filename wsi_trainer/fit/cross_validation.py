@@ -16,9 +16,11 @@ from wsi_trainer.data import folds, read_manifest, write_folds
 from wsi_trainer.data.datamodule import target_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.command import instantiate, run
+from wsi_trainer.fit.reach import trust_words
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.metrics import cross_validation, read_predictions
 from wsi_trainer.models import Task
+from wsi_trainer.terminal import cell
 
 
 def fit_folds(
@@ -106,7 +108,13 @@ def run_apart(parser: ArgumentParser, options: Namespace, config: Path, resume: 
         split: What the run is tested on.
     """
     config.write_text(parser.dump(options), encoding="utf-8")
-    words = ["fit", f"--config={config}", f"--test_on={split}", *([f"--ckpt_path={resume}"] if resume else [])]
+    words = [
+        "fit",
+        *trust_words(),
+        f"--config={config}",
+        f"--test_on={split}",
+        *([f"--ckpt_path={resume}"] if resume else []),
+    ]
     code = subprocess.run([sys.executable, "-m", "wsi_trainer", *words], check=False).returncode
     if code:
         raise UserError(
@@ -124,5 +132,5 @@ def show(facts: dict[str, Any], console: Console) -> None:
         pooled = facts["pooled"][name]
         each = " ".join(f"{fold['slide'][name]:.3f}" for fold in facts["folds"])
         interval = f"{pooled['value']:.3f} ({pooled['low']:.3f} to {pooled['high']:.3f})"
-        table.add_row(name, f"{mean:.3f} ± {facts['sd'][name]:.3f}", interval, each)
+        table.add_row(cell(name), f"{mean:.3f} ± {facts['sd'][name]:.3f}", interval, each)
     console.print(table)

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
 from lightning_plugin import SFTDDPStrategy, SFTStrategy, TileSource
 from wsi_trainer.data import dense
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.checkpoints import WholeCheckpoints
 from wsi_trainer.fit.config import AUTO, TrainConfig
 
 
@@ -38,26 +41,33 @@ def make_trainer(
     options: dict[str, Any] = {}
     if config.budget is not None:
         budget = None if config.budget == AUTO else config.budget
-        options["strategy"] = SFTStrategy(budget=budget) if devices == 1 else SFTDDPStrategy(budget=budget)
+        try:
+            options["strategy"] = SFTStrategy(budget=budget) if devices == 1 else SFTDDPStrategy(budget=budget)
+        except (ValueError, OverflowError) as error:
+            raise UserError(f"train.budget: {error}") from error
         options["inference_mode"] = False  # tiles are computed by autograd functions, which refuse its tensors
-    return pl.Trainer(
-        accelerator=config.accelerator,
-        devices=devices,
-        precision=precision_of(config),  # type: ignore[arg-type]
-        max_epochs=config.epochs,
-        accumulate_grad_batches=config.accumulate,
-        gradient_clip_val=config.clip or None,
-        default_root_dir=os.fspath(folder),
-        callbacks=callbacks,
-        logger=loggers or False,
-        enable_progress_bar=progress,
-        enable_model_summary=False,
-        enable_checkpointing=bool(callbacks),
-        use_distributed_sampler=False,  # the loaders give each rank its share themselves
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        **options,
-    )
+    try:
+        return pl.Trainer(
+            accelerator=config.accelerator,
+            devices=devices,
+            precision=precision_of(config),  # type: ignore[arg-type]
+            max_epochs=config.epochs,
+            accumulate_grad_batches=config.accumulate,
+            gradient_clip_val=config.clip or None,
+            default_root_dir=os.fspath(folder),
+            callbacks=callbacks,
+            plugins=[WholeCheckpoints()],
+            logger=loggers or False,
+            enable_progress_bar=progress,
+            enable_model_summary=False,
+            enable_checkpointing=bool(callbacks),
+            use_distributed_sampler=False,  # the loaders give each rank its share themselves
+            num_sanity_val_steps=0,
+            log_every_n_steps=1,
+            **options,
+        )
+    except (ValueError, MisconfigurationException) as error:  # of accelerator, devices and precision: Lightning's own
+        raise UserError(f"train: {' '.join(str(error).split())}") from error
 
 
 def precision_of(config: TrainConfig) -> str:

@@ -17,6 +17,7 @@ from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.planning import plan_step
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.models import SlideClassifier
+from wsi_trainer.terminal import say
 
 log = logging.getLogger("wsi_trainer")
 
@@ -43,14 +44,20 @@ class Estimate(Callback):
         strategy: Any = trainer.strategy
         budget = strategy.settings.budget if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) else None
         largest = max(sizes["train"].values(), key=lambda size: size[0] * size[1])
+        if min(largest) < pl_module.stride:
+            raise UserError(
+                f"the largest training slide has {largest[0]} × {largest[1]} pixels at data.downsample "
+                f"{self.slides.config.downsample}, and the backbone needs {pl_module.stride} for one position"
+            )
         data = self.slides.config
         factors = [factor / data.downsample for factor in data.context]
-        Console().print("planning a step on the largest slide, to say what the run costs", highlight=False)
+        say(Console(), "planning a step on the largest slide, to say what the run costs")
         device = pl_module.device.type
         plan = plan_step(pl_module, *largest, budget or UNLIMITED, device, factors)
         facts = estimate(plan, sizes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
         write_json(self.folder.estimate, facts)
-        Console().print(sentence(facts), highlight=False, markup=False)
+        for line in sentence(facts).splitlines():
+            say(Console(), line)
 
     def _sizes(self, records: list[SlideRecord]) -> dict[str, tuple[int, int]]:
         """Height and width of each slide that can be opened; one that cannot ends the run here, unless it may go on."""

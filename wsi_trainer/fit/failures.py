@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import Callback
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")
 COLUMNS = ("slide", "stage", "epoch", "reason")
@@ -50,7 +51,7 @@ class FailureLog(Callback):
             if new:
                 writer.writerow(COLUMNS)
             writer.writerow([batch["slide"], stage, self._trainer.current_epoch, reason])
-        log.warning("slide %s is left out (%s): %s", batch["slide"], stage, reason)
+        log.warning("slide %s is left out (%s): %s", clean(batch["slide"]), stage, clean(reason))
 
     def on_train_epoch_start(self, *args: Any) -> None:
         self._epoch = 0

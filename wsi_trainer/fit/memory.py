@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +39,10 @@ def held_for_backward(module: nn.Module, image: Tensor, *others: Any) -> int:
 
 def process_peak() -> int:
     """The most resident memory this process has had, in bytes."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # Windows has none
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

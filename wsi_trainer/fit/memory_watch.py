@@ -12,9 +12,10 @@ from wsi_trainer.models import SlideBatch
 
 
 class MemoryWatch(Callback):
-    """Keeps the largest measured peak of a training step, and the plan of the step that needed most."""
+    """Counts training steps, and keeps the largest measured peak and the plan of the step that needed most."""
 
     def __init__(self) -> None:
+        self.steps = 0
         self.step_peak_bytes = 0
         self.plan: Plan | None = None
         self.image_shape: tuple[int, ...] = ()
@@ -27,6 +28,7 @@ class MemoryWatch(Callback):
         batch: SlideBatch,
         batch_idx: int,
     ) -> None:
+        self.steps += 1
         strategy = trainer.strategy
         if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
             return

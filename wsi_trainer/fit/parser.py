@@ -10,10 +10,12 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsin
 from torch import nn
 
 from wsi_trainer import models
+from wsi_trainer.cli.texts import read_texts_safely
 from wsi_trainer.data import DataConfig
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.models import SlideClassifier
 
+read_texts_safely()
 # The text under each field of a config is its help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -23,6 +25,10 @@ CLASSES: dict[str, tuple[type[nn.Module], ...]] = {
     "model.task": (models.Task,),
 }
 """Of what kind the classes are that a key may name."""
+TRUST = (
+    "--trust, which only the command line can give, lets the config name classes and functions beyond this package: "
+    "naming code in a config runs it."
+)
 KEPT = ("out", "model", "data", "train")
 ABSTRACT = (models.Backbone, models.Pooling, models.Task, models.ClassTask, models.SurvivalTask)
 
@@ -42,7 +48,9 @@ class RunParser(ArgumentParser):
 
 def make_parser(name: str, description: str) -> ArgumentParser:
     """The parser of a command that works on a run."""
-    parser = RunParser(prog=f"wsi-train {name}", description=description, exit_on_error=False, allow_abbrev=False)
+    parser = RunParser(
+        prog=f"wsi-train {name}", description=description, epilog=TRUST, exit_on_error=False, allow_abbrev=False
+    )
     parser.whole_run = True
     parser.add_argument("--config", action=ActionConfigFile, help="a YAML file with any of the options below")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the run")

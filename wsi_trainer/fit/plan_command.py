@@ -13,6 +13,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.progress import track
+from rich.text import Text
 from torch import nn
 
 from lightning_plugin import Plan, make_plan, sweep
@@ -21,12 +22,16 @@ from wsi_trainer.fit.command import instantiate, make_parser, parse
 from wsi_trainer.fit.config import AUTO
 from wsi_trainer.fit.plan_model import build_model, on_any_device
 from wsi_trainer.fit.planning import Step
+from wsi_trainer.fit.reach import within_reach
 from wsi_trainer.models import SlideClassifier
 
 #: Budgets of a sweep.
 POINTS = 10
+#: Pixels on a side that numbers of bytes still have room for.
+LARGEST = 10_000_000
 
 
+@within_reach
 def plan(words: Sequence[str]) -> int:
     """Plan a model at an image size under a memory budget, and print the plan."""
     step = config_step(words) if names_config(words) else model_step(words)
@@ -140,9 +145,9 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str) -> int:
         found, swept = planned(run)
     except ValueError as error:  # a size or a device that the engine does not know
         raise UserError(str(error)) from error
-    console.print(str(found), highlight=False, markup=False)
+    console.print(Text(str(found)))
     if swept is not None:
-        console.print(f"\n{swept}", highlight=False, markup=False)
+        console.print(Text(f"\n{swept}"))
     if options.json is not None:
         options.json.write_text(found.to_json() + "\n", encoding="utf-8")
     if options.picture is not None:
@@ -157,4 +162,6 @@ def pixels(image: str) -> tuple[int, int]:
     found = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", image)
     if found is None or not int(found[1]) or not int(found[2]):
         raise UserError(f"--image: '{image}' is not a size in pixels; write width x height, as 20480x20480")
+    if max(int(found[1]), int(found[2])) > LARGEST:
+        raise UserError(f"--image: '{image}' has more than {LARGEST} pixels on a side")
     return int(found[1]), int(found[2])

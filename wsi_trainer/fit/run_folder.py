@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,4 +114,19 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or an empty one where the file is not there."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    with as_written(path):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """What goes wrong here, goes wrong because a file of the run is damaged: the error says so."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path} is damaged, or of another version ({type(error).__name__}: {reason}); make it again, or remove it"
+        ) from error

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
 from rich.console import Console
 from torch.utils.data import DataLoader
@@ -40,6 +39,8 @@ from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.models.weights import read_checkpoint
+from wsi_trainer.terminal import say
 
 
 def train(
@@ -69,15 +70,18 @@ def train(
         write_json(folder.environment, environment())
     checkpoint = None if resume is None else start_of(folder, resume)
     if checkpoint is None and (match := model.load_pretrained()):
-        Console().print(str(match), highlight=False, markup=False, soft_wrap=True)
+        for line in str(match).splitlines():
+            say(Console(), line)
         write_json(folder.pretrained, match.to_dict())
     watch, failures = MemoryWatch(), failure_log(data, folder)
     callbacks = [watch, *failures, *_callbacks(config, model, slides, folder, progress)]
     with logged_to(folder.log), trackers(config, folder) as loggers:
         trainer = make_trainer(config, folder.path, callbacks, loggers, progress, devices=config.devices)
-        trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=False)
+        trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=True)
     if not trainer.is_global_zero:
         raise SystemExit(0)  # the first process alone tests and writes
+    if not watch.steps:
+        return  # all steps were taken before: what they needed was written then
     if watch.plan is not None:
         folder.plan.write_text(watch.plan.to_json() + "\n", encoding="utf-8")
     write_json(folder.memory, memory_facts(watch, model, slides, config))
@@ -86,9 +90,11 @@ def train(
 def start_of(folder: RunFolder, resume: str) -> Path | None:
     """The checkpoint to continue from; none where the run died before it wrote its first."""
     if resume == "last" and not folder.checkpoint_path("last").is_file():
-        Console().print(f"{folder.path} has no checkpoint yet: the run starts from the beginning", soft_wrap=True)
+        say(Console(), f"{folder.path} has no checkpoint yet: the run starts from the beginning")
         return None
-    return folder.checkpoint(resume)
+    checkpoint = folder.checkpoint(resume)
+    read_checkpoint(checkpoint)  # before anything is planned or written
+    return checkpoint
 
 
 def check_settings(model: SlideClassifier, data: DataConfig, config: TrainConfig) -> None:
@@ -167,7 +173,7 @@ def evaluator(config: TrainConfig, folder: RunFolder, progress: bool, logs: Sequ
 
 def load_weights(model: SlideClassifier, checkpoint: Path) -> None:
     """Put the weights of a checkpoint into the model."""
-    state = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    state = read_checkpoint(checkpoint)
     try:
         model.load_state_dict(state["state_dict"])
     except RuntimeError as error:

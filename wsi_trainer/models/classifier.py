@@ -87,6 +87,12 @@ class SlideClassifier(pl.LightningModule):
             raise ValueError(f"model.levels is {levels}; it must be 1 or more")
         if not 0 < layer_decay <= 1:
             raise ValueError(f"model.layer_decay is {layer_decay}; it must be above 0 and at most 1")
+        if learning_rate < 0 or weight_decay < 0:
+            raise ValueError("model.learning_rate and model.weight_decay must be 0 or more")
+        if not 0 <= warmup <= 1:
+            raise ValueError(f"model.warmup is {warmup}; it is a share of all steps, from 0 to 1")
+        if min(std) <= 0:
+            raise ValueError(f"model.std is {list(std)}; each colour's must be above 0")
         self.backbone = make_backbone(backbone)
         channels, self.stride = describe(self.backbone)
         cells = over_tissue(self.backbone, self.stride) if statistics == "tissue" else None

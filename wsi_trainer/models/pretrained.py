@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.models.weights import read_weights
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "weights")
 """Under which keys files keep the weights themselves."""
@@ -88,12 +87,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise UserError(f"model.pretrained: there is no file {path}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise UserError(
-            f"model.pretrained: {path} is no file of weights ({str(error).splitlines()[0]}); save one with "
-            "torch.save(network.state_dict(), path)"
-        ) from error
+        content = read_weights(path)
+    except UserError as error:
+        raise UserError(f"model.pretrained: {error}") from error
     while isinstance(content, dict) and (key := next((k for k in WRAPPERS if isinstance(content.get(k), dict)), "")):
         content = content[key]
     tensors = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.report.render import write_report
+from wsi_trainer.terminal import say
 
 
 def report(
@@ -27,4 +28,4 @@ def report(
     """
     other = None if baseline is None else RunFolder(baseline)
     page = write_report(RunFolder(run), other, split, out)
-    Console().print(f"report: {page}", soft_wrap=True)
+    say(Console(), f"report: {page}")

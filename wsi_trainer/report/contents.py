@@ -10,7 +10,7 @@ from typing import Any
 
 from wsi_trainer.data import read_manifest
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
 from wsi_trainer.metrics import (
     MULTI_LABEL_SCORES,
     RISK_SCORES,
@@ -72,14 +72,17 @@ def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
     paths = _paths(run.folder.splits)
     found = errors(run.predictions)
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, errors(baseline.predictions)))
-    entries = read_json(run.folder.heatmaps / "heatmaps.json").get("slides", {})
+    about_maps = run.folder.heatmaps / "heatmaps.json"
+    with as_written(about_maps):
+        entries = dict(read_json(about_maps).get("slides", {}))
+        pictures = {slide: picture_of(run.folder, entries, slide) for slide in run.predictions.slides}
     rows = []
     for index, slide in enumerate(run.predictions.slides):
         said = words(run.predictions, index)
         rows.append(
             SlideRow(
                 slide=slide,
-                path=paths[slide],
+                path=_path_of(paths, slide, run.folder),
                 patient=run.predictions.patients[index],
                 site=run.predictions.sites[index] if run.predictions.sites else "",
                 label=said.label,
@@ -87,11 +90,27 @@ def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
                 error=float(found[index]),
                 probability=said.probability,
                 baseline=float(other[slide]) if slide in other else None,
-                map=run.folder.heatmaps / entries[slide]["picture"] if slide in entries else None,
+                map=pictures[slide],
                 wrong=said.wrong,
             )
         )
     return sorted(rows, key=lambda row: -row.error)
+
+
+def _path_of(paths: Mapping[str, Path], slide: str, folder: RunFolder) -> Path:
+    if slide not in paths:
+        raise UserError(f"{folder.splits} has no slide {slide}, which was predicted; test the run again")
+    return paths[slide]
+
+
+def picture_of(folder: RunFolder, entries: Mapping[str, Any], slide: str) -> Path | None:
+    """The picture of a slide's map, which lies among the maps of the run: a run may come from somebody else."""
+    if slide not in entries:
+        return None
+    path = folder.heatmaps / str(entries[slide]["picture"])
+    if not path.resolve().is_relative_to(folder.path.resolve()):
+        raise UserError(f"heatmaps.json names a picture outside of the run: {path}; make the maps again")
+    return path if path.is_file() else None
 
 
 def _paths(splits: Path) -> dict[str, Path]:

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from wsi_trainer.data import dense
+from wsi_trainer.errors import UserError
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.source import SlideSource
 
@@ -30,8 +31,11 @@ def _jpeg(picture: Image.Image, side: int) -> str:
 
 def map_picture(path: Path, side: int = 2 * SIDE) -> str:
     """A picture of a map, shrunk, as the address of a JPEG picture that needs no file."""
-    with Image.open(path) as picture:
-        return _jpeg(picture.convert("RGB"), side)
+    try:
+        with Image.open(path) as picture:
+            return _jpeg(picture.convert("RGB"), side)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path} is no picture any more; make the maps again") from error
 
 
 def overview(path: Path, side: int) -> Tensor:

@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
-from lightning_plugin import Plan
+from lightning_plugin import Plan, PlanError
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
 from wsi_trainer.metrics import MultiLabelPredictions, Predictions, RiskPredictions, ValuePredictions
 from wsi_trainer.report import class_figures, figures, other_figures
 from wsi_trainer.report.class_figures import Curve
@@ -50,7 +50,12 @@ def write_report(
     """
     run = Run.load(names[0], folder, split)
     other = Run.load(names[1], baseline, split) if baseline else None
-    page = _environment().get_template("template.html.j2").render(_context(run, other, split, facts or {}, title))
+    context = _context(run, other, split, facts or {}, title)
+    with as_written(folder.evaluation(split)):
+        try:
+            page = _environment().get_template("template.html.j2").render(context)
+        except UndefinedError as error:  # the page shows what the file has to have
+            raise ValueError(str(error)) from error
     target = out or folder.report
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
@@ -127,8 +132,12 @@ def _plan(folder: RunFolder) -> tuple[str, str] | None:
     """The table and the picture of the plan, where the run had one."""
     if not folder.plan.is_file():
         return None
-    plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
-    with TemporaryDirectory() as scratch:
+    with as_written(folder.plan):
+        try:
+            plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
+        except PlanError as error:
+            raise ValueError(str(error)) from error
+    with as_written(folder.plan), TemporaryDirectory() as scratch:
         picture = Path(scratch) / "plan.png"
         plan.draw(str(picture))
         encoded = base64.b64encode(picture.read_bytes()).decode()

@@ -9,11 +9,12 @@ from PIL import Image
 
 from .errors import SlideError
 from .readers import open_reader
+from .readers.options import PLAIN, ReadOptions
 
 FOLDER = "associated"
 
 
-def save_associated(slide: Path, folder: Path) -> list[Path]:
+def save_associated(slide: Path, folder: Path, options: ReadOptions = PLAIN) -> list[Path]:
     """Saves the associated images of a slide as `folder/NAME.png`.
 
     Only the pixels are saved: no text of the slide's file comes along.
@@ -22,7 +23,7 @@ def save_associated(slide: Path, folder: Path) -> list[Path]:
         SlideError: One cannot be read or saved; says which.
     """
     saved = []
-    with open_reader(slide) as reader:
+    with open_reader(slide, options=options) as reader:
         for name in reader.info.associated:
             path = folder / f"{re.sub(r'[^0-9A-Za-z]+', '-', name).strip('-').lower() or 'image'}.png"
             try:

@@ -22,6 +22,7 @@ class SlideBar:
     def __init__(self, bar: Progress, title: str, sizes: Sequence[int]) -> None:
         self._bar, self._title, self._sizes = bar, title, sizes
         self._parts = [0.0] * len(sizes)
+        self._done = 0.0
         self._finished = 0
         self._task = bar.add_task(self._text(), total=max(1, sum(sizes)))
 
@@ -30,9 +31,9 @@ class SlideBar:
 
     def part(self, number: int, share: float) -> None:
         """Notes how much of a slide is done, from 0 to 1."""
+        self._done += (share - self._parts[number]) * self._sizes[number]
         self._parts[number] = share
-        done = sum(share * size for share, size in zip(self._parts, self._sizes))
-        self._bar.update(self._task, completed=done)
+        self._bar.update(self._task, completed=self._done)
 
     def finished(self, number: int) -> None:
         """Notes that nothing is left to do for a slide."""

@@ -16,6 +16,7 @@ from .readers import open_reader
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
 from .store.codec import Codec, CorruptChunk, codec_of
+from .store.complete import check_complete, shards_of
 from .store.layout import CHANNELS, FILL, Layout
 from .store.level import StoredLevel
 from .store.metadata import image_array
@@ -50,10 +51,13 @@ class StoredBlocks:
 
     def __init__(self, path: Path, level: int = 0) -> None:
         metadata, layout, codec = _own_level(path, level)
-        self._level = StoredLevel(path / str(level), (metadata["shape"][1], metadata["shape"][2]), layout, codec)
+        shape = (metadata["shape"][1], metadata["shape"][2])
+        files = check_complete(path)
+        listed = frozenset() if files is None else shards_of(files, level)
+        self._level = StoredLevel(path / str(level), shape, layout, codec, listed)
         self._path = path
         self.shape, self.size = self._level.shape, layout.chunk
-        self.mpp: tuple[float, float] | None = _stored_mpp(path, level)
+        self.mpp: tuple[float, float] | None = stored_mpp(path, level)
 
     def load(self, row: int, column: int) -> Block | None:
         with self._blamed():
@@ -95,19 +99,23 @@ def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Co
         expected = image_array((found["shape"][1], found["shape"][2]), layout, codec)
     except FileNotFoundError as error:
         raise SlideError(path, f"has no level {level}") from error
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         raise SlideError(path, f"level {level} was not written by this package") from error
     if any(
-        found[key] != expected[key] for key in ("shape", "codecs", "chunk_grid", "chunk_key_encoding", "fill_value")
+        found.get(key) != expected[key] for key in ("shape", "codecs", "chunk_grid", "chunk_key_encoding", "fill_value")
     ):
         raise SlideError(path, f"level {level} was not written by this package")
     return found, layout, codec
 
 
-def _stored_mpp(path: Path, level: int) -> tuple[float, float]:
-    attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]["ome"]
-    scale = attributes["multiscales"][0]["datasets"][level]["coordinateTransformations"][0]["scale"]
-    return scale[1], scale[2]
+def stored_mpp(path: Path, level: int) -> tuple[float, float]:
+    """Micrometres per pixel of a level of a store."""
+    try:
+        attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]["ome"]
+        scale = attributes["multiscales"][0]["datasets"][level]["coordinateTransformations"][0]["scale"]
+        return float(scale[1]), float(scale[2])
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise SlideError(path, "damaged: zarr.json does not say how large a pixel is; copy the store again") from error
 
 
 class SlideBlocks:

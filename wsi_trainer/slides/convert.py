@@ -6,12 +6,9 @@ complete; so whatever has that name is complete.
 
 from __future__ import annotations
 
-import fcntl
 import glob
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +19,26 @@ from wsi_trainer import __version__
 
 from .chunks import ChunkCutter
 from .errors import SlideError
+from .exact import Comparison, OtherPixels, compare
 from .identity import full_hash, quick_hash
 from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of
 from .resample import ScaledImage
-from .resolution import resolve, shrink_factor
+from .resolution import Resolution, resolve, shrink_factors
 from .settings import Settings
+from .staging import STAGING as STAGING  # others import it from here
+from .staging import Locked, bring_back, lock, put_in_place, set_aside
 from .store.files import sync_folder
 from .store.journal import Journal
 from .store.layout import pyramid
+from .store.level import StoredLevel
 from .store.manifest import read_manifest, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json
 from .store.writer import PyramidWriter, drop_missing
 from .tissue import TissueMask
 
-STAGING = ".staging"
 THUMBNAILS = "thumbnails"
 
 
@@ -59,11 +59,12 @@ class Converted:
     store: str
     height: int
     width: int
-    mpp: float
+    mpp: float | None  # None where pixels are not square: the note says more
     levels: int
     tissue: float | None
     lost: float | None
     skipped: bool
+    note: str = ""
 
 
 class Busy(SlideError):
@@ -95,38 +96,45 @@ def convert(
     if not job.slide.exists():
         raise SlideError(job.slide, "does not exist")
     store = out / f"{job.name}.zarr"
+    _refuse_own_result(job, store)
     header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.record()}
-    with _locked(out, job):
-        if store.exists():
-            if _fits(store, header, job):
-                _sweep(out / STAGING, job.name)
-                return _row(job, store, skipped=True)
-            if not overwrite:
-                raise SlideError(
-                    job.slide, f"{store} was made from another file or with other settings; "
-                    "choose another folder or give --overwrite true"
-                )  # fmt: skip
-            shutil.rmtree(store)
-        with open_reader(job.slide) as opened:
-            reader = crop_to_bounds(opened) if settings.crop == "bounds" else opened
-            _Conversion(job, reader, out, settings, header, threads, progress).run()
-        _sweep(out / STAGING, job.name)
-        return _row(job, store, skipped=False)
+    try:
+        with lock(out, job.name):
+            return _convert(job, store, header, out, settings, threads, overwrite, progress)
+    except Locked as error:
+        raise Busy(job.slide, "another process is converting it") from error
 
 
-@contextmanager
-def _locked(out: Path, job: Job) -> Iterator[None]:
-    """Keeps other processes away from the slide; the system lifts the lock when this one dies."""
-    staging = out / STAGING
-    staging.mkdir(parents=True, exist_ok=True)
-    path = staging / f"{job.name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+def recover(out: Path) -> None:
+    """Brings back all stores that a run which died had put to one side."""
+    for name in set_aside(out):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Busy(job.slide, "another process is converting it") from error
-        yield
+            with lock(out, name):
+                bring_back(out, name)
+        except Locked:  # a run that lives does so itself
+            continue
+
+
+def _refuse_own_result(job: Job, store: Path) -> None:
+    """A source is never replaced by what is made of it."""
+    slide, result = job.slide.resolve(), store.resolve()
+    if slide == result or result in slide.parents:
+        raise SlideError(job.slide, "it would be replaced by its own result; give another folder for the results")
+
+
+def _convert(
+    job: Job, store: Path, header: Mapping[str, Any], out: Path, settings: Settings, threads: int, overwrite: bool,
+    progress: Callable[[int, int], None],
+) -> Converted:  # fmt: skip
+    bring_back(out, job.name)
+    if store.exists() and _fits(store, header, job, overwrite):
+        _sweep(out / STAGING, job.name)
+        return _row(job, store, skipped=True)
+    with open_reader(job.slide, options=settings.reading) as opened:
+        reader = crop_to_bounds(opened) if settings.crop == "bounds" else opened
+        _Conversion(job, reader, out, settings, header, threads, progress).run()
+    _sweep(out / STAGING, job.name)
+    return _row(job, store, skipped=False)
 
 
 def _sweep(staging: Path, name: str) -> None:
@@ -136,11 +144,20 @@ def _sweep(staging: Path, name: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _fits(store: Path, header: Mapping[str, Any], job: Job) -> bool:
+def _fits(store: Path, header: Mapping[str, Any], job: Job, overwrite: bool) -> bool:
+    """Whether a store is what would be made; an error where it is not and may not be replaced."""
     try:
-        return dict(read_manifest(store)["settings"]["header"]) == dict(header)
-    except (ValueError, KeyError) as error:
+        fits = dict(read_manifest(store)["settings"]["header"]) == dict(header)
+    except (ValueError, KeyError, TypeError) as error:
+        if overwrite:
+            return False
         raise SlideError(job.slide, f"{store}: {error}; remove the store and run again") from error
+    if not fits and not overwrite:
+        raise SlideError(
+            job.slide, f"{store} was made from another file or with other settings; "
+            "choose another folder or give --overwrite true"
+        )  # fmt: skip
+    return fits
 
 
 def stored(job: Job, out: Path) -> Converted | None:
@@ -148,7 +165,7 @@ def stored(job: Job, out: Path) -> Converted | None:
     store = out / f"{job.name}.zarr"
     try:
         return _row(job, store, skipped=True) if store.exists() else None
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return None  # damaged: the run that meets it reports it
 
 
@@ -169,11 +186,11 @@ class _Conversion:
         self._store = out / f"{job.name}.zarr"
         self._staged = out / STAGING / f"{job.name}.zarr"
         self._resolution = resolve(job.slide, reader.info, settings.source_mpp, job.mpp)
-        factor = 1.0
+        factors = (1.0, 1.0)
         if settings.mpp is not None:
-            factor = shrink_factor(job.slide, self._resolution, settings.mpp)
-        self._image = ScaledImage(reader, factor)
-        self._mpp = (self._resolution.y * factor, self._resolution.x * factor)
+            factors = shrink_factors(job.slide, self._resolution, settings.mpp)
+        self._image = ScaledImage(reader, factors)
+        self._mpp = (self._resolution.y * factors[0], self._resolution.x * factors[1])
         corner = origin_of(reader)
         self._origin = (corner[0] * self._resolution.y, corner[1] * self._resolution.x)
         self._shapes = pyramid(*self._image.shape, settings.levels)
@@ -216,7 +233,8 @@ class _Conversion:
             metadata = image_array(shape, self._settings.layout, self._codec)
             write_json(self._staged / str(level) / "zarr.json", metadata)
         name = Path(self._job.name).name
-        attributes = image_attributes(name, self._mpp, len(self._shapes), self._provenance(), self._origin)
+        provenance = {**self._provenance(), **self._compared().record()}
+        attributes = image_attributes(name, self._mpp, len(self._shapes), provenance, self._origin)
         write_json(self._staged / "zarr.json", group(attributes))
         if self._mask is not None:
             labels = self._staged / "labels"
@@ -226,19 +244,31 @@ class _Conversion:
         thumbnail = self._out / THUMBNAILS / f"{self._job.name}.jpg"
         thumbnail.parent.mkdir(parents=True, exist_ok=True)
         draw_overview(overview, self._mask, thumbnail)
-        self._store.parent.mkdir(parents=True, exist_ok=True)
         sync_folder(self._staged)
-        os.replace(self._staged, self._store)
+        put_in_place(self._out, self._job.name)
         sync_folder(self._store.parent)
 
+    def _compared(self) -> Comparison:
+        stored = StoredLevel(self._staged / "0", self._shapes[0], self._settings.layout, self._codec)
+        try:
+            return compare(self._job.slide, self._reader, self._image, stored, self._settings)
+        except OtherPixels:
+            shutil.rmtree(self._staged)  # the next run begins anew
+            raise
+
     def _facts(self) -> dict[str, Any]:
+        notes = list(self._reader.info.notes)
+        is_square = Resolution(*self._mpp, "").is_square
+        if not is_square:
+            notes.append(f"pixels are not square: {self._mpp[1]:g} x {self._mpp[0]:g} µm (width x height)")
         return {
             "height": self._shapes[0][0],
             "width": self._shapes[0][1],
-            "mpp": round(sum(self._mpp) / 2, 6),
+            "mpp": round(sum(self._mpp) / 2, 6) if is_square else None,
             "levels": len(self._shapes),
             "tissue": None if self._mask is None else round(self._mask.share, 4),
             "lost": None if self._mask is None else round(self._mask.lost, 6),
+            **({"note": "; ".join(notes)} if notes else {}),
         }
 
     def _provenance(self) -> dict[str, Any]:
@@ -252,7 +282,6 @@ class _Conversion:
             "source_shape": list(info.shape),
             "source_origin": list(origin_of(self._reader)),
             "power": info.power,
-            "exact": self._image.is_exact and self._settings.background == "keep" and self._codec.lossless,
             "settings": dict(self._settings.record()),
             "tissue": None
             if self._mask is None

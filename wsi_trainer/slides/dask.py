@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
@@ -21,7 +21,7 @@ def run_on_dask(
     workers: int,
     overwrite: bool,
     report: Report,
-) -> Iterator[tuple[int, Outcome]]:
+) -> Generator[tuple[int, Outcome], None, None]:
     """Converts all jobs on a cluster. OUT and the slides must be reachable from its workers."""
     try:
         from distributed import Client, LocalCluster, as_completed
@@ -32,7 +32,7 @@ def run_on_dask(
             client = Client(address, timeout=10)
         else:
             client = Client(LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"--scheduler {address}: no Dask scheduler answers there ({error})") from error
     with client:
         futures = {

@@ -20,7 +20,11 @@ class SlideError(UserError):
 
 
 class UnsupportedSlide(SlideError):
-    """A reader does not read this kind of slide; another one may."""
+    """A reader does not read this kind of slide, and another one may.
+
+    Where a reader knows a reason for which the slide must not be read at all, it raises `SlideError`, and no other one
+    is asked.
+    """
 
 
 class UnknownResolution(SlideError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,15 @@ import zarr
 from numcodecs import Zstd
 
 from .blocks import StoredBlocks
+from .staging import remove
 from .store.files import sync_folder
 from .store.layout import CHANNELS, FILL
 from .store.level import paste
+from .store.manifest import NAME, sha256_of
 
 FOLDER = "ngff-0.4"
-_PARTIAL = ".partial"
+_PARTIAL, _ASIDE = ".partial", ".aside"
+_ORIGIN = "wsi_trainer"
 
 
 def export_ngff04(store: Path, target: Path, progress: Callable[[int], None] = lambda pixels: None) -> bool:
@@ -27,24 +29,39 @@ def export_ngff04(store: Path, target: Path, progress: Callable[[int], None] = l
 
     Args:
         store: A store that `preprocess` wrote.
-        target: The folder of the copy. One that exists is left alone.
+        target: The folder of the copy. One of this very store is left alone; one of a store that was there before is
+            replaced.
         progress: Called with the pixels that were copied.
 
     Returns:
         Whether there was anything to do.
     """
-    if target.exists():
+    if is_current(store, target):
         return False
-    partial = target.with_name(target.name + _PARTIAL)
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, aside = target.with_name(target.name + _PARTIAL), target.with_name(target.name + _ASIDE)
+    remove(partial)
+    target.parent.mkdir(parents=True, exist_ok=True)
     attributes = json.loads((store / "zarr.json").read_bytes())["attributes"]
     group = zarr.open_group(partial, mode="w", zarr_format=2)
-    group.attrs.update(_old_attributes(attributes["ome"]))
+    group.attrs.update({**_old_attributes(attributes["ome"]), _ORIGIN: {"copy_of": sha256_of(store / NAME)}})
     for level in range(len(attributes["ome"]["multiscales"][0]["datasets"])):
         _copy_level(StoredBlocks(store, level), group, level, progress)
     sync_folder(partial)
+    remove(aside)
+    if target.exists():
+        os.replace(target, aside)
     os.replace(partial, target)
+    remove(aside)
     return True
+
+
+def is_current(store: Path, target: Path) -> bool:
+    """Whether a copy is there, and is one of the store as it is now."""
+    try:
+        attributes = json.loads((target / ".zattrs").read_bytes())
+        return bool(attributes[_ORIGIN]["copy_of"] == sha256_of(store / NAME))
+    except (OSError, ValueError, KeyError, TypeError):  # none, or one of which nothing is known
+        return False
 
 
 def _copy_level(blocks: StoredBlocks, group: zarr.Group, level: int, progress: Callable[[int], None]) -> None:

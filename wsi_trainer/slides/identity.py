@@ -6,18 +6,21 @@ import hashlib
 from pathlib import Path
 
 from .errors import SlideError
-from .readers.dicom import files_of, is_dicom
+from .readers import omezarr
+from .readers.dicom import claims, files_of
 
 _PIECE = 1 << 20
 
 
 def source_files(path: Path) -> list[Path]:
-    """All files of a slide: a folder's, a DICOM series', and the folder of data beside an MRXS file."""
+    """All files of a slide: a store's, a DICOM series', and the folder of data beside an MRXS file."""
+    if not omezarr.claims(path, b"") and claims(path, b""):
+        return files_of(path)
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.is_file())
     if path.suffix.lower() == ".mrxs" and path.with_suffix("").is_dir():
         return [path, *source_files(path.with_suffix(""))]
-    return files_of(path) if is_dicom(path) else [path]
+    return [path]
 
 
 def quick_hash(path: Path) -> str:

@@ -56,7 +56,5 @@ def at_level(mask: TissueMask, level: int) -> TissueMask:
 
 
 def _any_of(mask: Mask, times: int) -> Mask:
-    height, width = mask.shape
-    padded = np.pad(mask, ((0, -height % times), (0, -width % times)))
-    blocks = padded.reshape(padded.shape[0] // times, times, padded.shape[1] // times, times)
-    return np.asarray(blocks.any((1, 3)))
+    rows, columns = (np.arange(0, size, times) for size in mask.shape)
+    return np.asarray(np.logical_or.reduceat(np.logical_or.reduceat(mask, rows, axis=0), columns, axis=1))

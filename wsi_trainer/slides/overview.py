@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFilter
 
 from .errors import SlideError
+from .names import plain_name
 from .readers import Reader
 from .readers.cropped import origin_of
+from .readers.limits import check_decoded
 from .resample import ScaledImage
+from .resolution import TOLERANCE
 from .settings import Settings
 from .tissue import MASK_MPP, TissueMask, draw_tissue, find_tissue
 
@@ -30,18 +34,23 @@ def find_mask(
 ) -> tuple[TissueMask | None, Image.Image]:
     """The tissue mask that the settings ask for, and a small picture of the slide."""
     scale = mask_scale(mpp)
-    factor = scale * reader.info.shape[0] / image.shape[0]  # pixels of level 0 along one of the mask
+    # Pixels of level 0, y and x, along one of the mask.
+    factors = (scale * reader.info.shape[0] / image.shape[0], scale * reader.info.shape[1] / image.shape[1])
+    if abs(factors[0] / factors[1] - 1) < TOLERANCE:  # but for rounding, one for both
+        factors = (factors[0], factors[0])
     finer = 1  # the slide is read once, fine enough for both
-    while finer < scale and max(reader.info.shape) / factor * finer < _LONGEST_THUMBNAIL:
+    longest = max(reader.info.shape[0] / factors[0], reader.info.shape[1] / factors[1])
+    while finer < scale and longest * finer < _LONGEST_THUMBNAIL:
         finer *= 2
-    coarse = ScaledImage(reader, max(1.0, factor / finer), smooth=False)
+    coarse = ScaledImage(reader, (max(1.0, factors[0] / finer), max(1.0, factors[1] / finer)), smooth=False)
+    check_decoded(slide, f"its overview of {coarse.shape[1]} x {coarse.shape[0]} px", 3 * math.prod(coarse.shape))
     picture = Image.fromarray(coarse.read(0, 0, *coarse.shape))
     mask: TissueMask | None = None
     if settings.tissue == "otsu":
         mask = find_tissue(np.asarray(picture.reduce(finer)), scale)
     elif settings.tissue == "geojson":
         shape = (-(-picture.height // finer), -(-picture.width // finer))
-        mask = draw_tissue(_geojson_of(slide, settings), shape, scale, factor, origin_of(reader))
+        mask = draw_tissue(_geojson_of(slide, settings), shape, scale, factors, origin_of(reader))
     if mask is not None and settings.background == "constant" and not mask.mask.any():
         raise SlideError(slide, "no tissue found, all of it would become background; give --background keep")
     picture.thumbnail((_LONGEST_THUMBNAIL, _LONGEST_THUMBNAIL), Image.Resampling.BOX)
@@ -50,9 +59,11 @@ def find_mask(
 
 def _geojson_of(slide: Path, settings: Settings) -> Path:
     folder = settings.geojson or slide.parent
-    path = folder / f"{slide.stem}.geojson"
-    if not path.is_file():
-        raise SlideError(slide, f"no tissue outline for it: {path} does not exist")
+    names = dict.fromkeys((plain_name(slide), slide.stem))  # x.ome.tif: x.geojson, or x.ome.geojson
+    paths = [folder / f"{name}.geojson" for name in names]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise SlideError(slide, f"no tissue outline for it: {paths[0]} does not exist")
     return path
 
 

@@ -7,9 +7,10 @@ others are converted. A process that makes no progress for long is ended, and it
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.stopping import end_children, end_with_parent
 
 from .convert import Converted, Job, convert
 from .settings import Settings
 from .stall import StallWatch, end
 
 _POLL = 0.3  # seconds between looks at the progress
+_AHEAD = 2  # jobs handed out for each process: a million at once would be searched through at every look
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def attempt(
 def _start_worker(shared: Any) -> None:
     global _progress
     _progress = shared
+    end_with_parent()
 
 
 def _attempt_in_worker(number: int, job: Job, out: Path, settings: Settings, threads: int, overwrite: bool) -> Outcome:
@@ -78,9 +82,13 @@ def _attempt_in_worker(number: int, job: Job, out: Path, settings: Settings, thr
 def _processes(workers: int, jobs: int) -> Iterator[tuple[Executor, Any]]:
     context = multiprocessing.get_context("spawn")
     shared = context.Array("q", _FIELDS * jobs, lock=False)
+    others = frozenset(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(shared,))
     try:
         yield pool, shared
+    except BaseException:
+        end_children(since=others)  # what they do can be continued, and nobody waits for it any more
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -88,13 +96,13 @@ def _processes(workers: int, jobs: int) -> Iterator[tuple[Executor, Any]]:
 def run_all(
     jobs: Sequence[Job], out: Path, settings: Settings, *, workers: int, overwrite: bool, report: Report,
     stall: float | None = None,
-) -> Iterator[tuple[int, Outcome]]:  # fmt: skip
+) -> Generator[tuple[int, Outcome], None, None]:  # fmt: skip
     """Converts all jobs; yields the number and the outcome of each as it comes.
 
     `stall` is after how many seconds without progress a slide is given up; None waits for ever, as does a run of
     one slide, where nobody waits for the next.
     """
-    if len(jobs) == 1 or (workers == 1 and stall is None):
+    if len(jobs) <= 1 or (workers == 1 and stall is None):
         for number, job in enumerate(jobs):
             note = _notes(report, number)
             yield number, attempt(job, out, settings, workers, overwrite, note)
@@ -119,21 +127,27 @@ def _notes(report: Report, number: int) -> Callable[[int, int], None]:
 def _run_pool(
     jobs: dict[int, Job], workers: int, arguments: tuple[Any, ...], report: Report, died: list[int],
     stall: float | None,
-) -> Iterator[tuple[int, Outcome]]:  # fmt: skip
+) -> Generator[tuple[int, Outcome], None, None]:  # fmt: skip
     """Runs jobs until all are done or a process dies; then `died` names those that were being worked on.
 
     Where a process was ended because it had stalled, its slide has an outcome, and the others may simply go on.
     """
     watch, stalled = StallWatch(stall), False
     with _processes(workers, max(jobs) + 1) as (pool, shared):
-        futures: dict[Future[Outcome], int] = {
-            pool.submit(_attempt_in_worker, number, job, *arguments): number for number, job in jobs.items()
-        }
+        ahead = iter(jobs.items())
+        futures: dict[Future[Outcome], int] = {}
         finished: set[int] = set()
-        waiting = set(futures)
-        while waiting:
-            done, waiting = wait(waiting, timeout=_POLL, return_when=FIRST_COMPLETED)
-            for number in jobs.keys() - finished:
+        broken = False
+        while True:
+            try:
+                for number, job in itertools.islice(ahead, 0 if broken else _AHEAD * workers - len(futures)):
+                    futures[pool.submit(_attempt_in_worker, number, job, *arguments)] = number
+            except BrokenProcessPool:
+                broken = True
+            if not futures:
+                break
+            done, _ = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
+            for number in set(futures.values()) - finished:
                 ready, total, pid = shared[_FIELDS * number : _FIELDS * (number + 1)]
                 if not total:
                     continue
@@ -145,17 +159,19 @@ def _run_pool(
                     end(pid)
                     yield number, failure
             for future in done:
+                number = futures.pop(future)
                 try:
                     outcome = future.result()
                 except BrokenProcessPool:
+                    broken = True
                     continue
-                if futures[future] not in finished:
-                    finished.add(futures[future])
-                    yield futures[future], outcome
-        if stalled:
+                if number not in finished:
+                    finished.add(number)
+                    yield number, outcome
+        if stalled or not broken:
             return
         started = [number for number in jobs if shared[_FIELDS * number + 1] and number not in finished]
-        died.extend(started or ([] if len(finished) == len(jobs) else [min(jobs.keys() - finished)]))
+        died.extend(started or [min(jobs.keys() - finished)])
 
 
 def _run_alone(number: int, job: Job, arguments: tuple[Any, ...], report: Report, stall: float | None) -> Outcome:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.stopping import Stopped, ends_at_once
+from wsi_trainer.terminal import say
+from wsi_trainer.words import is_text
 
 from .associated import FOLDER as ASSOCIATED
 from .associated import save_associated
 from .bar import slide_bar
-from .convert import Job
+from .cohort import MANIFEST, read_manifest_of, update_tables
+from .convert import Job, recover, stored
+from .errors import SlideError
+from .export import FOLDER, export_ngff04
 from .identity import source_bytes
-from .inputs import list_slides, part_of
+from .inputs import Listed, list_slides, part_of
 from .pool import Failure, Outcome, Report, run_all
-from .results import show, write_results
+from .results import show, write_failures
 from .settings import Settings
+from .staging import Locked, due, lock
 
 _STALL = 30 * 60.0  # seconds
 
@@ -36,6 +44,8 @@ def preprocess(
     background: Literal["keep", "constant"] = "keep",
     levels: int | None = None,
     crop: Literal["none", "bounds"] = "none",
+    channel: str | None = None,
+    to_8bit: str | None = None,
     export_ngff: Literal["0.4"] | None = None,
     overwrite: bool = False,
     scheduler: str | None = None,
@@ -46,7 +56,8 @@ def preprocess(
     """Convert slides to zarr: checked, resumable, background for free.
 
     What was interrupted continues where it stopped when the same command is given again; what is converted is
-    not touched. A slide that cannot be converted is reported in OUT/failures.csv and the others go on.
+    not touched. A slide that cannot be converted is reported in OUT/failures.csv and the others go on. What you
+    write into OUT/manifest.csv stays: later runs, with other slides too, add rows and fill in empty cells only.
 
     Args:
         slides: A folder, a file, a quoted pattern, or a manifest CSV with a column slide (and perhaps mpp).
@@ -61,8 +72,11 @@ def preprocess(
         levels: Levels of the pyramid; by default down to 512 px.
         crop: bounds converts only the scanned part of slides whose canvas is larger (MRXS); positions in micrometres
             stay those of the slide.
-        export_ngff: 0.4 also writes OUT/ngff-0.4/NAME.zarr, for software that reads no OME-Zarr 0.5.
-        overwrite: Make stores anew that were made with other settings.
+        channel: The channel to convert of slides that have several, by its name in the file or its number from 0.
+        to_8bit: LOW:HIGH, the values that become 0 and 255, for slides whose pixels have more than 8 bits: 0:4095.
+        export_ngff: 0.4 also writes OUT/ngff-0.4/NAME.zarr, for software that reads no OME-Zarr 0.5. Copies that
+            are there follow their stores without this too.
+        overwrite: Make stores anew that were made with other settings; each stays until the new one is complete.
         scheduler: dask for a local Dask cluster, or the address of a Dask scheduler.
         shard: i/n converts the i-th of n parts of the slides, for job arrays.
         stall_minutes: A slide that makes no progress for so long is given up, reported, and the others go on: the
@@ -73,32 +87,73 @@ def preprocess(
     Returns:
         0 if all slides are converted, 1 if some failed.
     """
-    settings = Settings(mpp, source_mpp, codec, tissue, geojson, background, levels, crop)
+    settings = Settings(
+        mpp, source_mpp, codec, tissue, geojson, background, levels, crop, channel=channel, to_8bit=to_8bit
+    )
     stall = _stall_seconds(stall_minutes, scheduler)
-    listed = list_slides(slides)
-    part = part_of(listed, shard)
-    _make_folder(out)
-    jobs = [item.job for item in part]
-    workers = workers or min(8, os.cpu_count() or 1)
+    workers = min(8, os.cpu_count() or 1) if workers is None else workers
     if workers < 1:
         raise UserError(f"--workers {workers}: expected 1 or more")
     console = Console()
-    failures: list[Failure] = []
-    new = 0
-    with slide_bar(console, "converting", [_size(job) for job in jobs]) as bar:
-        for number, outcome in _outcomes(jobs, out, settings, workers, overwrite, scheduler, stall, bar.part):
-            bar.finished(number)
-            if isinstance(outcome, Failure):
-                failures.append(outcome)
-            else:
-                new += not outcome.skipped
-    if copy_associated:
-        failures += _copy_associated(out, jobs)
-    done = write_results(out, listed, failures, shard)
-    if export_ngff is not None:
-        _export(console, out, [job for job in jobs if (out / f"{job.name}.zarr").exists()])
-    show(console, out, done, failures, new)
+    listed = list_slides(slides, out, lambda text: say(console, text))
+    part = part_of(listed, shard)
+    _check_folder(out, slides)
+    with ends_at_once():
+        recover(out)
+        jobs, failures = _readable(part)
+        new = 0
+        try:
+            with slide_bar(console, "converting", [_size(job) for job in jobs]) as bar:
+                outcomes = _outcomes(jobs, out, settings, workers, overwrite, scheduler, stall, bar.part)
+                with closing(outcomes):
+                    for number, outcome in outcomes:
+                        bar.finished(number)
+                        if isinstance(outcome, Failure):
+                            failures.append(outcome)
+                        else:
+                            new += not outcome.skipped
+        except Stopped:
+            with suppress(UserError):  # the next run says so too
+                update_tables(out, listed)
+            raise
+        converted = [job for job in jobs if stored(job, out) is not None]
+        if copy_associated:
+            failures += _copy_associated(out, converted, settings)
+        failures += _export(console, out, _copied(out, converted, export_ngff is not None))
+        told = update_tables(out, listed)
+        write_failures(out, failures, shard)
+        names = {item.job.name for item in listed}
+        show(console, out, [row for row in told.stores if row.name in names], failures, new, told)
     return 1 if failures else 0
+
+
+def _check_folder(out: Path, slides: str) -> None:
+    """Make the folder, and refuse one whose manifest would be lost or cannot be completed, before any work."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made: {error.strerror}") from error
+    if not os.access(out, os.W_OK):
+        raise UserError(f"{out} cannot be written to")
+    if (out / MANIFEST).is_file() and Path(slides).is_file() and (out / MANIFEST).samefile(slides):
+        raise UserError(f"{slides} is where the results would be listed; give another folder for the results")
+    table = read_manifest_of(out)
+    stores = table is None or not table.rows or any(row["slide"].strip().endswith(".zarr") for _, row in table.rows)
+    if not stores:
+        raise UserError(f"{out / MANIFEST} lists no stores, so preprocess did not write it; give another folder")
+
+
+def _readable(part: Sequence[Listed]) -> tuple[list[Job], list[Failure]]:
+    """The slides that are there, and a failure for each other: a list may have a million."""
+    jobs, failures = [], []
+    for job in (item.job for item in part):
+        if not is_text(job.name):
+            failures.append(Failure(str(job.slide), SlideError.__name__, "its name is not UTF-8; rename it"))
+        elif not os.path.exists(job.slide):
+            failures.append(Failure(str(job.slide), SlideError.__name__, "does not exist"))
+        else:
+            jobs.append(job)
+    return jobs, failures
 
 
 def _stall_seconds(minutes: float | None, scheduler: str | None) -> float | None:
@@ -111,17 +166,10 @@ def _stall_seconds(minutes: float | None, scheduler: str | None) -> float | None
     return minutes * 60 or None
 
 
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be made: {error.strerror}") from error
-
-
 def _outcomes(
     jobs: Sequence[Job], out: Path, settings: Settings, workers: int, overwrite: bool, scheduler: str | None,
     stall: float | None, report: Report,
-) -> Iterator[tuple[int, Outcome]]:  # fmt: skip
+) -> Generator[tuple[int, Outcome], None, None]:  # fmt: skip
     if scheduler is None:
         return run_all(jobs, out, settings, workers=workers, overwrite=overwrite, report=report, stall=stall)
     from .dask import run_on_dask
@@ -130,28 +178,51 @@ def _outcomes(
     return run_on_dask(jobs, out, settings, address=address, workers=workers, overwrite=overwrite, report=report)
 
 
-def _export(console: Console, out: Path, jobs: Sequence[Job]) -> None:
-    from .export import FOLDER, export_ngff04
+def _copied(out: Path, converted: Sequence[Job], wanted: bool) -> list[Job]:
+    """The stores to copy: all of this run where copies are wanted, and those that have one and may be new."""
+    names = {job.name: job for job in converted}
+    died = [name for name in due(out) if name not in names and _is_there(out, name)]  # the run, before it copied these
+    earlier = [Job(out / f"{name}.zarr", name) for name in died]
+    there = [job for job in [*converted, *earlier] if (out / FOLDER / f"{job.name}.zarr").exists()]
+    return list(converted) + [job for job in there if job.name not in names] if wanted else there
 
+
+def _is_there(out: Path, name: str) -> bool:
+    return stored(Job(Path(), name), out) is not None
+
+
+def _export(console: Console, out: Path, jobs: Sequence[Job]) -> list[Failure]:
+    """Brings copies up to date with their stores."""
+    failures: list[Failure] = []
+    if not jobs:
+        return failures
     with slide_bar(console, "exporting", [_size(job) for job in jobs]) as bar:
         for number, job in enumerate(jobs):
             target = out / FOLDER / f"{job.name}.zarr"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            export_ngff04(out / f"{job.name}.zarr", target)
+            try:
+                with lock(out, f"{job.name}.{FOLDER}"):
+                    export_ngff04(out / f"{job.name}.zarr", target)
+            except Locked:
+                pass  # another run makes it
+            except (UserError, OSError, ValueError, KeyError) as error:  # the last two: a damaged store
+                failures.append(Failure(str(job.slide), "Export", f"{target}: {error}"))
             bar.finished(number)
+    return failures
 
 
-def _copy_associated(out: Path, jobs: Sequence[Job]) -> list[Failure]:
+def _copy_associated(out: Path, jobs: Sequence[Job], settings: Settings) -> list[Failure]:
     """Saves the label and macro images of all slides; what cannot be read is a failure like others."""
     failures = []
     for job in jobs:
-        if (out / f"{job.name}.zarr").exists():
-            try:
-                save_associated(job.slide, out / ASSOCIATED / job.name)
-            except UserError as error:
-                failures.append(Failure(str(job.slide), type(error).__name__, str(error)))
+        try:
+            save_associated(job.slide, out / ASSOCIATED / job.name, settings.reading)
+        except (UserError, OSError) as error:
+            failures.append(Failure(str(job.slide), type(error).__name__, str(error)))
     return failures
 
 
 def _size(job: Job) -> int:
-    return source_bytes(job.slide) if job.slide.exists() else 0
+    try:
+        return source_bytes(job.slide)
+    except OSError:  # the conversion says why
+        return 0

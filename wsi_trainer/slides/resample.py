@@ -22,32 +22,33 @@ _BAND = 1 << 17  # pixels that are halved at a time
 
 
 class ScaledImage:
-    """A slide in which one pixel is `factor` pixels of level 0, which must be 1 or more."""
+    """A slide in which one pixel is `factor` pixels of level 0, 1 or more: the same for both axes, or y and x."""
 
-    def __init__(self, reader: Reader, factor: float, *, smooth: bool = True) -> None:
-        if factor < 1:
+    def __init__(self, reader: Reader, factor: float | tuple[float, float], *, smooth: bool = True) -> None:
+        factors = factor if isinstance(factor, tuple) else (factor, factor)
+        if min(factors) < 1:
             raise ValueError(f"factor={factor}: making a slide finer would invent pixels")
         self._reader = reader
         levels = reader.info.levels
-        fits = [i for i, level in enumerate(levels) if level.downsample <= factor * 1.0001]
+        fits = [i for i, level in enumerate(levels) if level.downsample <= min(factors) * 1.0001]
         self.level = max(fits, key=lambda i: levels[i].downsample)
-        self._step = factor / levels[self.level].downsample
-        if abs(self._step - 1) < 1e-4:
-            self._step = 1.0
+        steps = [factor / levels[self.level].downsample for factor in factors]
+        self._steps = tuple(1.0 if abs(step - 1) < 1e-4 else step for step in steps)
+        largest = max(self._steps)
         # Always filtered in the same cells, so that rounding does not depend on what is read at a time.
-        self._cell = max(1, min(256, int(_LARGEST_SOURCE / self._step)))
-        self._size = self._cell * max(1, int(_LARGEST_SOURCE / self._step / self._cell))
+        self._cell = max(1, min(256, int(_LARGEST_SOURCE / largest)))
+        self._size = self._cell * max(1, int(_LARGEST_SOURCE / largest / self._cell))
         self._filter = Image.Resampling.LANCZOS if smooth else Image.Resampling.BOX
         height, width = reader.info.shape
-        self.shape = (max(1, round(height / factor)), max(1, round(width / factor)))
+        self.shape = (max(1, round(height / factors[0])), max(1, round(width / factors[1])))
         self._planes = reader if self.is_exact and isinstance(reader, PlanesReader) else None
-        if self._step == 1.0:
+        if self.is_exact:
             self.shape = (levels[self.level].height, levels[self.level].width)
 
     @property
     def is_exact(self) -> bool:
         """Whether pixels are those of a level of the slide, unfiltered."""
-        return self._step == 1.0
+        return self._steps == (1.0, 1.0)
 
     @property
     def has_planes(self) -> bool:
@@ -101,9 +102,10 @@ class ScaledImage:
     def _source_of(self, row: int, column: int) -> tuple[int, int, int, int]:
         """The part of the level that a cell needs: top, left, bottom, right."""
         level = self._reader.info.levels[self.level]
-        margin = _SUPPORT[self._filter] * self._step + 1
-        top, bottom = _span(row, self._extent(row, 0), self._step, margin, self._needed(0, level.height))
-        left, right = _span(column, self._extent(column, 1), self._step, margin, self._needed(1, level.width))
+        margins = [_SUPPORT[self._filter] * step + 1 for step in self._steps]
+        steps = self._steps
+        top, bottom = _span(row, self._extent(row, 0), steps[0], margins[0], self._needed(0, level.height))
+        left, right = _span(column, self._extent(column, 1), steps[1], margins[1], self._needed(1, level.width))
         return top, left, bottom, right
 
     def _extent(self, start: int, axis: int) -> int:
@@ -122,15 +124,15 @@ class ScaledImage:
 
     def _filtered(self, piece: Pixels, row: int, column: int, top: int, left: int) -> Pixels:
         height, width = self._extent(row, 0), self._extent(column, 1)
-        y, x = row * self._step - top, column * self._step - left
+        y, x = row * self._steps[0] - top, column * self._steps[1] - left
         # Never beyond the piece by a rounding error.
-        ends = (min(x + width * self._step, piece.shape[1]), min(y + height * self._step, piece.shape[0]))
+        ends = (min(x + width * self._steps[1], piece.shape[1]), min(y + height * self._steps[0], piece.shape[0]))
         image = Image.fromarray(np.ascontiguousarray(piece))
         return np.asarray(image.resize((width, height), self._filter, box=(x, y, *ends)))
 
     def _needed(self, axis: int, size: int) -> int:
         """How many pixels of the level the whole result reaches over."""
-        return max(size, math.ceil(self.shape[axis] * self._step - 1e-6))
+        return max(size, math.ceil(self.shape[axis] * self._steps[axis] - 1e-6))
 
 
 def _span(start: int, length: int, step: float, margin: float, size: int) -> tuple[int, int]:

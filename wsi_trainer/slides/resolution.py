@@ -27,6 +27,11 @@ class Resolution:
     def mean(self) -> float:
         return (self.y + self.x) / 2
 
+    @property
+    def is_square(self) -> bool:
+        """Whether pixels are as high as wide."""
+        return abs(self.y / self.x - 1) <= TOLERANCE
+
 
 def resolve(
     path: Path | str, info: SlideInfo, explicit: float | None = None, manifest: float | None = None
@@ -48,6 +53,8 @@ def resolve(
                 raise UnknownResolution(path, f"mpp {value:g} ({origin}) is implausible; {_expected()}")
             return Resolution(value, value, origin)
     way_out = "add a column mpp to the manifest or give --source_mpp"
+    if info.mpp is None and info.unreadable is not None:
+        raise UnknownResolution(path, f"the file says {info.unreadable!r} of the size of a pixel; {way_out}")
     if info.mpp is None:
         raise UnknownResolution(path, f"the file does not say how large a pixel is; {way_out}")
     if not all(map(is_plausible, info.mpp)):
@@ -72,3 +79,12 @@ def shrink_factor(path: Path | str, own: Resolution, wanted: float) -> float:
     if wanted < own.mean:
         raise SlideError(path, f"has {own.mean:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels")
     return wanted / own.mean
+
+
+def shrink_factors(path: Path | str, own: Resolution, wanted: float) -> tuple[float, float]:
+    """Pixels of level 0, y and x, along one pixel of the wanted resolution, which is square also where they are not."""
+    if own.is_square:
+        factor = shrink_factor(path, own, wanted)
+        return factor, factor
+    sides = [Resolution(side, side, own.origin) for side in (own.y, own.x)]
+    return shrink_factor(path, sides[0], wanted), shrink_factor(path, sides[1], wanted)

@@ -9,11 +9,16 @@ from typing import Any, Literal
 
 from wsi_trainer.errors import UserError
 
+from .readers.options import Range, ReadOptions
 from .store.codec import Codec, JpegCodec, ZstdCodec
 from .store.layout import Layout
 
 FORMAT = 1
 """Changes whenever the same settings give other bytes, so that old and new shards are never mixed."""
+
+
+MOST_LEVELS = 24
+"""More than the largest slide there can be has, down to one pixel."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Settings:
         background: keep leaves all pixels as they are; constant paints what is not tissue in the fill value,
             so that its tiles are identical and free in training.
         levels: Levels of the pyramid; None makes as many as it takes to fit 512 px.
+        channel: The channel to convert of slides with several, by its name in the file or its number from 0.
+        to_8bit: LOW:HIGH, the values that become 0 and 255, for slides whose pixels have other than 8 bits.
         crop: none converts the whole canvas; bounds only the part that was scanned, where the file tells it.
         chunk: Side of what is read at once, in pixels.
         shard: Side of what is written at once and is one file.
@@ -48,16 +55,19 @@ class Settings:
     shard: int = 4096
     compression: int = 3
     quality: int = 90
+    channel: str | None = None
+    to_8bit: str | None = None
 
     def __post_init__(self) -> None:
         if self.background == "constant" and self.tissue == "none":
             raise UserError("--background constant needs a tissue mask: give --tissue otsu or --tissue geojson")
-        if self.levels is not None and self.levels < 1:
-            raise UserError(f"--levels {self.levels}: expected 1 or more")
+        if self.levels is not None and not 1 <= self.levels <= MOST_LEVELS:
+            raise UserError(f"--levels {self.levels}: expected 1 to {MOST_LEVELS}; each is half of the one before")
         for name in ("mpp", "source_mpp"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1000:
-                raise UserError(f"--{name} {value:g}: expected micrometres per pixel, above 0")
+                raise UserError(f"--{name} {value:g}: expected micrometres per pixel, above 0 and below 1000")
+        _ = self.reading
         try:
             _ = self.layout
         except ValueError as error:
@@ -68,6 +78,11 @@ class Settings:
         """Sizes of chunks and shards."""
         return Layout(self.chunk, self.shard)
 
+    @property
+    def reading(self) -> ReadOptions:
+        """What is taken of slides that are more than one image of 8 bits."""
+        return ReadOptions(self.channel, Range.parse(self.to_8bit) if self.to_8bit is not None else None)
+
     def make_codec(self) -> Codec:
         """What encodes and decodes chunks."""
         return JpegCodec(self.quality) if self.codec == "jpeg" else ZstdCodec(self.compression)
@@ -77,6 +92,7 @@ class Settings:
         values = asdict(self)
         values.pop("geojson")
         values.pop("compression" if self.codec == "jpeg" else "quality")  # of the other codec
-        if self.crop == "none":
-            del values["crop"]  # as in stores that were made before it could be chosen
+        for name, default in (("crop", "none"), ("channel", None), ("to_8bit", None)):
+            if values[name] == default:
+                del values[name]  # as in stores that were made before it could be chosen
         return {"format": FORMAT, **values}

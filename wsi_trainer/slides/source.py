@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_plugin import Box
 
-from .blocks import Block, Blocks, SlideBlocks, StoredBlocks, is_own_store
+from .blocks import Block, Blocks, SlideBlocks, StoredBlocks, is_own_store, stored_mpp
 from .cache import LoadingCache
 from .errors import SlideError
 from .resolution import TOLERANCE
@@ -236,8 +236,7 @@ def _level_of(path: Path, mpp: float) -> int:
     """The level of a store with this resolution."""
     found: list[float] = []
     while (path / str(len(found)) / "zarr.json").exists():
-        blocks = StoredBlocks(path, len(found))
-        found.append(sum(blocks.mpp or ()) / 2)
+        found.append(sum(stored_mpp(path, len(found))) / 2)
         if abs(mpp / found[-1] - 1) <= TOLERANCE:
             return len(found) - 1
     raise SlideError(path, f"no level has {mpp:g} µm a pixel; there are {', '.join(f'{m:g}' for m in found)}")

@@ -42,12 +42,14 @@ def _doing(pid: int) -> str:
         return "it waits for the disk or the network that the slide lies on"
     if "R" in states:
         return "its reader computes without an end; the file may be damaged"
+    if not states:
+        return "this system does not tell what its reader waits for"
     return "its reader waits, perhaps for the network that the slide lies on, or for a lock"
 
 
 def end(pid: int) -> None:
     """Ends a worker process at once: one that hangs in a reader's C code listens to nothing else."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows ends a process with either
     except ProcessLookupError:
         return  # it ended by itself meanwhile

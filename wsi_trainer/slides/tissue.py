@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from .errors import SlideError
 from .readers.protocol import Pixels
 
 Mask = NDArray[np.bool_]
+Ring = list[tuple[float, float]]
+"""Corners as x and y."""
 
 MASK_MPP = 8.0
 """About how large a pixel of the mask is, in micrometres."""
@@ -24,6 +26,7 @@ _LEAST_SATURATION = 14
 """Grey levels between the strongest and the weakest channel below which nothing counts as stained:
 on a slide of glass alone Otsu would cut the scanner's noise in two."""
 
+_FARTHEST = 1e8  # px; no slide reaches so far, and drawing counts in 32 bits
 _GROW = 3  # px of the mask around tissue, so that its border is not cut
 _SMALLEST = 24  # px of the mask; smaller pieces are dust
 
@@ -123,7 +126,7 @@ def _without_dust(mask: Mask) -> Mask:
 
 
 def draw_tissue(
-    path: Path, shape: tuple[int, int], scale: int, source_scale: float, origin: tuple[int, int] = (0, 0)
+    path: Path, shape: tuple[int, int], scale: int, source_scale: tuple[float, float], origin: tuple[int, int] = (0, 0)
 ) -> TissueMask:
     """A mask from GeoJSON polygons, which hold full-resolution pixels of the slide.
 
@@ -131,31 +134,57 @@ def draw_tissue(
         path: The GeoJSON file.
         shape: Height and width of the mask.
         scale: Pixels of the image along one of the mask.
-        source_scale: Pixels of level 0 of the slide along one of the mask.
+        source_scale: Pixels of level 0 of the slide along one of the mask, y and x.
         origin: Where in level 0 of the slide the mask begins, y and x.
     """
     image = Image.new("1", (shape[1], shape[0]))
     draw = ImageDraw.Draw(image)
     for rings in _polygons(path):
         for number, ring in enumerate(rings):
-            points = [((x - origin[1]) / source_scale - 0.5, (y - origin[0]) / source_scale - 0.5) for x, y, *_ in ring]
+            points = [
+                ((x - origin[1]) / source_scale[1] - 0.5, (y - origin[0]) / source_scale[0] - 0.5) for x, y in ring
+            ]
             draw.polygon(points, fill=int(number == 0))  # the first ring is the outline, others are holes
     return TissueMask(np.array(image, bool), scale)
 
 
-def _polygons(path: Path) -> list[Sequence[Any]]:
+def _polygons(path: Path) -> list[list[Ring]]:
+    """The polygons of a GeoJSON file, each an outline and its holes."""
     try:
-        content = json.loads(path.read_text())
-        features = content.get("features", [{"geometry": content}])
-        polygons: list[Sequence[Any]] = []
-        for feature in features:
-            geometry = feature["geometry"]
-            if geometry["type"] == "Polygon":
-                polygons.append(geometry["coordinates"])
-            elif geometry["type"] == "MultiPolygon":
-                polygons.extend(geometry["coordinates"])
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        content = json.loads(path.read_bytes())
+        polygons = list(_coordinates(content))
+        rings = [[_ring(ring) for ring in polygon] for polygon in polygons]
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise SlideError(path, f"not GeoJSON with polygons: {error}") from error
-    if not polygons:
+    if not any(rings):
         raise SlideError(path, "holds no polygon")
-    return polygons
+    return rings
+
+
+def _coordinates(value: Any) -> Iterator[Any]:
+    """The coordinates of all polygons in a collection, a feature or a geometry."""
+    kind = value["type"] if isinstance(value, dict) else None
+    if kind == "Polygon":
+        yield value["coordinates"]
+    elif kind == "MultiPolygon":
+        yield from value["coordinates"]
+    elif kind == "Feature":
+        yield from _coordinates(value["geometry"])
+    elif kind in ("FeatureCollection", "GeometryCollection"):
+        for part in value["features" if kind == "FeatureCollection" else "geometries"]:
+            yield from _coordinates(part)
+    elif kind is None:
+        raise TypeError(f"expected a feature or a geometry instead of {str(value)[:40]}")
+
+
+def _ring(points: Any) -> Ring:
+    """The corners of a ring, x and y; a third number of a point is a height, which slides do not have."""
+    ring = []
+    for point in points:
+        x, y = point[:2]
+        if not all(isinstance(v, int | float) and abs(v) <= _FARTHEST for v in (x, y)):
+            raise ValueError(f"a corner at {x}, {y}; expected numbers of pixels")
+        ring.append((float(x), float(y)))
+    if len(ring) < 3:
+        raise ValueError(f"a ring of {len(ring)} points; expected 3 or more")
+    return ring

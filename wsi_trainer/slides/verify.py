@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.stopping import ends_at_once
+from wsi_trainer.terminal import say
 
 from .bar import slide_bar
+from .cohort import MANIFEST, read_manifest_of
 from .convert import STAGING
 from .export import FOLDER
-from .results import MANIFEST
 from .store.manifest import Damage, find_damage
 
 
@@ -24,9 +25,12 @@ def find_stores(out: Path) -> list[Path]:
     if out.suffix == ".zarr":
         return [out]
     there = set(_walk(out))
-    if (out / MANIFEST).is_file():
-        with (out / MANIFEST).open(newline="", encoding="utf-8-sig") as file:
-            there |= {out / row["slide"] for row in csv.DictReader(file) if row.get("slide")}
+    table = read_manifest_of(out)
+    names = [] if table is None else [row["slide"].strip() for _, row in table.rows]
+    outside = [name for name in names if name.startswith("/") or ".." in Path(name).parts]
+    if outside:
+        raise UserError(f"{out / MANIFEST} lists {outside[0]}, which is not in {out}; take that line out")
+    there |= {out / name for name in names if name.endswith(".zarr")}  # other lines are the user's own
     return sorted(there)
 
 
@@ -59,6 +63,8 @@ def verify(out: Path, workers: int | None = None) -> int:
     Returns:
         0 if all is well, 1 if something is damaged.
     """
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers {workers}: expected 1 or more")
     if not out.is_dir():
         raise UserError(f"{out} is not a folder; give the one that preprocess wrote")
     stores = find_stores(out)
@@ -68,6 +74,7 @@ def verify(out: Path, workers: int | None = None) -> int:
     damages: list[Damage] = []
     sizes = [_size(store) for store in stores]
     with (
+        ends_at_once(),
         slide_bar(console, "verifying", sizes) as bar,
         ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool,
     ):
@@ -76,9 +83,9 @@ def verify(out: Path, workers: int | None = None) -> int:
             damages += found
     for damage in damages:
         place = damage.store / damage.file if damage.file else damage.store
-        console.print(f"[red]damaged[/red] {place}: {damage.reason}", soft_wrap=True)
+        say(console, f"{place}: {damage.reason}", lead="damaged", lead_style="red")
     broken = len({damage.store for damage in damages})
-    console.print(f"{len(stores) - broken} of {len(stores)} stores are as they were written")
+    say(console, f"{len(stores) - broken} of {len(stores)} stores are as they were written")
     return 1 if damages else 0
 
 

@@ -1,6 +1,7 @@
 """Bad input ends with exit code 2 and one line on stderr that names it and what is valid; no traceback."""
 
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,9 +208,15 @@ def test_debug_shows_the_traceback(tmp_path, capsys, words):
     assert shown.splitlines()[-1].startswith("wsi-train: error: ")
 
 
-def test_a_bug_keeps_its_traceback(slide):
-    with pytest.raises(ZeroDivisionError):
-        main(["cook", str(slide), "--workers=0"])
+def test_a_bug_is_one_line_and_its_traceback_is_kept(slide, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["cook", str(slide), "--workers=0"]) == 70
+    assert "ZeroDivisionError: a bug (test_bad_input.py" in one_line(capsys)
+    (kept,) = tmp_path.glob("wsi-train-*.txt")
+    assert "Traceback (most recent call last)" in kept.read_text()
+    assert main(["cook", str(slide), "--workers=0", "--debug"]) == 70
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+    assert len(list(tmp_path.glob("wsi-train-*.txt"))) == 1
 
 
 def test_own_parser_gets_the_words(capsys):

@@ -68,7 +68,7 @@ def test_every_command_has_help(command, capsys):
     assert "usage:" in capsys.readouterr().out
 
 
-class Built(Exception):
+class Built(BaseException):
     """Raised where a command would parse its words."""
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from lightning_plugin.strategy import memory as budgets
 from wsi_trainer.cli import main
 from wsi_trainer.doctor import formats, machine, packages
 from wsi_trainer.doctor.check import Check, Status, attempt, healthy
@@ -111,8 +112,8 @@ def test_little_disk_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_container_limit_is_reported(monkeypatch):
-    monkeypatch.setattr(machine, "container_limit", lambda: 2 * machine.GIB)
-    assert machine.memory().startswith("2.0 GiB (container limit")
+    monkeypatch.setattr(budgets, "group_limit", lambda: 2 * machine.GIB)
+    assert machine.memory().startswith("2.0 GiB (limit of the container or the job")
 
 
 def test_attempt_turns_an_error_into_a_failed_check():

@@ -1,13 +1,25 @@
 """A run that dies and is continued ends with the weights of one that did not."""
 
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from wsi_trainer.cli import main
+from wsi_trainer.cli.entry import FAULT_EXIT
+from wsi_trainer.fit import checkpoints, training
+from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.engine import make_trainer
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models import SlideClassifier
+from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.report.contents import read_curves
 
 
@@ -16,7 +28,7 @@ class Killed(RuntimeError):
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(RunFolder(folder).checkpoint("last"), weights_only=False)["state_dict"]
+    return torch.load(RunFolder(folder).checkpoint("last"), weights_only=True)["state_dict"]
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -32,11 +44,98 @@ def test_resumed_after_death_in_an_epoch(
 
     with monkeypatch.context() as context:
         context.setattr(SlideClassifier, "on_train_batch_start", die)
-        with pytest.raises(Killed):
-            main(["fit", *interrupted])
+        assert main(["fit", *interrupted]) == FAULT_EXIT
     assert main(["fit", *interrupted, "--resume=last"]) == 0
     expected, actual = weights(tmp_path / "run"), weights(tmp_path / "killed")
     assert expected.keys() == actual.keys()
     assert all(torch.equal(value, actual[key]) for key, value in expected.items())
     curves = [read_curves(RunFolder(tmp_path / name).metrics) for name in ("run", "killed")]
     assert curves[0] == curves[1]
+
+
+@pytest.mark.parametrize(
+    ("budget", "died"),
+    [
+        ("8MiB", "after its test"),
+        ("8MiB", "before its test"),
+        ("null", "before its test"),
+        ("8MiB", "while it wrote a checkpoint"),
+    ],
+)
+def test_the_same_command_again_ends_a_run_that_is_finished(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, died: str
+) -> None:
+    """As docs/how-to/slurm.md has it: one script for the first job and for all others."""
+    command = ["fit", *words, "--train.epochs=1", f"--train.budget={budget}", "--ckpt_path=last"]
+    folder = RunFolder(tmp_path / "run")
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as context:
+        if died == "before its test":
+            context.setattr(training, "predict", die)
+        elif died == "while it wrote a checkpoint":
+            context.setattr(checkpoints.os, "fsync", die)
+        assert main(command) == (0 if died == "after its test" else FAULT_EXIT)
+    memory = folder.memory.read_bytes() if folder.memory.is_file() else b""
+    assert bool(memory) == (died != "while it wrote a checkpoint")
+    assert main(command) == 0
+    assert folder.evaluation("test").is_file() and folder.predictions("test").is_file()
+    assert not memory or folder.memory.read_bytes() == memory
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["fit", *words, "--train.epochs=2", "--train.checkpoint_every=1", "--ckpt_path=last"]
+    folder, fsync, calls = RunFolder(tmp_path / "run"), os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as context:
+        context.setattr(checkpoints.os, "fsync", full)
+        assert main(command) == 2
+    error = capsys.readouterr().err
+    assert f"{folder.checkpoint_path('last')} cannot be written" in error
+    assert "No space left on device; the checkpoint before it is kept" in error
+    assert "Traceback" not in error and error.count("\n") == 1
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["last.ckpt"]
+    assert weights(folder.path)
+    assert main(command) == 0
+
+
+def test_checkpoints_do_not_touch_the_folder_for_temporary_files(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer = make_trainer(TrainConfig(budget=None), tmp_path)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    trainer.strategy.checkpoint_io.save_checkpoint({"state_dict": {}}, tmp_path / "deep" / "x.ckpt")
+    assert read_checkpoint(tmp_path / "deep" / "x.ckpt") == {"state_dict": {}}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
+def test_a_signal_ends_a_run_which_is_continued(words: list[str], tmp_path: Path) -> None:
+    """Not as if all were well: a job that is stopped has another exit code than one that is done."""
+    command = ["fit", *words, "--train.epochs=2", "--train.checkpoint_every=1", "--ckpt_path=last"]
+    program = "import sys; from tests.wsi_trainer.fit.slow_steps import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen([sys.executable, "-c", program, *command], stderr=subprocess.PIPE, text=True)
+    last = RunFolder(tmp_path / "run").checkpoint_path("last")
+    while not last.is_file() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert error.splitlines()[-1] == "wsi-train: ended by SIGTERM" and "Traceback" not in error
+    assert weights(tmp_path / "run")
+    assert main(command) == 0

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import zarr
 
-from wsi_trainer.slides import convert as convert_module
+from wsi_trainer.slides import staging
 from wsi_trainer.slides.convert import STAGING, Busy, Job, convert
 from wsi_trainer.slides.errors import SlideError, UnknownResolution
 from wsi_trainer.slides.readers import open_reader
@@ -164,7 +164,9 @@ def test_slide_without_tissue_is_not_made_all_background(tmp_path: Path) -> None
     assert convert(Job(path, "s", mpp=0.5), tmp_path, SMALL).tissue == 0
 
 
-def test_two_processes_do_not_work_on_one_slide(slide: Path, tmp_path: Path) -> None:
+def test_two_processes_do_not_work_on_one_slide(slide: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(staging, "PATIENCE", 0.01)
+
     def meanwhile(done: int, total: int) -> None:
         with pytest.raises(Busy):
             convert(Job(slide, "s"), tmp_path, SMALL)
@@ -192,7 +194,7 @@ def _interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, slide: Path, out: 
         return call
 
     with monkeypatch.context() as patch:
-        for module in (convert_module, journal_module):
+        for module in (staging, journal_module):
             patch.setattr(module.os, "replace", counted(replace_))
         patch.setattr(journal_module.os, "fsync", counted(fsync))
         try:

@@ -20,7 +20,7 @@ from wsi_trainer.slides.settings import Settings
 BOUNDS = (133, 210, 500, 301)  # y, x, height, width of a slide of 1037 x 803
 
 
-def bounded(slide: Path, bounds: tuple[int, int, int, int] | None = BOUNDS) -> Reader:
+def bounded(slide: Path, bounds: tuple[int, int, int, int] | None = BOUNDS, **options: object) -> Reader:
     reader = open_reader(slide)
     reader.info = replace(reader.info, bounds=bounds)
     return reader

@@ -189,7 +189,7 @@ def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
         (["{slides}", "{tmp}/out", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler"),
         (["{slides}", "{tmp}/out", "--stall_minutes", "-1"], "--stall_minutes -1"),
         (["{slides}", "{tmp}/out", "--scheduler", "dask", "--stall_minutes", "5"], "without --scheduler"),
-        (["{bad}", "{tmp}/out"], "no column slide"),
+        (["{bad}", "{tmp}/out"], "no column 'slide'"),
         (["{badmpp}", "{tmp}/out"], "line 2: mpp is 'half'"),
     ],
 )

@@ -101,7 +101,8 @@ def test_content_decides_and_not_the_name(slide: Path, tmp_path: Path) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "git lfs pull"),
         (b"<!DOCTYPE html><html>", "web page"),
         (b"II*\0\x08\0\0\0" + b"\xff" * 8, "broken TIFF"),
-        (b"\x89PNG\r\n\x1a\n", "89 50 4e 47"),
+        (b"\x89PNG\r\n\x1a\n", "broken picture"),
+        (b"\x89PN\r\n\x1a\n", "89 50 4e 0d"),
     ],
 )
 def test_reason_for_what_is_no_slide(tmp_path: Path, content: bytes, reason: str) -> None:

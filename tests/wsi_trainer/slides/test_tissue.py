@@ -104,7 +104,7 @@ def test_geojson_outline_with_a_hole(tmp_path: Path) -> None:
         "properties": {},
     }
     path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
-    mask = draw_tissue(path, (80, 100), 16, 16.0)
+    mask = draw_tissue(path, (80, 100), 16, (16.0, 16.0))
     assert mask.mask[15, 20]
     assert not mask.mask[40, 40]
     assert not mask.mask[5, 5]
@@ -116,4 +116,4 @@ def test_bad_geojson_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.geojson"
     path.write_text(text)
     with pytest.raises(SlideError, match=r"s\.geojson"):
-        draw_tissue(path, (10, 10), 16, 16.0)
+        draw_tissue(path, (10, 10), 16, (16.0, 16.0))

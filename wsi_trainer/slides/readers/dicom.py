@@ -5,7 +5,6 @@ OpenSlide refuses some encodings, such as JPEG that is labelled YBR_FULL; wsidic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,33 +13,24 @@ import numpy as np
 
 from ..errors import SlideError, UnsupportedSlide
 from .closing import Closing
+from .dicom_series import dicom_files, is_dicom, series_of
 from .openslide import OpenSlideReader
 from .protocol import Level, Pixels, SlideInfo, blank, clip_box, level_downsample
 
 _LARGEST_READ = 64 << 20
 
 
-def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, by its content."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
+def claims(path: Path, head: bytes) -> bool:
+    """Whether this is a DICOM file or a folder with one."""
+    return is_dicom(path) or (path.is_dir() and any(map(is_dicom, path.iterdir())))
 
 
 def files_of(path: Path) -> list[Path]:
-    """The DICOM files of a folder, or of the folder that a file lies in."""
-    folder = path if path.is_dir() else path.parent
-    return sorted(file for file in folder.iterdir() if is_dicom(file))
-
-
-def claims(path: Path, head: bytes) -> bool:
-    """Whether this is a DICOM file or a folder with one."""
-    return is_dicom(path) or (path.is_dir() and any(map(is_dicom, _some_files(path))))
-
-
-def _some_files(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.iterdir() if file.is_file())
+    """The files of the series of a DICOM file or folder."""
+    series = series_of(path)
+    if series is not None:
+        return series.files
+    return dicom_files(path) if path.is_dir() else [path]  # too broken to tell what belongs together
 
 
 def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:
@@ -49,7 +39,10 @@ def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:
     reason = ""
     if path.is_dir():
         try:
-            return OpenSlideReader(max(files_of(path), key=lambda file: file.stat().st_size))
+            series = series_of(path)
+            files = files_of(path)
+            largest = max(files, key=lambda file: file.stat().st_size)
+            return OpenSlideReader(largest if series is None else series.first)
         except UnsupportedSlide as error:
             reason = error.reason
     try:
@@ -57,7 +50,10 @@ def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:
     except ImportError as error:
         hint = 'needs wsidicom: pip install "wsi-trainer[dicom]"'
         raise UnsupportedSlide(path, "; ".join(filter(None, (reason, hint)))) from error
-    return WsiDicomReader(path)
+    try:
+        return WsiDicomReader(path)
+    except SlideError as error:
+        raise SlideError(path, "; ".join(filter(None, (reason, error.reason)))) from error
 
 
 class WsiDicomReader(Closing):

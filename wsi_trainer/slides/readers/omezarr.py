@@ -8,11 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import SlideError, UnsupportedSlide
+from wsi_trainer.errors import UserError
+
+from ..errors import SlideError
+from ..store.complete import check_complete
 from .closing import Closing
+from .limits import check_decoded, check_size
+from .ngff import Multiscale, image_group, multiscale
+from .options import PLAIN, ReadOptions, check_bits, choose_channel, describe_channels
 from .protocol import Level, Pixels, SlideInfo, blank, clip_box, level_downsample
 
-_MICROMETRES = {"meter": 1e6, "centimeter": 1e4, "millimeter": 1e3, "micrometer": 1.0, "nanometer": 1e-3}
+# What may stand in a store's metadata as codec or filter. Any other that is installed would be run, and `pickle` runs
+# whatever the file says.
+_CODECS = {
+    "bytes", "transpose", "sharding_indexed", "blosc", "zlib", "gzip", "bz2", "lzma", "lz4", "zstd", "shuffle", "delta",
+    "packbits", "bitround", "crc32", "crc32c", "adler32", "fletcher32", "fixedscaleoffset", "quantize", "astype",
+}  # fmt: skip
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -25,55 +36,92 @@ class OmeZarrReader(Closing):
 
     name = "omezarr"
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
         import zarr  # takes a third of a second, which other slides need not wait for
 
-        self._path = Path(path)
+        self._path, self._options = Path(path), options
+        check_complete(self._path)
         try:
-            group = zarr.open_group(self._path, mode="r")
-            image, multiscale, ngff = _multiscale(group)
-        except SlideError:
+            group = image_group(self._path, zarr.open_group(self._path, mode="r"))
+            found = multiscale(self._path, group)
+            self._axes = found.axes
+            self._arrays = [self._array(group, name) for name in found.paths]
+        except (UserError, MemoryError):
             raise
+        except zarr.errors.ContainsArrayError as error:
+            raise SlideError(self._path, "a zarr array and not a group; OME-Zarr has its arrays in one") from error
         except Exception as error:  # zarr raises many kinds
-            raise SlideError(self._path, f"broken zarr store: {error}") from error
-        if multiscale is None:
-            raise UnsupportedSlide(self._path, "a zarr group without OME-NGFF multiscales")
-        self._axes = "".join(axis["name"] for axis in multiscale["axes"])
-        self._arrays = [self._array(image, dataset["path"]) for dataset in multiscale["datasets"]]
+            said = isinstance(error, ValueError | OSError | zarr.errors.BaseZarrError) and str(error)
+            raise SlideError(self._path, f"broken zarr store: {said or 'its metadata cannot be read'}") from error
         shapes = [self._flat_shape(array) for array in self._arrays]
+        if any(shape[0] > shapes[0][0] or shape[1] > shapes[0][1] for shape in shapes):
+            raise SlideError(self._path, f"its levels have {shapes} px; expected the largest first")
+        first = self._arrays[0]
+        self._scale = check_bits(self._path, first.dtype, options)
+        if any(array.dtype != first.dtype for array in self._arrays):
+            raise SlideError(self._path, "its levels have different kinds of pixels")
+        self._channel = self._chosen(first, found)
+        changes = []
+        if self._channel is not None:
+            changes.append(f"channel {options.channel} of {self._sizes(first).get('c', 1)}")
+        if self._scale is not None:
+            changes.append(f"{first.dtype} {self._scale} to 8 bits")
         self.info = SlideInfo(
             levels=tuple(Level(h, w, level_downsample(shapes[0], h, w)) for h, w in shapes),
-            mpp=_resolution(multiscale, self._axes),
+            mpp=found.mpp,
             reader=f"zarr {version('zarr')}",
-            vendor=f"ome-zarr {ngff}",
+            vendor=f"ome-zarr {found.version}",
+            changes=tuple(changes),
+            unreadable=found.unreadable,
         )
 
     def _array(self, group: Any, name: str) -> Any:
         if name not in group:
             raise SlideError(self._path, f"level {name!r} of the metadata is missing in the store")
         array = group[name]
-        if array.dtype != np.uint8:
-            raise UnsupportedSlide(self._path, f"pixels are {array.dtype}; expected 8 bits a channel")
+        if not hasattr(array, "chunks"):
+            raise SlideError(self._path, f"level {name!r} of the metadata is a group and not an array")
+        unknown = _codecs(array) - _CODECS
+        if unknown:
+            raise SlideError(self._path, f"level {name!r} is stored with {sorted(unknown)[0]!r}, which is not run")
+        check_decoded(self._path, f"a chunk of {array.chunks}", int(np.prod(array.chunks)) * array.dtype.itemsize)
         return array
 
+    def _sizes(self, array: Any) -> dict[str, int]:
+        if len(array.shape) != len(self._axes):
+            raise SlideError(self._path, f"an array of {len(array.shape)} dimensions has the axes {list(self._axes)}")
+        return dict(zip(self._axes, array.shape, strict=True))
+
     def _flat_shape(self, array: Any) -> tuple[int, int]:
-        sizes = dict(zip(self._axes, array.shape, strict=True))
-        if {"y", "x"} - sizes.keys() or sizes.get("c", 1) not in (1, 3):
-            raise UnsupportedSlide(self._path, f"axes {sizes}; expected y and x and one or three channels")
+        sizes = self._sizes(array)
         if any(size != 1 for axis, size in sizes.items() if axis not in "cyx"):
-            raise UnsupportedSlide(self._path, f"axes {sizes}: a stack; expected one flat image")
+            raise SlideError(self._path, f"axes {sizes}: a stack; expected one flat image")
+        check_size(self._path, sizes["y"], sizes["x"])
         return sizes["y"], sizes["x"]
+
+    def _chosen(self, array: Any, found: Multiscale) -> int | None:
+        """The only channel to read; None reads grey or RGB."""
+        count, wanted = self._sizes(array).get("c", 1), self._options.channel
+        if wanted is not None:
+            return choose_channel(self._path, wanted, found.channels, count)
+        if count not in (1, 3):
+            names = describe_channels(found.channels, count)
+            raise SlideError(self._path, f"{count} channels; choose one with preprocess --channel ({names})")
+        return None
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
         out = blank(height, width, self.info.background)
         top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
         if bottom <= top or right <= left:
             return out
-        cut: dict[str, slice | int] = {"y": slice(top, bottom), "x": slice(left, right), "c": slice(None)}
+        channels = slice(None) if self._channel is None else slice(self._channel, self._channel + 1)
+        cut: dict[str, slice | int] = {"y": slice(top, bottom), "x": slice(left, right), "c": channels}
         try:
             part = self._arrays[level][tuple(cut.get(axis, 0) for axis in self._axes)]
         except Exception as error:
             raise SlideError(self._path, f"level {level} cannot be decoded: {error}") from error
+        if self._scale is not None:
+            part = self._scale.apply(part)
         kept = [axis for axis in self._axes if axis in cut]
         if "c" in kept:
             part = np.moveaxis(part, [kept.index(axis) for axis in "yxc"], [0, 1, 2])
@@ -88,39 +136,24 @@ class OmeZarrReader(Closing):
     def close(self) -> None:
         """Nothing is held open."""
 
-    def __reduce__(self) -> tuple[type[OmeZarrReader], tuple[Path]]:
-        return OmeZarrReader, (self._path,)
+    def __reduce__(self) -> tuple[type[OmeZarrReader], tuple[Path, ReadOptions]]:
+        return OmeZarrReader, (self._path, self._options)
 
 
-def _multiscale(group: Any) -> tuple[Any, dict[str, Any] | None, str]:
-    """The group of the image, its first multiscale and the NGFF version."""
-    attributes: Any = dict(group.attrs)
-    attributes = attributes.get("ome", attributes)
-    if "bioformats2raw.layout" in attributes and "0" in group:
-        return _multiscale(group["0"])
-    if not attributes.get("multiscales"):
-        return group, None, ""
-    first = attributes["multiscales"][0]
-    ngff = str(attributes.get("version") or first.get("version", "?"))
-    if not first.get("axes"):
-        return group, None, ngff
-    return group, first, ngff
-
-
-def _resolution(multiscale: dict[str, Any], axes: str) -> tuple[float, float] | None:
-    units = {axis["name"]: axis.get("unit") for axis in multiscale["axes"]}
-    scale = [1.0] * len(axes)
-    steps = [
-        *multiscale.get("coordinateTransformations", []),
-        *multiscale["datasets"][0]["coordinateTransformations"],
-    ]
-    for step in steps:
-        if step["type"] == "scale":
-            scale = [a * b for a, b in zip(scale, step["scale"], strict=True)]
-    sizes = []
-    for axis in "yx":
-        factor = _MICROMETRES.get(units.get(axis) or "")
-        if factor is None:
-            return None
-        sizes.append(scale[axes.index(axis)] * factor)
-    return sizes[0], sizes[1]
+def _codecs(array: Any) -> set[str]:
+    """The names of all codecs and filters of an array, those inside shards too."""
+    stored = array.metadata.to_dict()
+    found = [*(stored.get("codecs") or []), *(stored.get("filters") or []), stored.get("compressor")]
+    names: set[str] = set()
+    while found:
+        codec = found.pop()
+        if hasattr(codec, "get_config"):  # of numcodecs
+            codec = codec.get_config()
+        if isinstance(codec, dict):
+            name = str(codec.get("name") or codec.get("id"))
+            names.add(name.removeprefix("numcodecs."))
+            inner = codec.get("configuration") or {}
+            found += [*inner.get("codecs", []), *inner.get("index_codecs", [])]
+        elif codec is not None:
+            names.add(type(codec).__name__)
+    return names

@@ -12,6 +12,7 @@ from PIL import Image
 
 from ..errors import SlideError, UnsupportedSlide
 from .closing import Closing
+from .limits import check_decoded
 from .protocol import WHITE, Level, Pixels, SlideInfo, clip_box, level_downsample
 
 _CACHE = 64 << 20  # bytes of decoded tiles that one open slide keeps
@@ -47,6 +48,9 @@ class OpenSlideReader(Closing):
 
     def _make_info(self) -> SlideInfo:
         properties = self._slide.properties
+        for level in range(self._slide.level_count):
+            sides = [_number(properties.get(f"openslide.level[{level}].tile-{side}")) for side in ("height", "width")]
+            check_decoded(self._path, f"a tile of level {level}", int(4 * (sides[0] or 1) * (sides[1] or 1)))
         shapes = [(height, width) for width, height in self._slide.level_dimensions]
         mpp = _number(properties.get("openslide.mpp-y")), _number(properties.get("openslide.mpp-x"))
         colour = properties.get("openslide.background-color")

@@ -39,6 +39,9 @@ class SlideInfo:
         reader: the library that reads the slide, with its version.
         vendor: the kind of file.
         details: technical facts that are safe to keep, for provenance (compression, tile size, ...).
+        changes: what the reader does to the file's values besides decoding them; nothing where pixels are the file's.
+        unreadable: what the file says about the size of a pixel, where that cannot be understood.
+        notes: what a user should know of the file, such as images in it that are not read.
     """
 
     levels: tuple[Level, ...]
@@ -50,6 +53,9 @@ class SlideInfo:
     background: tuple[int, int, int] = WHITE
     associated: tuple[str, ...] = ()
     details: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
+    unreadable: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -99,6 +105,15 @@ def level_downsample(base: Level | tuple[int, int], height: int, width: int) -> 
 def clip_box(y: int, x: int, height: int, width: int, level: Level) -> tuple[int, int, int, int]:
     """The part of a box inside its level, as (top, left, bottom, right); may be empty."""
     return max(y, 0), max(x, 0), min(y + height, level.height), min(x + width, level.width)
+
+
+def on_background(colours: Pixels, alpha: Pixels, background: tuple[int, int, int]) -> Pixels:
+    """Colours in front of a background, which shows where they are transparent."""
+    if alpha.min(initial=255) == 255:
+        return colours
+    cover = alpha[..., None].astype(np.float32) / 255
+    mixed = colours * cover + np.array(background, np.float32) * (1 - cover)
+    return np.rint(mixed).astype(np.uint8)
 
 
 def to_planes(pixels: Pixels, out: Pixels) -> Pixels:

@@ -1,13 +1,24 @@
-"""Which reader opens a slide: decided by its content, not by its name."""
+"""Which reader opens a slide: decided by its content, not by its name.
+
+A reader that cannot read an encoding says `UnsupportedSlide`, and the next one is asked. One that knows why a slide
+must not be read raises `SlideError`, which ends the search: another reader would show something else than is there.
+"""
 
 from __future__ import annotations
 
 import importlib
+import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import SlideError, UnsupportedSlide
+from . import dicom_series
+from .limits import check_size
+from .mirax import check_parts
+from .options import PLAIN, ReadOptions
 from .protocol import Reader
+from .upright import upright
 
 # In the order in which they are asked. A module is imported only when a slide is opened.
 READERS = (
@@ -15,18 +26,23 @@ READERS = (
     ("tiff", "TiffReader"),
     ("openslide", "OpenSlideReader"),
     ("dicom", "DicomReader"),
+    ("picture", "PictureReader"),
 )
+_TAKE_OPTIONS = {"omezarr", "tiff", "picture"}
+_READ_DICOM = {"openslide", "dicom"}
 
 # TIFFs that need more than pasting tiles (overlaps, several regions, focal planes) go to OpenSlide.
 _PLAIN_TIFF = {None, "aperio", "generic-tiff"}
+_KINDS = {stat.S_ISFIFO: "a named pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
 
 
-def open_reader(path: Path | str, reader: str | None = None) -> Reader:
+def open_reader(path: Path | str, reader: str | None = None, options: ReadOptions = PLAIN) -> Reader:
     """Opens a slide.
 
     Args:
         path: A file, a DICOM folder or an OME-Zarr store.
-        reader: The name of a reader, to ask this one only: omezarr, tiff, openslide or dicom.
+        reader: The name of a reader, to ask this one only: omezarr, tiff, openslide, dicom or picture.
+        options: What to take of a slide that is more than one image of 8 bits.
 
     Raises:
         SlideError: It cannot be read; the message gives the reason of each reader that was asked.
@@ -35,25 +51,51 @@ def open_reader(path: Path | str, reader: str | None = None) -> Reader:
     if not path.exists():
         raise SlideError(path, "does not exist")
     head = _head(path)
-    reasons = []
+    if path.suffix.lower() == ".mrxs" and (missing := check_parts(path)):
+        raise SlideError(path, missing)
+    reasons: list[str] = []
     for name, kind in READERS:
         if reader not in (None, name):
             continue
         module = importlib.import_module(f"{__package__}.{name}")
         if reader is None and not (module.claims(path, head) and _suits(name, path)):
             continue
+        if name in _READ_DICOM and (path.is_dir() or dicom_series.is_dicom(path)):
+            problem = dicom_series.problem_of(path)
+            if problem is not None:
+                raise SlideError(path, problem)
+            dicom_series.check_tiles(path)
         try:
-            opened: Reader = getattr(module, kind)(path)
-            return opened
+            opened = _opened(getattr(module, kind), name, path, options, reasons)
+            check_size(path, *opened.info.shape)
+            return upright(opened)
         except UnsupportedSlide as error:
             reasons.append(error.reason)
     raise SlideError(path, "; ".join(dict.fromkeys(reasons)) or _unknown(path, head))
+
+
+def _opened(kind: Any, name: str, path: Path, options: ReadOptions, reasons: list[str]) -> Reader:
+    if name in _TAKE_OPTIONS:
+        opened: Reader = kind(path, options)
+        return opened
+    opened = kind(path)
+    if options.channel is not None:
+        opened.close()
+        raise SlideError(path, f"read with {opened.info.reader} as RGB; --channel has nothing to choose in it")
+    colours = [reason for reason in reasons if reason.startswith("colours")]
+    if colours:  # its library converts them
+        opened.info = replace(opened.info, changes=(*opened.info.changes, colours[0].partition(";")[0]))
+    return opened
 
 
 def _head(path: Path) -> bytes:
     if path.is_dir():
         return b""
     try:
+        mode = path.stat().st_mode
+        for is_kind, kind in _KINDS.items():
+            if is_kind(mode):  # opening it could wait for ever
+                raise SlideError(path, f"is {kind} and not a file")
         with path.open("rb") as file:
             return file.read(512)
     except OSError as error:

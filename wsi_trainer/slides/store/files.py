@@ -22,12 +22,16 @@ PIECE, BLOCK = 1 << 22, 4096
 def replace_file(path: Path, *parts: bytes) -> None:
     """Writes a file under its name once it is safe on the disk."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    if sum(map(len, parts)) < LARGE or not write_directly(partial, parts):
-        with partial.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        if sum(map(len, parts)) < LARGE or not write_directly(partial, parts):
+            with partial.open("wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a full disk needs the room
+        raise
 
 
 def write_directly(path: Path, parts: tuple[bytes, ...]) -> bool:
@@ -76,6 +80,8 @@ def gather(parts: tuple[bytes, ...], room: memoryview) -> Iterator[int]:
 
 def sync_folder(path: Path) -> None:
     """Makes renames inside a folder durable."""
+    if os.name == "nt":
+        return  # Windows opens no folder, and makes renames durable by itself
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -17,18 +17,30 @@ from .shard import ABSENT, Index, read_index
 
 
 class StoredLevel:
-    """An array (c, y, x) of a store that this package wrote. It holds no open file: fork or pickle it."""
+    """An array (c, y, x) of a store that this package wrote. It holds no open file: fork or pickle it.
 
-    def __init__(self, path: Path, shape: tuple[int, int], layout: Layout, codec: Codec | None = None) -> None:
+    Args:
+        path: The folder of the array.
+        shape: Height and width.
+        layout: Sizes of chunks and shards.
+        codec: What decodes chunks.
+        listed: The shards that the store's manifest lists; one of them that is absent is damage and not background.
+    """
+
+    def __init__(
+        self, path: Path, shape: tuple[int, int], layout: Layout, codec: Codec | None = None,
+        listed: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:  # fmt: skip
         self.path = path
         self.shape = shape
         self.layout = layout
         self._codec = codec or ZstdCodec()
+        self._listed = listed
         self._indexes: dict[tuple[int, int], Index | None] = {}
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[StoredLevel], tuple[Path, tuple[int, int], Layout, Codec]]:
-        return StoredLevel, (self.path, self.shape, self.layout, self._codec)
+    def __reduce__(self) -> tuple[type[StoredLevel], tuple[Any, ...]]:
+        return StoredLevel, (self.path, self.shape, self.layout, self._codec, self._listed)
 
     def shard_path(self, row: int, column: int) -> Path:
         """The file of a shard, which is absent if the shard holds the fill value only."""
@@ -42,6 +54,8 @@ class StoredLevel:
         key = (row, column)
         if key not in self._indexes:
             index = read_index(self.shard_path(row, column), self.layout)
+            if index is None and key in self._listed:
+                raise CorruptChunk(f"{self._file(row, column)} is missing")
             with self._lock:
                 self._indexes[key] = index
         return self._indexes[key]

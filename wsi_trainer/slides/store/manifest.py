@@ -35,8 +35,11 @@ def sha256_of(path: Path) -> str:
 
 def _serialise(content: Mapping[str, Any]) -> bytes:
     """The bytes of a manifest, with their hash among them: the same content gives the same bytes."""
-    seal = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    return (json.dumps({"sha256": seal, **content}, indent=1, sort_keys=True) + "\n").encode()
+    return (json.dumps({"sha256": _seal(content), **content}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def write_manifest(store: Path, settings: Mapping[str, Any], known: Mapping[str, Entry]) -> None:
@@ -63,15 +66,27 @@ def read_manifest(store: Path) -> dict[str, Any]:
     try:
         data = (store / NAME).read_bytes()
         record = json.loads(data)
-        del record["sha256"]
-        files = record["files"]
+        seal, files = record.pop("sha256"), record["files"]
     except FileNotFoundError as error:
         raise ValueError("the manifest is missing") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(f"the manifest is damaged: {error}") from error
-    if not isinstance(files, dict) or _serialise(record) != data:
+    if not isinstance(files, dict) or _seal(record) != seal:
         raise ValueError("the manifest is damaged: its own hash does not match")
+    for key, entry in files.items():
+        if not _is_inside(key):
+            raise ValueError(f"the manifest is damaged: it lists {key!r}, which is not inside the store")
+        if not (
+            isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+        ):
+            raise ValueError(f"the manifest is damaged: its entry for {key!r} has no size and hash")
     return dict(record)
+
+
+def _is_inside(key: str) -> bool:
+    """Whether a key names a file below the store, however it is read."""
+    parts = key.split("/")
+    return all(parts) and not {".", ".."} & set(parts) and not {"\\", ":"} & set(key)
 
 
 def check_file(path: Path, size: int, sha256: str) -> str | None:
@@ -87,10 +102,13 @@ def check_file(path: Path, size: int, sha256: str) -> str | None:
 def find_damage(store: Path) -> Iterator[Damage]:
     """Everything in which a store differs from its manifest."""
     try:
-        files = read_manifest(store)["files"]
+        content = read_manifest(store)
     except ValueError as error:
         yield Damage(store, NAME, str(error))
         return
+    if (store / NAME).read_bytes() != _serialise(content):  # the same content in other bytes
+        yield Damage(store, NAME, "the manifest is damaged: it is not written as it was")
+    files = content["files"]
     for key, expected in files.items():
         reason = check_file(store / key, expected["size"], expected["sha256"])
         if reason:

@@ -1,0 +1,18 @@
+"""The command line with steps that take long in C: what a signal has to end."""
+
+import time
+from collections.abc import Sequence
+
+from wsi_trainer import cli
+from wsi_trainer.models import SlideClassifier
+
+
+def _sleep(self: SlideClassifier, batch: object, batch_idx: int) -> None:
+    if self.global_step:  # the first step is there to leave a checkpoint
+        time.sleep(600)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `wsi-train` with these words."""
+    SlideClassifier.on_train_batch_start = _sleep  # type: ignore[method-assign]
+    return cli.main(words)

@@ -1,0 +1,250 @@
+"""What strangers send executes nothing: checkpoints, weights and configs, in every command."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from wsi_trainer.cli import main
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.reach import limited
+from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.models import SlideClassifier
+from wsi_trainer.models.weights import read_checkpoint, read_weights
+
+
+class Evil:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    """A file that is there only if somebody's code was executed."""
+    return tmp_path / "executed"
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error and "weights_only" not in error
+    return error
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, manifest: Path) -> Path:
+    """The folder of a run of one epoch, tile by tile, with dropout and early stopping: all that a checkpoint holds."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    words = [
+        f"--out={folder}", f"--data.manifest={manifest}", "--model.backbone=wsi_trainer.models.VGG",
+        "--model.backbone.widths=[4,8]", "--model.backbone.convs=1", "--model.dropout=0.2", "--train.epochs=1",
+        "--train.accelerator=cpu", "--train.budget=8MiB", "--train.resamples=10", "--train.patience=2",
+        "--train.checkpoint_every=1",
+    ]  # fmt: skip
+    assert main(["fit", *words]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "predict", "heatmap", "fit"])
+def test_a_checkpoint_executes_nothing(
+    command: str, trained: Path, manifest: Path, trap: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load(RunFolder(trained).checkpoint("best"), weights_only=True)
+    torch.save({**content, "callbacks": Evil(trap)}, tmp_path / "evil.ckpt")
+    words = [f"--config={trained / 'config.yaml'}"]
+    words += [f"--slides={manifest}"] if command == "predict" else []
+    words += [f"--ckpt_path={tmp_path / 'evil.ckpt'}"] if command == "fit" else []
+    words += [f"--checkpoint={tmp_path / 'evil.ckpt'}"] if command != "fit" else []
+    capsys.readouterr()
+    assert main([command, *words]) == 2
+    assert "which reading it would run" in one_line(capsys)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "cut", "pickle", "legacy", "list", "folder", "absent", "null"])
+def test_a_file_that_is_no_checkpoint_is_one_line(
+    kind: str, trained: Path, trap: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.ckpt"
+    whole = RunFolder(trained).checkpoint("best").read_bytes()
+    contents = {"empty": b"", "text": b"weights\n", "cut": whole[: len(whole) // 2], "pickle": pickle.dumps(Evil(trap))}
+    if kind in contents:
+        path.write_bytes(contents[kind])
+    elif kind == "legacy":
+        torch.save(Evil(trap), path, _use_new_zipfile_serialization=False)
+    elif kind == "list":
+        torch.save([torch.ones(2)], path)
+    elif kind == "folder":
+        path.mkdir()
+    path = Path("/dev/null") if kind == "null" else path
+    words = [f"--config={trained / 'config.yaml'}", f"--checkpoint={path}"]
+    assert main(["test", *words]) == 2
+    assert path.name in one_line(capsys)
+    if kind in ("cut", "pickle"):
+        fresh = [words[0], f"--out={tmp_path / 'r'}"]
+        for more in ([words[0], f"--ckpt_path={path}"], [*fresh, f"--model.pretrained={path}"]):
+            assert main(["fit", *more]) == 2
+            assert path.name in one_line(capsys)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_our_own_checkpoints_hold_numbers_only(trained: Path, name: str) -> None:
+    assert read_checkpoint(RunFolder(trained).checkpoint(name))["state_dict"]
+
+
+CONFIGS = [
+    "model: {head: {class_path: os.system, init_args: {command: 'touch TRAP'}}}",
+    "model: {head: os.system}",
+    "model: {head: {class_path: wsi_trainer.models.heads.torch.hub.load}}",
+    "model: {backbone: {class_path: subprocess.Popen, init_args: {args: [touch, TRAP]}}}",
+    "model: {backbone: torch.nn.Identity}",
+    "model: {backbone: os.getcwd}",
+    "model: {task: {class_path: os.system, init_args: {command: 'touch TRAP'}}}",
+    "model: {head: {class_path: wsi_trainer.cli.main}}",
+    "model: {head: {class_path: functools.partial, init_args: {func: os.system}}}",
+    "model.head: {class_path: os.system}",
+    "model: {backbone: evil.Net}",
+]
+
+
+COMMANDS = [("fit", text) for text in CONFIGS] + [(name, CONFIGS[0]) for name in ("test", "predict", "heatmap", "plan")]
+
+
+@pytest.mark.parametrize(("command", "text"), COMMANDS)
+def test_a_config_names_classes_of_this_package_only(
+    command: str, text: str, trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "evil.py").write_text(f"open({str(trap)!r}, 'w')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m wsi_trainer` has the working folder
+    config = tmp_path / "c.yaml"
+    config.write_text(f"out: {tmp_path / 'run'}\ndata: {{manifest: m.csv}}\n" + text.replace("TRAP", str(trap)) + "\n")
+    needed = {"plan": ["--budget=1GiB", "--image=512x512"], "predict": ["--slides=m.csv"]}
+    more = needed.get(command, [])
+    assert main([command, f"--config={config}", *more]) == 2
+    error = one_line(capsys)
+    assert "--trust" in error and "is not a class of wsi_trainer.models" in error
+    assert not trap.exists()
+
+
+def test_a_config_cannot_trust_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(f"out: {tmp_path / 'run'}\ndata: {{manifest: m.csv}}\ntrust: true\n")
+    assert main(["fit", f"--config={config}"]) == 2
+    assert "unknown key 'trust'" in one_line(capsys)
+
+
+def test_with_trust_your_own_classes_are_used_in_every_command(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nfrom wsi_trainer.models import MaxPooling\n\n"
+        "class Head(MaxPooling):\n    '''Mine.'''\n\n"
+        "class Net(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Conv2d(3, 4, 3, 4), nn.ReLU())\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = [word for word in words if "backbone" not in word] + ["--model.backbone=mine.Net", "--model.head=mine.Head"]
+    assert main(["fit", *own, "--train.epochs=1"]) == 2
+    assert "mine.Head is not a class" in one_line(capsys)
+    assert main(["fit", "--trust", *own, "--train.epochs=1"]) == 0
+    again = f"--config={tmp_path / 'run' / 'config.yaml'}"
+    capsys.readouterr()
+    assert main(["test", again]) == 2
+    assert "--trust" in one_line(capsys)
+    assert main(["test", again, "--trust"]) == 0
+
+
+def test_the_limit_is_lifted_after_a_command() -> None:
+    from jsonargparse import ArgumentParser
+
+    def free() -> Any:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_argument("--module", type=torch.nn.Module)
+        return parser.parse_args(["--module=torch.nn.Identity"])
+
+    with limited(trusted=False), pytest.raises(Exception, match="not allowed"):
+        free()
+    assert free().module.class_path == "torch.nn.Identity"
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{c}: &{c} [{', '.join([f'*{p}'] * 10)}]\n" for p, c in zip("abcdefgh", "bcdefghi")
+)
+TEXTS = [
+    (BOMB.encode(), "stands for more than"),
+    (b"a: &a [*a]\n", "a part of itself"),
+    (b"train: {epochs: 3}\ntrain: {epochs: 4}\n", "the key 'train' is there twice, in line 2"),
+    (b"train:\n  epochs: 3\n  seed: 1\n  epochs: 4\n", "the key 'epochs' is there twice, in line 4"),
+    (bytes(range(256)), "no text in UTF-8"),
+    (b"[" * 100_000, "nested"),
+    (b"train: {budget: 128 bananas}\n", "'128 bananas' is not a size"),
+    (b"train: {budget: 1e999GiB}\n", "train.budget"),
+    (b"train: {budget: 1.2.3GiB}\n", "train.budget"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), TEXTS, ids=[message[:20] for _, message in TEXTS])
+def test_a_config_that_is_no_config_is_one_line(
+    data: bytes, message: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_bytes(data)
+    own = [word for word in words if "budget" not in word]
+    assert main(["fit", *own, f"--config={config}"]) == 2
+    error = one_line(capsys)
+    assert message in error and len(error) < 1000
+    if b"train" not in data:
+        assert main(["verify", f"--config={config}", str(tmp_path)]) == 2
+        assert message in one_line(capsys)
+
+
+def test_many_references_that_stand_for_little_are_read(words: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("train: &t\n  epochs: 1\n  seed: &s 3\n  resamples: *s\n")
+    assert main(["fit", *words, f"--config={config}", "--print_config"]) == 0
+
+
+def test_weights_that_are_cut_short_are_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(100)}, tmp_path / "w.pt")
+    data = (tmp_path / "w.pt").read_bytes()
+    for length in range(0, len(data), 97):
+        (tmp_path / "cut.pt").write_bytes(data[:length])
+        with pytest.raises(UserError, match=r"cut\.pt"):
+            read_weights(tmp_path / "cut.pt")
+
+
+def test_a_bug_is_one_line_and_its_traceback_is_kept(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(SlideClassifier, "training_step", broken)
+    assert main(["fit", *words]) == 70
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "ZeroDivisionError: a bug" in line
+    assert Path(line.rpartition(" is in ")[2]).parent == tmp_path
+
+
+def test_an_output_that_cannot_show_a_letter(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wsi_trainer", "verify", str(tmp_path / "µ×ü")],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr

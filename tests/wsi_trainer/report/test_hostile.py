@@ -1,0 +1,114 @@
+"""The report of a run from somebody else, or of a damaged one: pictures of the run only, and one line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from wsi_trainer.cli import main
+from wsi_trainer.data import SlideRecord
+from wsi_trainer.explain.slide_map import SlideMap
+from wsi_trainer.fit.run_folder import RunFolder
+
+from .conftest import SLIDES, MakeRun
+
+SLIDE = "slide 0 <&>.tif"
+
+
+@pytest.fixture
+def run(make_run: MakeRun, labels: np.ndarray) -> RunFolder:
+    return make_run("run", np.where(labels == 1, 0.9, 0.1) + np.linspace(-0.05, 0.05, SLIDES))
+
+
+def refused(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["report", str(run.path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error
+    assert not run.report.exists()
+    return error
+
+
+def with_picture(run: RunFolder, picture: str) -> RunFolder:
+    run.heatmaps.mkdir(exist_ok=True)
+    facts = {"class": "tumour", "slides": {SLIDE: {"picture": picture}}}
+    (run.heatmaps / "heatmaps.json").write_text(json.dumps(facts))
+    return run
+
+
+@pytest.mark.parametrize(
+    "picture", ["../../outside.png", "{tmp}/outside.png", "/etc/passwd", "link.png", "../link/outside.png"]
+)
+def test_a_picture_outside_of_the_run_is_refused(
+    picture: str, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (4, 4), "red").save(tmp_path / "outside.png")
+    run.heatmaps.mkdir()
+    (run.heatmaps / "link.png").symlink_to(tmp_path / "outside.png")
+    (run.path / "link").symlink_to(tmp_path)
+    assert "outside of the run" in refused(with_picture(run, picture.format(tmp=tmp_path)), capsys)
+
+
+def test_a_run_that_is_reached_by_a_link_shows_its_own_pictures(run: RunFolder, tmp_path: Path) -> None:
+    with_picture(run, "map.png")
+    Image.new("RGB", (4, 4), "red").save(run.heatmaps / "map.png")
+    (tmp_path / "link").symlink_to(run.path)
+    assert main(["report", str(tmp_path / "link")]) == 0
+    page = run.report.read_text(encoding="utf-8")
+    shown = re.search(r'class="map" src="data:image/jpeg;base64,([^"]+)"', page)
+    assert shown is not None and len(base64.b64decode(shown[1])) > 100
+
+
+FILES = ["heatmaps/heatmaps.json", "evaluation/test.json", "plan.json", "memory.json", "environment.json"]
+TEXTS = [b"{", b"[]", b"null", b"\xff\xfe", b'"text"', b'{"slides": [1]}', b'{"slides": {"slide 0 <&>.tif": 3}}']
+
+
+CASES = [("heatmaps/heatmaps.json", text) for text in TEXTS] + [(name, TEXTS[0]) for name in FILES[1:]]
+CASES += [(name, text) for name in ("plan.json", "evaluation/test.json") for text in (b"[]", b'{"slides": [1]}')]
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_a_damaged_file_is_named_or_left_out(
+    name: str, text: bytes, run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).write_bytes(text)
+    code = main(["report", str(run.path)])
+    error = capsys.readouterr().err
+    assert code in (0, 2), error
+    assert (code == 0 and not error) or (Path(name).name in error and error.count("\n") == 1)
+    if text in (b"{", b"\xff\xfe"):
+        assert code == 2
+
+
+def test_a_picture_that_is_none_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with_picture(run, "map.png")
+    (run.heatmaps / "map.png").write_bytes(b"no picture")
+    assert "map.png is no picture" in refused(run, capsys)
+
+
+def test_each_slide_has_a_map_of_its_own() -> None:
+    names = [
+        "a/b.tif",
+        "a_b.tif",
+        "a%2Fb.tif",
+        "../a/b.tif",
+        "/a/b.tif",
+        "x" * 250,
+        "x" * 249 + "y",
+        "ü" * 120,
+        "ü" * 121,
+    ]
+    made = []
+    for name in names:
+        record = SlideRecord(name, Path(name), "1", "p", "test")
+        made.append(SlideMap(Path("maps"), record, (1, 1), None, 1, 1).name)
+    assert len(set(made)) == len(names)
+    assert all("/" not in name and len(os.fsencode(f"{name}-top-10.png")) <= 255 for name in made)
+    assert made[1] == "a_b.tif"

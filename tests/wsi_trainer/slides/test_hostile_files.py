@@ -1,0 +1,562 @@
+"""Files that ask for more than there is, or are not what they say: one line with the true reason, soon."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import pytest
+import tifffile
+import zarr
+from PIL import Image
+
+from wsi_trainer.cli import main
+from wsi_trainer.errors import UserError
+from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.overview import find_mask
+from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slides.readers.limits import DECODED, GIGAPIXELS
+from wsi_trainer.slides.resample import ScaledImage
+from wsi_trainer.slides.settings import Settings
+
+PIXELS = np.random.default_rng(4).integers(0, 256, (128, 128, 3), np.uint8)
+RGB = {"photometric": "rgb", "tile": (64, 64)}
+Change = Callable[[bytearray, tifffile.TiffFile], None]
+
+
+def _changed(path: Path, change: Change, **options: object) -> Path:
+    """A good TIFF with some bytes written over."""
+    tifffile.imwrite(path, PIXELS, **{**RGB, **options})
+    data = bytearray(path.read_bytes())
+    with tifffile.TiffFile(path) as tif:
+        change(data, tif)
+    path.write_bytes(data)
+    return path
+
+
+def _set(**tags: int) -> Change:
+    """Writes values into tags of the first page."""
+
+    def change(data: bytearray, tif: tifffile.TiffFile) -> None:
+        for name, value in tags.items():
+            tag = tif.pages[0].tags[name]
+            form = {3: "<H", 4: "<I"}[int(tag.dtype)]
+            struct.pack_into(form, data, tag.valueoffset, value)
+
+    return change
+
+
+def _refused(path: Path, reason: str) -> None:
+    with pytest.raises(SlideError, match=reason) as caught, open_reader(path) as reader:
+        reader.read(0, 0, 0, min(128, reader.info.shape[0]), min(128, reader.info.shape[1]))
+    assert "\n" not in str(caught.value)
+
+
+# -- sizes that are declared
+
+
+def _wide(path: Path, side: int, tile: int, count: int) -> Path:
+    """A TIFF of a few bytes that declares any size."""
+    entries = [
+        (256, 4, 1, side), (257, 4, 1, side), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (277, 3, 1, 1),
+        (322, 4, 1, tile), (323, 4, 1, tile), (324, 4, count, 8), (325, 4, count, 8),
+    ]  # fmt: skip
+    ifd = struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *entry) for entry in entries) + b"\0" * 4
+    path.write_bytes(b"II*\0" + struct.pack("<I", 16) + b"\0" * 8 + ifd)
+    return path
+
+
+@pytest.mark.parametrize("side", [1_000_000, 4_000_000_000])
+def test_impossible_size(tmp_path: Path, side: int) -> None:
+    _refused(_wide(tmp_path / "s.tif", side, 256, 1), rf"declares {side} x {side} px.* WSI_TRAIN_MAX_GIGAPIXELS=")
+
+
+def test_one_impossible_tile(tmp_path: Path) -> None:
+    path = _changed(tmp_path / "s.tif", _set(TileWidth=32768, TileLength=32768), compression="zlib")
+    _refused(path, r"a tile of 32768x32768 px would take 3072 MiB .* WSI_TRAIN_MAX_DECODED_MIB=3072")
+
+
+def test_limits_can_be_raised_and_lowered(slide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value in ((GIGAPIXELS, "0.0001"), (DECODED, "0.01")):
+        monkeypatch.setenv(limit.variable, value)
+        with pytest.raises(SlideError, match=limit.variable):
+            open_reader(slide)
+        monkeypatch.delenv(limit.variable)
+    path = _wide(tmp_path / "s.tif", 1_000_000, 256, 1)
+    monkeypatch.setenv(GIGAPIXELS.variable, "1000")
+    _refused(path, "it needs 15264649 tiles and lists 1")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "much", "nan", "1,5"])
+def test_limits_that_are_none(slide: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(GIGAPIXELS.variable, value)
+    with pytest.raises(UserError, match=rf"WSI_TRAIN_MAX_GIGAPIXELS={value}: expected a number above 0"):
+        open_reader(slide)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_picture_that_inflates(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "s.png"
+    if kind == "PNG":
+        Image.new("1", (8, 8)).save(path)
+        data = bytearray(path.read_bytes())
+        struct.pack_into(">II", data, 16, 60_000, 60_000)
+        struct.pack_into(">I", data, 29, zlib.crc32(data[12:29]))
+        path.write_bytes(data)
+    else:
+        stream = io.BytesIO()
+        Image.new("L", (8, 8)).save(stream, "JPEG")
+        data = bytearray(stream.getvalue())
+        at = data.index(b"\xff\xc0")
+        struct.pack_into(">HH", data, at + 5, 60_000, 60_000)
+        path.write_bytes(data)
+    _refused(path, f"a {kind} of 60000 x 60000 px would take .* WSI_TRAIN_MAX_DECODED_MIB")
+
+
+LARGE = np.zeros((512, 1024, 3), np.uint8)
+INNER = {
+    "jpeg": imagecodecs.jpeg8_encode(LARGE, colorspace="RGB"),
+    "webp": imagecodecs.webp_encode(LARGE),
+    "jpegxl": imagecodecs.jpegxl_encode(LARGE),
+    "jpeg2000": imagecodecs.jpeg2k_encode(LARGE),
+}
+
+
+@pytest.mark.parametrize("compression", INNER)
+def test_tile_that_holds_a_larger_image(tmp_path: Path, compression: str) -> None:
+    tiles = (bytes(INNER[compression]) for _ in range(4))
+    tifffile.imwrite(tmp_path / "s.tif", tiles, shape=PIXELS.shape, dtype="u1", compression=compression, **RGB)
+    _refused(tmp_path / "s.tif", "tile 0 holds an image of 1024 x 512 px, the tile has 64 x 64 px")
+
+
+@pytest.mark.parametrize("compression", INNER)
+def test_tiles_that_fit_are_read(tmp_path: Path, compression: str) -> None:
+    lossless = {} if compression == "jpeg" else {"compressionargs": {"lossless": True}}
+    lossless = {} if compression == "jpeg2000" else lossless
+    tifffile.imwrite(tmp_path / "s.tif", PIXELS[:100, :90], compression=compression, **lossless, **RGB)
+    with open_reader(tmp_path / "s.tif") as reader:
+        found = reader.read(0, 0, 0, 100, 90)
+    assert np.array_equal(found, tifffile.imread(tmp_path / "s.tif"))
+
+
+def test_tile_that_inflates(tmp_path: Path) -> None:
+    """64 MiB of zeros where 12 KiB belong: the rest is not even decoded."""
+    bomb = imagecodecs.zlib_encode(bytes(64 << 20))
+
+    def tiles():
+        for _ in range(4):
+            yield bytes(bomb)
+
+    tifffile.imwrite(tmp_path / "s.tif", tiles(), shape=PIXELS.shape, dtype="u1", compression="zlib", **RGB)
+    try:
+        with open_reader(tmp_path / "s.tif") as reader:
+            assert (reader.read(0, 0, 0, 128, 128) == 0).all()
+    except SlideError as error:
+        assert "tile 0" in error.reason
+
+
+def test_overview_that_would_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels of 8 µm: the overview is the slide itself."""
+    tifffile.imwrite(tmp_path / "s.tif", np.zeros((600, 600, 3), np.uint8), **RGB)
+    monkeypatch.setenv(DECODED.variable, "1")
+    with open_reader(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="overview of 600 x 600 px"):
+        find_mask(tmp_path / "s.tif", reader, ScaledImage(reader, 1.0), (8.0, 8.0), Settings())
+
+
+# -- TIFF directories that are broken
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"II*\0", "ends after 4 bytes"),
+        (b"MM\0*\0", "ends after 5 bytes"),
+        (b"II*\0\x08\0\0\0", "there is no image where the header says"),
+        (b"II*\0\xff\xff\xff\x7f", "there is no image where the header says"),
+        (b"II+\0\x08\0\0\0", "broken TIFF"),
+        (b"II+\0\x08\0\0\0" + b"\xff" * 8, "broken TIFF"),
+        (b"II*\0\x08\0\0\0\xff\xff" + b"\xff" * 60, "broken TIFF"),
+        (b"II*\0\x08\0\0\0\0\0\0\0\0\0", "broken TIFF|holds nothing"),
+    ],
+)
+def test_headers_and_nothing_else(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "s.tif").write_bytes(content)
+    _refused(tmp_path / "s.tif", reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_set(ImageWidth=0, ImageLength=0), "0 x 0 px, which holds nothing"),
+        (_set(ImageWidth=0), "holds nothing"),
+        (_set(ImageLength=100_000), "needs 3126 tiles and lists 4|broken TIFF"),
+        (_set(TileWidth=0), "broken TIFF"),
+        (_set(Compression=60000), "compression 60000 is not read through tifffile"),
+        (_set(Compression=0), "compression 0 is not read"),
+        (_set(BitsPerSample=0), "broken TIFF|bits"),
+    ],
+)
+def test_fields_that_cannot_be(tmp_path: Path, change: Change, reason: str) -> None:
+    _refused(_changed(tmp_path / "s.tif", change), reason)
+
+
+def test_directories_in_a_circle(tmp_path: Path) -> None:
+    """The image is read: a directory that leads to itself ends the list."""
+
+    def change(data: bytearray, tif: tifffile.TiffFile) -> None:
+        page = tif.pages[0]
+        struct.pack_into("<I", data, page.offset + 2 + 12 * len(page.tags), page.offset)
+
+    path = _changed(tmp_path / "s.tif", change)
+    try:
+        with open_reader(path) as reader:
+            assert np.array_equal(reader.read(0, 0, 0, 128, 128), PIXELS)
+    except SlideError as error:
+        assert "broken TIFF" in error.reason
+        assert "list index" not in error.reason
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
+def test_half_a_file(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "s.tif"
+    tifffile.imwrite(path, PIXELS, **RGB)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    _refused(path, "ends early|broken TIFF")
+
+
+def test_any_byte_may_be_wrong(tmp_path: Path, count: Callable[..., int]) -> None:
+    """Whatever is overwritten in a directory: pixels, or one line of a reason."""
+    path = tmp_path / "s.tif"
+    tifffile.imwrite(path, PIXELS, resolution=(20000, 20000), resolutionunit="CENTIMETER", **RGB)
+    good = path.read_bytes()
+    with tifffile.TiffFile(path) as tif:
+        first, last = tif.pages[0].offset, min(tif.pages[0].dataoffsets)
+    rng = np.random.default_rng(5)
+    outcomes = set()
+    for _ in range(count(ci=60, full=3000)):
+        data = bytearray(good)
+        for at in rng.integers(first, last, rng.integers(1, 4)):
+            data[at] = rng.integers(256)
+        path.write_bytes(data)
+        try:
+            with open_reader(path) as reader:
+                reader.read(0, 0, 0, *(min(200, side) for side in reader.info.shape))
+            outcomes.add("read")
+        except SlideError as error:
+            assert "\n" not in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
+
+
+# -- OME-XML
+
+BOMB = (
+    '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">'
+    + "".join("<!ENTITY " + b + ' "' + f"&{a};" * 10 + '">' for a, b in zip("abcdefghi", "bcdefghij"))
+    + ']><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image><Pixels>&j;</Pixels></Image></OME>'
+)
+OUTSIDE = (
+    '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]>'
+    '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image Name="&a;"><Pixels/></Image></OME>'
+)
+BROKEN = '<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image></OME>'
+
+
+@pytest.mark.parametrize("xml", [BOMB, OUTSIDE, BROKEN], ids=["bomb", "outside", "broken"])
+def test_hostile_xml_is_not_followed(tmp_path: Path, xml: str) -> None:
+    path = tmp_path / "s.ome.tif"
+    tifffile.imwrite(path, PIXELS, description=xml, metadata=None, **RGB)
+    try:
+        with open_reader(path) as reader:
+            assert reader.info.mpp is None
+            assert "root:" not in repr(reader.info)
+    except SlideError as error:
+        assert "\n" not in str(error)
+        assert "root:" not in str(error)
+
+
+# -- stores
+
+
+def _store(path: Path, change: Callable[[dict], None], shape: tuple[int, ...] = (3, 64, 64), **options: object) -> Path:
+    root = zarr.open_group(path, mode="w", zarr_format=2)
+    root.create_array("0", shape=shape, chunks=(1, 32, 32), dtype="u1", **options)
+    axes = [{"name": "c", "type": "channel"}] + [{"name": n, "type": "space", "unit": "micrometer"} for n in "yx"]
+    steps = [{"type": "scale", "scale": [1, 0.5, 0.5]}]
+    first = {"version": "0.4", "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}]}
+    change(first)
+    root.attrs["multiscales"] = [first]
+    return path
+
+
+def _steps(value: object) -> Callable[[dict], None]:
+    return lambda first: first["datasets"][0].update(coordinateTransformations=value)
+
+
+STORES: dict[str, tuple[Callable[[dict], None], str]] = {
+    "no datasets": (lambda first: first.update(datasets=[]), "lists no datasets"),
+    "datasets that are no list": (lambda first: first.update(datasets={"0": 1}), "datasets is .*expected a list"),
+    "datasets of numbers": (lambda first: first.update(datasets=[1]), "datasets has 1; expected a mapping"),
+    "path of a number": (lambda first: first["datasets"][0].update(path=0), "path is 0; expected a name"),
+    "path outside": (lambda first: first["datasets"][0].update(path="../../x"), "expected a name inside the store"),
+    "absolute path": (lambda first: first["datasets"][0].update(path="/etc"), "expected a name inside the store"),
+    "level that is missing": (lambda first: first["datasets"].append({"path": "7"}), "level '7' .* is missing"),
+    "too few axes": (lambda first: first.update(axes=first["axes"][1:]), r"3 dimensions has the axes \['y', 'x'\]"),
+    "axis twice": (lambda first: first["axes"][0].update(name="x"), "expected different letters"),
+    "axis without a name": (lambda first: first["axes"][0].clear(), "expected different letters"),
+    "no x": (lambda first: first["axes"][2].update(name="t"), "expected y and x"),
+    "axes that are no list": (lambda first: first.update(axes="cyx"), "axes is 'cyx'; expected a list"),
+}
+SCALES: dict[str, tuple[Callable[[dict], None], str | None]] = {
+    "strings": (_steps([{"type": "scale", "scale": ["1", "a", "b"]}]), "scale = .*'a'"),
+    "too few": (_steps([{"type": "scale", "scale": [1]}]), r"scale = \[1\]"),
+    "nan": (_steps([{"type": "scale", "scale": [1, float("nan"), 1]}]), "scale = .*nan"),
+    "no transformations": (lambda first: first["datasets"][0].pop("coordinateTransformations"), None),
+    "null": (_steps(None), None),
+    "of another type": (_steps([{"type": "identity"}]), None),
+    "unit of the stars": (lambda first: first["axes"][1].update(unit="parsec"), "unit = 'parsec'"),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_stores_with_odd_metadata(tmp_path: Path, kind: str) -> None:
+    change, reason = STORES[kind]
+    _refused(_store(tmp_path / "s.zarr", change), reason)
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_stores_with_odd_scales(tmp_path: Path, kind: str) -> None:
+    change, quoted = SCALES[kind]
+    with open_reader(_store(tmp_path / "s.zarr", change)) as reader:
+        assert reader.info.mpp is None
+        assert reader.info.unreadable is None if quoted is None else True
+        if quoted is not None:
+            import re
+
+            assert re.search(quoted, reader.info.unreadable or "")
+
+
+def test_store_that_declares_everything(tmp_path: Path) -> None:
+    path = _store(tmp_path / "s.zarr", lambda first: None, shape=(3, 1_000_000, 1_000_000))
+    _refused(path, "declares 1000000 x 1000000 px")
+
+
+def test_store_of_one_chunk(tmp_path: Path) -> None:
+    path = _store(tmp_path / "s.zarr", lambda first: None, shape=(3, 40_000, 40_000))
+    file = path / "0" / ".zarray"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chunks": [3, 40_000, 40_000]}))
+    _refused(path, "a chunk of .* would take 4578 MiB")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "broken zarr store"),
+        ("[]", "broken zarr store"),
+        ("[" * 100_000, "broken zarr store"),
+        ("{}", "without OME-NGFF multiscales"),
+        ('{"zarr_format": 3, "node_type": "group", "attributes": {"ome": "x"}}', "without OME-NGFF multiscales"),
+        ('{"zarr_format": 3, "node_type": "group", "attributes": {"ome": {"plate": {}}}}', "without OME-NGFF"),
+    ],
+)
+def test_stores_that_say_nothing(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "s.zarr").mkdir()
+    (tmp_path / "s.zarr" / "zarr.json").write_text(content)
+    _refused(tmp_path / "s.zarr", reason)
+
+
+def test_array_without_a_group(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "s.zarr", data=np.zeros((3, 8, 8), "u1"))
+    _refused(tmp_path / "s.zarr", "a zarr array and not a group")
+
+
+def test_levels_that_grow(tmp_path: Path) -> None:
+    path = _store(tmp_path / "s.zarr", lambda first: first["datasets"].append({"path": "1"}))
+    zarr.open_group(path).create_array("1", shape=(3, 128, 128), chunks=(1, 32, 32), dtype="u1")
+    _refused(path, "expected the largest first")
+
+
+def test_pickled_chunks_are_not_run(tmp_path: Path) -> None:
+    """A codec of a store is code that is run on its chunks, and this one runs whatever the chunk says."""
+    witness = tmp_path / "witness"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (witness,)
+
+    import pickle
+
+    path = _store(tmp_path / "s.zarr", lambda first: None, compressors=None)
+    file = path / "0" / ".zarray"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps({**stored, "compressor": {"id": "pickle", "protocol": 5}}))
+    (path / "0" / "0.0.0").write_bytes(pickle.dumps(Evil()))
+    _refused(path, "pickle")
+    assert not witness.exists()
+
+
+def test_codecs_that_are_not_known_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever codec is installed would be run on the bytes of the store."""
+    import numcodecs
+
+    class Spy(numcodecs.abc.Codec):
+        codec_id = "spy"
+
+        def encode(self, buf: object) -> object:
+            return buf
+
+        def decode(self, buf: object, out: object = None) -> object:
+            pytest.fail("the codec is run")
+
+    numcodecs.register_codec(Spy)
+    path = _store(tmp_path / "s.zarr", lambda first: None, compressors=None)
+    file = path / "0" / ".zarray"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "filters": [{"id": "spy"}]}))
+    (path / "0" / "0.0.0").write_bytes(bytes(32 * 32))
+    _refused(path, "stored with 'spy', which is not run")
+
+
+# -- formats of several files
+
+
+@pytest.fixture
+def mrxs(tmp_path: Path) -> Path:
+    """An index file that looks like a JPEG, and a folder with what it names."""
+    path = tmp_path / "m.mrxs"
+    Image.new("RGB", (32, 32)).save(path, "JPEG")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "Slidedat.ini").write_text(
+        "\ufeff[GENERAL]\nSLIDE_ID = 1\n[HIERARCHICAL]\nINDEXFILE = Index.dat\n[DATAFILE]\nFILE_COUNT = 2\n"
+        "FILE_0 = Data0000.dat\nFILE_1 = Data0001.dat\n"
+    )
+    for name in ("Index.dat", "Data0000.dat", "Data0001.dat"):
+        (tmp_path / "m" / name).write_bytes(b"?")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        ("", "data folder m/ is not beside it"),
+        ("Slidedat.ini", "m/Slidedat.ini is missing"),
+        ("Data0001.dat", "m/Data0001.dat is missing"),
+        ("Index.dat", "m/Index.dat is missing"),
+    ],
+)
+def test_mrxs_of_which_something_is_missing(mrxs: Path, missing: str, reason: str) -> None:
+    if missing:
+        (mrxs.parent / "m" / missing).unlink()
+    else:
+        shutil.rmtree(mrxs.parent / "m")
+    _refused(mrxs, reason)
+
+
+def test_mrxs_with_several_missing_and_a_broken_index(mrxs: Path) -> None:
+    for number in (0, 1):
+        (mrxs.parent / "m" / f"Data000{number}.dat").unlink()
+    _refused(mrxs, r"m/Data0000\.dat and 1 more of its files are missing")
+    (mrxs.parent / "m" / "Slidedat.ini").write_text("no section = 1\n")
+    _refused(mrxs, "Slidedat.ini is damaged")
+
+
+def test_mrxs_is_no_picture(mrxs: Path) -> None:
+    """Its index file looks like a JPEG, which must not be taken for the slide where OpenSlide refuses that."""
+    _refused(mrxs, "not an image that any reader knows|OpenSlide")
+
+
+# -- outlines of tissue
+
+
+def _outline(path: Path, coordinates: object) -> Path:
+    path.write_text(json.dumps({"type": "Polygon", "coordinates": coordinates}))
+    return path
+
+
+SQUARE = [[0, 0], [300, 0], [300, 300], [0, 300]]
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "reason"),
+    [
+        ([], "holds no polygon"),
+        ([[]], "a ring of 0 points"),
+        ([[[0, 0], [1, 1]]], "a ring of 2 points"),
+        ([[[0, 0], [float("nan"), 1], [2, 2]]], "a corner at nan, 1"),
+        ([[[0, 0], [float("inf"), 1], [2, 2]]], "a corner at inf"),
+        ([[[0, 0], [1e300, 1], [2, 2]]], r"a corner at 1e\+300"),
+        ([[["a", 0], [1, 1], [2, 2]]], "a corner at a"),
+        ([[[0], [1], [2]]], "not GeoJSON"),
+        ([SQUARE[0], SQUARE[1], SQUARE[2]], "not GeoJSON"),
+        ("x", "not GeoJSON"),
+    ],
+)
+def test_outlines_that_are_none(slide: Path, tmp_path: Path, coordinates: object, reason: str) -> None:
+    from wsi_trainer.slides.tissue import draw_tissue
+
+    with pytest.raises(SlideError, match=reason):
+        draw_tissue(_outline(tmp_path / "s.geojson", coordinates), (10, 10), 16, (16.0, 16.0))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda polygon: polygon,
+        lambda polygon: {"type": "Feature", "geometry": polygon},
+        lambda polygon: {"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": polygon}]},
+        lambda polygon: {"type": "GeometryCollection", "geometries": [polygon, {"type": "Point", "coordinates": [1]}]},
+        lambda polygon: {"type": "MultiPolygon", "coordinates": [polygon["coordinates"]]},
+    ],
+)
+def test_outlines_in_all_wrappings(tmp_path: Path, wrap: Callable[[dict], dict]) -> None:
+    from wsi_trainer.slides.tissue import draw_tissue
+
+    path = tmp_path / "s.geojson"
+    path.write_text(json.dumps(wrap({"type": "Polygon", "coordinates": [SQUARE]})))
+    assert draw_tissue(path, (40, 40), 16, (16.0, 16.0)).mask.sum() == pytest.approx((300 / 16) ** 2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "text", ["null", "3", "{}", "[]", '{"type": "FeatureCollection", "features": null}', "[" * 10**5]
+)
+def test_json_that_is_no_outline(tmp_path: Path, text: str) -> None:
+    from wsi_trainer.slides.tissue import draw_tissue
+
+    (tmp_path / "s.geojson").write_text(text)
+    with pytest.raises(SlideError, match="not GeoJSON with polygons") as caught:
+        draw_tissue(tmp_path / "s.geojson", (10, 10), 16, (16.0, 16.0))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("outline", ["x.geojson", "x.ome.geojson"])
+def test_outline_of_an_ome_tiff(tmp_path: Path, outline: str) -> None:
+    folder = tmp_path / "slides"
+    folder.mkdir()
+    tifffile.imwrite(folder / "x.ome.tif", np.zeros((512, 512, 3), np.uint8), **RGB)
+    options = ["--tissue", "geojson", "--source_mpp", "0.5", "--workers", "1"]
+    command = ["preprocess", str(folder), str(tmp_path / "out"), *options]
+    assert main(command) == 1
+    assert "x.geojson does not exist" in (tmp_path / "out" / "failures.csv").read_text()
+    _outline(folder / outline, [SQUARE])
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("levels", 100), ("levels", 25), ("mpp", 10000.0)])
+def test_settings_that_cannot_be(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"--{name}.*expected .*(1 to 24|below 1000)"):
+        Settings(**{name: value})
+
+
+def test_most_levels(slide: Path, tmp_path: Path) -> None:
+    from wsi_trainer.slides.convert import Job, convert
+
+    convert(Job(slide, "s"), tmp_path, Settings(levels=24))
+    with open_reader(tmp_path / "s.zarr") as reader:
+        assert len(reader.info.levels) == 24
+        assert (reader.info.levels[-1].height, reader.info.levels[-1].width) == (1, 1)

@@ -1,0 +1,342 @@
+"""What a user means by a folder, a file or a pattern: every slide once; what is left out is told (S2, S3, S4, S8)."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydicom.uid import JPEG2000
+
+from tests.wsi_trainer.slides import dicom_files
+from wsi_trainer.cli import main
+from wsi_trainer.errors import UserError
+from wsi_trainer.slides.convert import Job, convert
+from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.identity import quick_hash, source_files
+from wsi_trainer.slides.inputs import list_slides
+from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slides.settings import Settings
+
+FAST = ["--workers", "1", "--tissue", "none"]
+
+
+def _listed(slides: Path | str, out: Path | None = None) -> tuple[dict[str, Path], list[str]]:
+    notes: list[str] = []
+    found = list_slides(str(slides), out, notes.append)
+    return {item.job.name: item.job.slide for item in found}, notes
+
+
+def _converted(out: Path) -> set[str]:
+    with (out / "manifest.csv").open() as file:
+        return {row["slide"] for row in csv.DictReader(file)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "slides").mkdir()
+    return tmp_path / "slides"
+
+
+# -- DICOM
+
+
+def test_series_and_not_folders(folder: Path, slide: Path) -> None:
+    dicom_files.write_slide(folder, "a", 1)
+    dicom_files.write_slide(folder, "b", 2)
+    dicom_files.write_slide(folder / "one", "c", 3)
+    shutil.copy(slide, folder / "s.tif")
+    (folder / "notes.txt").write_text("about")
+    found, notes = _listed(folder)
+    assert found == {
+        "a_0": folder / "a_0.dcm", "b_0": folder / "b_0.dcm", "one": folder / "one", "s": folder / "s.tif",
+    }  # fmt: skip
+    assert notes == [f"{folder}: 2 DICOM series, each a slide of its own"]
+
+
+def test_all_of_a_mixed_folder_is_converted(folder: Path, slide: Path, tmp_path: Path) -> None:
+    dicom_files.write_slide(folder / "mixed", "a", 1)
+    dicom_files.write_slide(folder / "mixed", "b", 2)
+    shutil.copy(slide, folder / "mixed" / "s.svs")
+    out = tmp_path / "out"
+    assert main(["preprocess", str(folder), str(out), *FAST]) == 0
+    assert _converted(out) == {"mixed/a_0.zarr", "mixed/b_0.zarr", "mixed/s.zarr"}
+    for name, seed in (("a", 1), ("b", 2)):
+        alone = tmp_path / f"alone-{name}"
+        dicom_files.write_slide(alone, name, seed)
+        with open_reader(alone) as expected, open_reader(out / "mixed" / f"{name}_0.zarr") as store:
+            assert np.array_equal(store.read(0, 0, 0, 200, 160), expected.read(0, 0, 0, 200, 160))
+
+
+@pytest.mark.parametrize("suffix", ["", ".dcm"])
+def test_one_series_is_its_folder_and_other_files_beside_it_are_listed(folder: Path, slide: Path, suffix: str) -> None:
+    dicom_files.write_slide(folder / "d", "a", suffix=suffix)
+    shutil.copy(slide, folder / "d" / "s.svs")
+    found, notes = _listed(folder)
+    assert found == {"d": folder / "d", "d/s": folder / "d" / "s.svs"}
+    assert notes == []
+
+
+def test_dicom_folder_as_the_argument(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dicom_files.write_slide(folder, "a")
+    assert _listed(folder)[0] == {"slides": folder}
+    assert main(["preprocess", str(folder), str(tmp_path / "out"), *FAST]) == 0
+    assert _converted(tmp_path / "out") == {"slides.zarr"}
+    monkeypatch.chdir(folder)
+    assert list(_listed(".")[0]) == ["slides"]
+
+
+def test_store_as_the_argument(slide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert(Job(slide, "s"), tmp_path / "first", Settings(tissue="none"))
+    store = tmp_path / "first" / "s.zarr"
+    assert main(["preprocess", str(store), str(tmp_path / "second"), *FAST]) == 0
+    assert _converted(tmp_path / "second") == {"s.zarr"}
+    monkeypatch.chdir(store)
+    assert list(_listed(".")[0]) == ["s"]
+
+
+def test_loose_instances_by_pattern(folder: Path) -> None:
+    dicom_files.write_slide(folder, "a", 1, levels=3)
+    dicom_files.write_slide(folder, "b", 2, levels=3)
+    assert _listed(f"{folder}/*.dcm")[0] == {"a_0": folder / "a_0.dcm", "b_0": folder / "b_0.dcm"}
+    assert _listed(folder / "b_1.dcm")[0] == {"b_1": folder / "b_1.dcm"}
+
+
+def test_folder_with_two_slides_is_no_slide(folder: Path) -> None:
+    dicom_files.write_slide(folder, "a", 1)
+    dicom_files.write_slide(folder, "b", 2)
+    with pytest.raises(SlideError, match="2 DICOM series, each a slide; name a file"):
+        open_reader(folder)
+    with open_reader(folder / "b_1.dcm") as reader:
+        assert reader.info.shape == (200, 160)
+
+
+def test_same_slide_in_two_encodings_is_told(folder: Path) -> None:
+    series = dicom_files.write_slide(folder, "a", levels=1)
+    pixels = np.zeros((200, 160, 3), np.uint8)
+    dicom_files.write_instance(folder / "again.dcm", series, pixels, syntax=JPEG2000)
+    with pytest.raises(SlideError, match=r"same slide as JPEG 2000.* and as JPEG Baseline"):
+        open_reader(folder)
+    with pytest.raises(SlideError, match="same slide as"):
+        open_reader(folder / "a_0.dcm")
+    dicom_files.write_instance(folder / "again.dcm", "1.2.3.4", pixels, syntax=JPEG2000)
+    found, notes = _listed(folder)
+    assert set(found) == {"a_0", "again"}
+    assert "2 DICOM series" in notes[0]
+
+
+def test_further_series_changes_nothing_for_the_first(folder: Path) -> None:
+    dicom_files.write_slide(folder, "a", 1)
+    file = folder / "a_0.dcm"
+    before = quick_hash(file)
+    dicom_files.write_slide(folder, "b", 2)
+    (folder / "notes.txt").write_text("about")
+    assert quick_hash(file) == before
+    assert source_files(file) == [folder / "a_0.dcm", folder / "a_1.dcm"]
+    assert source_files(folder / "b_1.dcm") == [folder / "b_0.dcm", folder / "b_1.dcm"]
+
+
+def test_dicom_that_is_no_slide(folder: Path) -> None:
+    dicom_files.write_other(folder / "ct.dcm")
+    reason = "no slide but CT Image Storage"
+    with pytest.raises(SlideError, match=reason):
+        open_reader(folder / "ct.dcm")
+    with pytest.raises(SlideError, match="none is a slide; the first is CT Image Storage"):
+        open_reader(folder)
+    dicom_files.write_slide(folder, "a")
+    found, notes = _listed(folder)
+    assert list(found) == ["slides"]
+    assert notes == ["1 DICOM files that are no slides are left out: ct.dcm is CT Image Storage"]
+
+
+def test_label_alone_is_no_slide(folder: Path) -> None:
+    dicom_files.write_instance(folder / "label.dcm", "1.2.3", np.zeros((64, 64, 3), np.uint8), kind="LABEL")
+    with pytest.raises(SlideError, match="no level of the slide itself, only LABEL"):
+        open_reader(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x02\0\0\0UL\x04\0\xff\xff\xff\xff"])
+def test_broken_dicom_is_reported_and_not_lost(folder: Path, content: bytes) -> None:
+    (folder / "broken.dcm").write_bytes(b"\0" * 128 + b"DICM" + content)
+    dicom_files.write_slide(folder, "a")
+    assert "broken" in _listed(folder)[0]
+    with pytest.raises(SlideError, match=r"broken\.dcm"):
+        open_reader(folder / "broken.dcm")
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ({"BitsAllocated": 16, "BitsStored": 16, "HighBit": 15}, "a.dcm has 16 bits; expected 8"),
+        ({"TotalPixelMatrixFocalPlanes": 3}, "a.dcm has 3 focal planes; expected 1"),
+        ({"NumberOfOpticalPaths": 4}, "a.dcm has 4 optical paths; expected 1"),
+        ({"ImageType": None}, "no file that says it is a level and how large"),
+        ({"TotalPixelMatrixRows": None}, "no file that says it is a level and how large"),
+        ({"TotalPixelMatrixRows": 10**6, "TotalPixelMatrixColumns": 10**6}, "declares 1000000 x 1000000 px"),
+        ({"TotalPixelMatrixRows": 0, "TotalPixelMatrixColumns": 0}, "size is zero|holds nothing"),
+        ({"Rows": 60000, "Columns": 60000}, "a tile of a.dcm would take 10300 MiB"),
+        ({"NumberOfFrames": 99}, "cannot read rows|number of frames"),
+    ],
+)
+def test_dicom_that_is_more_or_less_than_a_slide(folder: Path, tags: dict[str, object], reason: str) -> None:
+    """Tiles for which there is no memory would end the process, and not only the reading."""
+    dicom_files.write_instance(folder / "a.dcm", "1.2.3", np.zeros((200, 160, 3), np.uint8), **tags)
+    for path in (folder, folder / "a.dcm"):
+        with pytest.raises(SlideError, match=reason), open_reader(path) as reader:
+            reader.read(0, 0, 0, 200, 160)
+
+
+def test_real_series_with_label_and_overview(real_slides: Path) -> None:
+    series = real_slides / "CMU-1-Small-Region_dicom"
+    assert _listed(series)[0] == {series.name: series}
+    assert len(source_files(series)) == 3
+
+
+# -- the output folder
+
+
+def test_output_below_the_slides_is_never_input(folder: Path, slide: Path) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    for _ in range(3):
+        assert main(["preprocess", str(folder), str(folder / "out"), *FAST]) == 0
+        assert _converted(folder / "out") == {"s.zarr"}
+    assert [path.name for path in (folder / "out").glob("**/*.zarr")] == ["s.zarr"]
+
+
+def test_output_that_is_the_folder_of_slides(folder: Path, slide: Path, tmp_path: Path) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    convert(Job(slide, "other"), tmp_path, Settings(tissue="none"))
+    (tmp_path / "other.zarr").rename(folder / "other.zarr")  # somebody's store that was there before
+    (folder / "other.zarr" / "manifest.json").rename(tmp_path / "m")
+    for _ in range(2):
+        found, notes = _listed(folder, folder)
+        assert "s" in found
+        assert main(["preprocess", str(folder / "s.tif"), str(folder), *FAST]) == 0
+    assert set(found) == {"s", "other"}
+    assert notes == [f"{folder}: 1 stores that preprocess wrote to the output folder are left out"]
+
+
+def test_what_an_earlier_run_wrote_elsewhere_is_told(folder: Path, slide: Path, tmp_path: Path) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    convert(Job(slide, "s"), folder / "first", Settings(tissue="none"))
+    found, notes = _listed(folder, tmp_path / "out")
+    assert list(found) == ["s"]
+    assert "what an earlier preprocess wrote there is left out" in notes[0]
+    assert list(_listed(folder / "first", tmp_path / "out")[0]) == ["s"]
+
+
+def test_store_in_the_output_folder_by_name_or_pattern(slide: Path, tmp_path: Path) -> None:
+    convert(Job(slide, "s"), tmp_path, Settings(tissue="none"))
+    with pytest.raises(UserError, match="is in the output folder"):
+        _listed(tmp_path / "s.zarr", tmp_path)
+    with pytest.raises(UserError, match="no slide there"):
+        _listed(f"{tmp_path}/*.zarr", tmp_path)
+
+
+def test_stores_below_the_output_folder_that_it_does_not_write(folder: Path, slide: Path, tmp_path: Path) -> None:
+    """Stores that were made before are slides like others, also where the new ones go beside their folder."""
+    convert(Job(slide, "s"), folder, Settings(tissue="none"))
+    assert _listed(folder, tmp_path) == ({"s": folder / "s.zarr"}, [])
+    assert main(["preprocess", str(folder), str(tmp_path), *FAST]) == 0
+    assert (tmp_path / "s.zarr").is_dir()
+    assert _listed(folder, tmp_path) == ({"s": folder / "s.zarr"}, [])
+
+
+def test_output_folder_by_another_path(folder: Path, slide: Path, tmp_path: Path) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    convert(Job(slide, "s"), folder / "out", Settings(tissue="none"))
+    (tmp_path / "link").symlink_to(folder / "out")
+    found, notes = _listed(folder, tmp_path / "link")
+    assert list(found) == ["s"]
+    assert notes == []
+
+
+# -- links, pipes and what is no slide
+
+
+def test_cycles_of_links_end(folder: Path, slide: Path) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    (folder / "up").symlink_to(folder.parent)
+    (folder / "here").symlink_to(folder)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "up").symlink_to(folder)
+    assert _listed(folder)[0] == {"s": folder / "s.tif"}
+
+
+def test_slide_is_known_by_its_own_place(folder: Path, slide: Path, tmp_path: Path) -> None:
+    (folder / "z").mkdir()
+    shutil.copy(slide, folder / "z" / "s.tif")
+    (folder / "a").symlink_to(folder / "z")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(slide, tmp_path / "elsewhere" / "t.tif")
+    (folder / "b").symlink_to(tmp_path / "elsewhere")
+    assert list(_listed(folder)[0]) == ["b/t", "z/s"]
+
+
+def test_pipes_are_named_and_not_opened(folder: Path, slide: Path) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    os.mkfifo(folder / "pipe")
+    found, notes = _listed(folder)
+    assert list(found) == ["s"]
+    assert notes == [f"{folder / 'pipe'}: left out, it is a pipe, a socket or a device and not a file"]
+    os.mkfifo(folder / "m.svs")
+    assert list(_listed(folder)[0]) == ["m", "s"]
+    with pytest.raises(SlideError, match="is a named pipe and not a file"):
+        open_reader(folder / "m.svs")
+
+
+def test_device_is_no_slide(folder: Path) -> None:
+    (folder / "s.svs").symlink_to("/dev/zero")
+    with pytest.raises(SlideError, match="is a device and not a file"):
+        open_reader(folder / "s.svs")
+
+
+def test_dangling_link_is_reported(folder: Path) -> None:
+    (folder / "s.svs").symlink_to(folder / "gone.svs")
+    assert list(_listed(folder)[0]) == ["s"]
+    with pytest.raises(SlideError, match="does not exist"):
+        open_reader(folder / "s.svs")
+
+
+def test_folder_that_may_not_be_read(folder: Path, slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    (folder / "secret").mkdir()
+    good = Path.iterdir
+
+    def guarded(path: Path) -> object:
+        if path.name == "secret":
+            raise PermissionError(13, "Permission denied", str(path))
+        return good(path)
+
+    monkeypatch.setattr(Path, "iterdir", guarded)
+    with pytest.raises(UserError, match="secret cannot be searched for slides: Permission denied"):
+        _listed(folder)
+
+
+def test_pattern_of_folders(folder: Path, slide: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        shutil.copy(slide, folder / name / f"{name}.tif")
+    assert list(_listed(f"{folder}/*")[0]) == ["a", "b"]
+
+
+def test_pictures_are_slides_where_there_is_nothing_else(folder: Path, slide: Path) -> None:
+    for name in ("a.png", "b.jpg"):
+        Image.new("RGB", (64, 48)).save(folder / name)
+    assert list(_listed(folder)[0]) == ["a", "b"]
+    shutil.copy(slide, folder / "s.tif")
+    found, notes = _listed(folder)
+    assert list(found) == ["s"]
+    assert "2 pictures beside the slides are left out" in notes[0]
+    assert list(_listed(f"{folder}/*.png")[0]) == ["a"]
+
+
+def test_notes_are_printed(folder: Path, slide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    os.mkfifo(folder / "[he]pipe")
+    assert main(["preprocess", str(folder), str(tmp_path / "out"), *FAST]) == 0
+    assert "[he]pipe: left out" in capsys.readouterr().out

@@ -1,0 +1,185 @@
+"""How large a pixel is: every unit that a format knows, sides that differ, and what cannot be read is quoted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+
+from wsi_trainer.cli import main
+from wsi_trainer.data import open_image
+from wsi_trainer.slides.convert import Job, convert
+from wsi_trainer.slides.errors import UnknownResolution
+from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slides.readers.tiff_fields import MICROMETRES, number
+from wsi_trainer.slides.resolution import resolve
+from wsi_trainer.slides.settings import Settings
+
+PIXELS = np.random.default_rng(2).integers(0, 256, (200, 320, 3), np.uint8)
+RGB = {"photometric": "rgb", "tile": (64, 64)}
+
+
+def _svs(path: Path, fields: str) -> Path:
+    tifffile.imwrite(path, PIXELS, description=f"Aperio Image Library v1\n{fields}", metadata=None, **RGB)
+    return path
+
+
+def _ome(path: Path, **metadata: object) -> Path:
+    tifffile.imwrite(path, PIXELS, ome=True, metadata={"axes": "YXS", **metadata}, **RGB)
+    return path
+
+
+def test_odd_magnification_does_not_cost_the_resolution(tmp_path: Path) -> None:
+    with open_reader(_svs(tmp_path / "s.svs", "AppMag = 2.0.1|MPP = 0.4990")) as reader:
+        assert reader.info.vendor == "aperio"
+        assert (reader.info.mpp, reader.info.power) == ((0.499, 0.499), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "mpp"), [("0.4990", 0.499), ("0,4990", 0.499), ("4.99e-1", 0.499), (" 0.5 ", 0.5), ("+0.5", 0.5)]
+)
+def test_mpp_of_aperio(tmp_path: Path, text: str, mpp: float) -> None:
+    with open_reader(_svs(tmp_path / "s.svs", f"AppMag = 20|MPP = {text}|Left = 1")) as reader:
+        assert reader.info.mpp == (mpp, mpp)
+        assert reader.info.power == 20
+
+
+@pytest.mark.parametrize("text", ["1e-e-", "0.4.9", "nan", "inf", "0,4,9", "half", "", "0x1", "1_0e"])
+def test_mpp_that_is_no_number_is_named(tmp_path: Path, text: str) -> None:
+    path = _svs(tmp_path / "s.svs", f"AppMag = 20|MPP = {text}|Left = 1")
+    with open_reader(path) as reader:
+        with pytest.raises(UnknownResolution, match=f"the file says 'MPP = {text}"):
+            resolve(path, reader.info)
+        assert resolve(path, reader.info, explicit=0.5).y == 0.5
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "mpp"),
+    [
+        ("inch", 1e-5, 0.254), ("in", 1e-5, 0.254), ("Å", 2500, 0.25), ("Å", 2500, 0.25), ("nm", 250, 0.25),
+        ("µm", 0.25, 0.25), ("μm", 0.25, 0.25), ("mm", 2.5e-4, 0.25), ("cm", 2.5e-5, 0.25), ("m", 2.5e-7, 0.25),
+        ("pm", 250_000, 0.25), ("thou", 0.01, 0.254), ("pt", 1e-3, 25.4 / 72), ("km", 2.5e-10, 0.25),
+        ("ft", 1e-6, 0.3048),
+    ],
+)  # fmt: skip
+def test_units_of_ome(tmp_path: Path, unit: str, value: float, mpp: float) -> None:
+    written = "in" if unit == "inch" else unit
+    sizes = {f"PhysicalSize{axis}": value for axis in "XY"} | {f"PhysicalSize{axis}Unit": written for axis in "XY"}
+    with open_reader(_ome(tmp_path / "s.ome.tif", **sizes)) as reader:
+        assert reader.info.mpp == pytest.approx((mpp, mpp))
+
+
+def test_all_prefixes_of_the_metre() -> None:
+    for prefix, power in {"k": 3, "": 0, "d": -1, "c": -2, "m": -3, "µ": -6, "n": -9, "p": -12, "y": -24}.items():
+        assert MICROMETRES[f"{prefix}m"] == pytest.approx(10.0 ** (power + 6))
+
+
+@pytest.mark.parametrize("unit", ["pixel", "reference frame", "parsec"])
+def test_units_that_are_no_length(tmp_path: Path, unit: str) -> None:
+    sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XY"} | {f"PhysicalSize{axis}Unit": unit for axis in "XY"}
+    path = _ome(tmp_path / "s.ome.tif", **sizes)
+    with open_reader(path) as reader, pytest.raises(UnknownResolution, match=f"PhysicalSizeY = 0.5 {unit}"):
+        resolve(path, reader.info)
+
+
+def test_one_side_alone_is_not_both(tmp_path: Path) -> None:
+    path = _ome(tmp_path / "s.ome.tif", PhysicalSizeX=0.5, PhysicalSizeXUnit="µm")
+    with open_reader(path) as reader, pytest.raises(UnknownResolution, match="PhysicalSizeY = "):
+        resolve(path, reader.info)
+
+
+def test_resolution_of_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s.tif"
+    tifffile.imwrite(path, PIXELS, resolution=(20000, 20000), resolutionunit="CENTIMETER", **RGB)
+    data = bytearray(path.read_bytes())
+    with tifffile.TiffFile(path) as tif:
+        for name in ("XResolution", "YResolution"):
+            at = tif.pages[0].tags[name].valueoffset
+            data[at : at + 8] = struct.pack("<II", 1, 0)
+    path.write_bytes(data)
+    with open_reader(path) as reader, pytest.raises(UnknownResolution, match="says that a pixel is 10000 x 10000"):
+        resolve(path, reader.info)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1,5", 1.5), ("1.5", 1.5), ("1.500,5", None), ("", None), ("1e400", None)]
+)
+def test_numbers_of_vendors(text: str, value: float | None) -> None:
+    assert number(text) == value
+
+
+# -- pixels that are not square
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> Path:
+    """0.25 µm high and 0.5 µm wide."""
+    path = tmp_path / "slides" / "s.tif"
+    path.parent.mkdir()
+    tifffile.imwrite(path, PIXELS, resolution=(20000, 40000), resolutionunit="CENTIMETER", **RGB)
+    return path
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def _scales(store: Path) -> list[list[float]]:
+    found = json.loads((store / "zarr.json").read_text())["attributes"]["ome"]["multiscales"][0]["datasets"]
+    return [dataset["coordinateTransformations"][0]["scale"] for dataset in found]
+
+
+def test_uneven_sides_are_told_and_right_everywhere(
+    uneven: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["preprocess", str(uneven), str(out), "--tissue", "none", "--workers", "1"]) == 0
+    assert "note s: pixels are not square: 0.5 x 0.25 µm (width x height)" in capsys.readouterr().out
+    assert _scales(out / "s.zarr")[0] == [1.0, 0.25, 0.5]
+    (summary,), (manifest,) = _rows(out / "summary.csv"), _rows(out / "manifest.csv")
+    assert summary["mpp"] == manifest["mpp"] == ""  # the store says it; a single number would be wrong
+    assert summary["note"].startswith("pixels are not square: 0.5 x 0.25")
+    assert open_image(out / "s.zarr").mpp == (0.25, 0.5)
+
+
+def test_uneven_sides_become_even_where_a_resolution_is_asked_for(uneven: Path, tmp_path: Path) -> None:
+    convert(Job(uneven, "s"), tmp_path, Settings(tissue="none", mpp=1.0))
+    with open_reader(tmp_path / "s.zarr") as reader:
+        assert reader.info.shape == (50, 160)
+        assert reader.info.mpp == (1.0, 1.0)
+        # Each side is filtered by its own factor: the mean of 4 x 2 pixels is kept.
+        inner = reader.read(0, 10, 10, 30, 100).mean()
+    assert inner == pytest.approx(PIXELS[40:160, 20:220].mean(), abs=1)
+    assert convert(Job(uneven, "s"), tmp_path, Settings(tissue="none", mpp=1.0)).mpp == 1.0
+
+
+def test_one_side_that_is_fine_enough_already(uneven: Path, tmp_path: Path) -> None:
+    convert(Job(uneven, "s"), tmp_path, Settings(tissue="none", mpp=0.5))
+    with open_reader(tmp_path / "s.zarr") as reader:
+        assert reader.info.shape == (100, 320)
+    with pytest.raises(Exception, match=r"has 0\.5 µm a pixel; mpp 0\.3 is finer"):
+        convert(Job(uneven, "t"), tmp_path, Settings(tissue="none", mpp=0.3))
+
+
+def test_tissue_of_uneven_pixels_lies_where_it_is(tmp_path: Path) -> None:
+    pixels = np.full((1024, 2048, 3), 240, np.uint8)
+    pixels[512:, 512:1024] = (180, 60, 120)
+    path = tmp_path / "s.tif"
+    tifffile.imwrite(path, pixels, resolution=(40000, 20000), resolutionunit="CENTIMETER", **RGB)  # 0.5 high, 0.25 wide
+    for mpp in (None, 1.0):
+        name = f"s{mpp}"
+        convert(Job(path, name), tmp_path, Settings(mpp=mpp))
+        import zarr
+
+        label = zarr.open_group(tmp_path / f"{name}.zarr", mode="r")["labels/tissue/0"][:]
+        height, width = label.shape
+        assert label[int(0.75 * height), int(0.375 * width)] == 1
+        assert not label[: int(0.4 * height)].any()
+        assert not label[:, int(0.6 * width) :].any()
+        assert not label[:, : int(0.15 * width)].any()

@@ -1,0 +1,53 @@
+"""Reading files of weights and checkpoints: numbers only, whoever wrote them.
+
+PyTorch's files are pickles, and a pickle may name any function and have it called. So only tensors and plain values are
+read, in every command, and a file that holds more is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wsi_trainer.errors import UserError
+
+_CODE = re.compile(r"(?:GLOBAL|Unsupported global:|class) `?([\w.]+\.[\w.]+)")
+
+
+def read_weights(path: Path) -> Any:
+    """The content of a file that `torch.save` wrote: tensors and plain values.
+
+    Raises:
+        UserError: It is none, is damaged, or holds code.
+    """
+    try:
+        if path.is_file() and not path.stat().st_size:
+            raise UserError(f"{path} is empty")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is odd about a file that is then refused
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        reason = error.strerror if error.filename else "it is cut short or damaged"
+        raise UserError(f"{path} cannot be read: {reason}") from error
+    except pickle.UnpicklingError as error:
+        if found := _CODE.search(str(error)):
+            raise UserError(
+                f"{path} holds more than weights: it names {found[1]}, which reading it would run. It is not read; "
+                "save the weights alone, with torch.save(network.state_dict(), path)"
+            ) from error
+        raise UserError(f"{path} is no file of weights, or is damaged") from error
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no file of weights, or is cut short or damaged") from error
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint of a run."""
+    content = read_weights(path)
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
+        raise UserError(f"{path} is no checkpoint of a run: it has no state_dict; `wsi-train fit` writes them")
+    return content

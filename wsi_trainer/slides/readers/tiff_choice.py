@@ -1,0 +1,247 @@
+"""Which pages and samples of a TIFF are its image, or why none is: nothing is left out without being asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tifffile
+from numpy.typing import NDArray
+
+from ..errors import SlideError, UnsupportedSlide
+from .limits import check_decoded, check_size
+from .options import Range, ReadOptions, check_bits, choose_channel, describe_channels, to_bytes
+from .protocol import WHITE, Pixels, on_background
+from .tiff_fields import channel_names, ome_planes
+
+# JPEG 2000 of Aperio is left to OpenSlide: tifffile returns its YCbCr variant unconverted.
+_CODECS = {1, 5, 7, 8, 32773, 32946, 34712, 50000, 50001, 50002, 34926, 34927}
+_GREY, _RGB, _YCBCR = 1, 2, 6
+_COLOURS = {0: 1, _GREY: 1, _RGB: 3, 3: 1, 5: 4, _YCBCR: 3, 8: 3, 9: 3, 10: 3}
+_UNSPECIFIED, _ASSOCIATED, _UNASSOCIATED = 0, 1, 2
+# Axes along which pages are channels; tifffile names pages in a row that nothing explains I or Q.
+_CHANNELS = {"C", "I", "Q"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The image of a TIFF.
+
+    Attributes:
+        pages: one for each level.
+        sample: the only sample of a pixel that is taken; None takes grey or RGB.
+        alpha: how the last sample of a pixel says that it is transparent.
+        scale: the range of values that become 0 to 255; None where they are bytes.
+        changes: what is done to the file's values.
+    """
+
+    pages: tuple[Any, ...]
+    sample: int | None
+    alpha: int | None
+    scale: Range | None
+    changes: tuple[str, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether decoded tiles are the pixels, as they are."""
+        return self.sample is None and self.alpha is None and self.scale is None
+
+    def pixels(self, path: Path, segment: NDArray[Any]) -> Pixels:
+        """The pixels (y, x, 1 or 3) of a decoded tile (y, x, sample)."""
+        if self.sample is not None:
+            segment = segment[..., self.sample : self.sample + 1]
+        if self.scale is not None:
+            segment = to_bytes(segment, self.scale, has_alpha=self.alpha is not None)
+        pixels: Pixels = segment
+        return pixels if self.alpha is None else _opaque(path, pixels, self.alpha)
+
+
+def choose(path: Path, tif: tifffile.TiffFile, options: ReadOptions) -> Choice:
+    """The image of a TIFF that these options mean.
+
+    Raises:
+        SlideError: It is not one flat image of grey or RGB, and no option says what to take of it.
+        UnsupportedSlide: It is, in an encoding that is left to another reader.
+    """
+    series = tif.series[0]
+    _check_others(path, tif)
+    pages, picked, names = _pages(path, tif, options)
+    first = pages[0].keyframe
+    sample, alpha = _samples(path, first, None if picked else options.channel, names)
+    few_bits = first.dtype is None or first.bitspersample < 8  # what unpacks to bytes that are not full
+    scale = None if few_bits else check_bits(path, np.dtype(first.dtype), options)
+    for page in pages:
+        if (page.keyframe.dtype, page.keyframe.samplesperpixel) != (first.dtype, first.samplesperpixel):
+            raise SlideError(path, "its levels have different kinds of pixels")
+    if scale is None:
+        _check_encoding(path, first)
+    elif first.photometric not in (_GREY, _RGB):
+        raise SlideError(path, f"pixels are {first.dtype} and colours are stored as {_name(first.photometric)}")
+    changes = []
+    if options.channel is not None:
+        changes.append(f"channel {options.channel} of {_count(series, first)}")
+    if scale is not None:
+        changes.append(f"{first.dtype} {scale} to 8 bits")
+    if alpha is not None:
+        changes.append("transparent parts in the background's colour")
+    return Choice(tuple(pages), sample, alpha, scale, tuple(changes))
+
+
+def _check_others(path: Path, tif: tifffile.TiffFile) -> None:
+    """Refuses a file whose first image is not the largest: which one is meant?"""
+    size = _area(tif.series[0].levels[0])
+    for number, series in enumerate(tif.series[1:], start=2):
+        if _area(series.levels[0]) > size:
+            raise SlideError(path, f"its image {number} is larger than the first; save the one you mean as a file")
+
+
+def _area(series: Any) -> int:
+    page = series.keyframe
+    return int(page.imagelength) * int(page.imagewidth)
+
+
+def _pages(path: Path, tif: tifffile.TiffFile, options: ReadOptions) -> tuple[list[Any], bool, list[str]]:
+    """One page for each level, whether a channel was chosen by that, and the channels' names."""
+    series, names = tif.series[0], channel_names(tif)
+    stack = {axis: size for axis, size in zip(series.axes, series.shape) if axis not in "YXS" and size > 1}
+    there = int(np.prod([size for axis, size in zip(series.axes, series.shape) if axis not in "YX"]))
+    if ome_planes(tif) > there:
+        raise SlideError(
+            path, f"it lists {ome_planes(tif)} planes, of which {there} are in this file: a part of an image"
+        )
+    if not stack:
+        return [_only(path, level) for level in series.levels], False, names
+    (axis, count), *more = stack.items()
+    if more or axis not in _CHANNELS:
+        planes = int(np.prod(list(stack.values())))
+        raise SlideError(path, f"a stack of {planes} planes (axes {series.axes}); expected one flat image")
+    if options.channel is None:
+        kind = "channels" if axis == "C" else "pages of the same size"
+        raise SlideError(
+            path, f"a stack of {count} {kind}; choose one with preprocess --channel ({describe_channels(names, count)})"
+        )
+    number = choose_channel(path, options.channel, names, count)
+    chosen = []
+    for level in series.levels:
+        if len(level.pages) != count or level.pages[number] is None:
+            raise SlideError(path, f"has {len(level.pages)} pages of {count} channels; expected one page each")
+        chosen.append(level.pages[number])
+    return chosen, True, names
+
+
+def _only(path: Path, level: Any) -> Any:
+    pages = [page for page in level.pages if page is not None]
+    if len(pages) != 1:
+        raise SlideError(path, f"an image of {len(pages)} pages (axes {level.axes}) in this file; expected one")
+    return pages[0]
+
+
+def _samples(path: Path, page: Any, wanted: str | None, names: list[str]) -> tuple[int | None, int | None]:
+    """The one sample to take, if not all, and what the last one says about transparency."""
+    count, colours = int(page.samplesperpixel), _COLOURS.get(int(page.photometric), 0)
+    extra = (*map(int, page.extrasamples), _UNSPECIFIED)[0]
+    if page.shaped[1] != 1:
+        raise SlideError(path, f"a volume of shape {page.shape}; expected one flat image")
+    if wanted is not None and colours > 1:
+        raise SlideError(path, "a colour image; --channel has nothing to choose in it")
+    if wanted is not None:
+        sample = choose_channel(path, wanted, names, count)
+        return (sample if count > 1 else None), None
+    if count == colours:
+        return None, None
+    if count == colours + 1 and colours in (1, 3) and (extra in (_ASSOCIATED, _UNASSOCIATED) or colours == 3):
+        return None, extra
+    if colours == 1:
+        there = describe_channels(names, count)
+        raise SlideError(
+            path, f"{count} channels that are not marked as RGB; choose one with preprocess --channel ({there})"
+        )
+    stored = _name(page.photometric)
+    raise SlideError(
+        path, f"{count} samples a pixel, stored as {stored}; expected grey or RGB, perhaps with transparency"
+    )
+
+
+def _check_encoding(path: Path, page: Any) -> None:
+    """Leaves to other readers what is one flat image of bytes in an encoding that is not read here."""
+    reason = None
+    if page.compression not in _CODECS:
+        reason = f"compression {_name(page.compression)} is not read through tifffile"
+    elif page.bitspersample != 8:
+        reason = f"pixels have {page.bitspersample} bits; expected 8"
+    elif page.photometric not in (_RGB, _GREY) and not (page.photometric == _YCBCR and page.compression == 7):
+        reason = f"colours are stored as {_name(page.photometric)}; expected RGB"
+    if reason is None:
+        return
+    turned = orientation(page)
+    if turned != 1:
+        raise SlideError(path, f"{reason}, and other readers leave it turned (orientation {turned}); save it upright")
+    raise UnsupportedSlide(path, reason)
+
+
+def check_pages(path: Path, pages: tuple[Any, ...]) -> None:
+    """Refuses pages of impossible sizes, and such whose tiles are not all listed."""
+    for page in pages:
+        key = page.keyframe
+        check_size(path, key.imagelength, key.imagewidth)
+        what = f"a {'tile' if key.is_tiled else 'strip'} of {'x'.join(map(str, key.chunks[:2]))} px"
+        check_decoded(path, what, int(np.prod(key.chunks)) * np.dtype(key.dtype).itemsize)
+        rows, columns = tile_size(key)
+        needed = key.shaped[0] * -(-key.imagelength // rows) * -(-key.imagewidth // columns)
+        places = [np.asarray(values) for values in (page.dataoffsets, page.databytecounts)]
+        if min(map(len, places)) < needed:
+            raise SlideError(path, f"broken TIFF: it needs {needed} tiles and lists {min(map(len, places))}")
+        if any(values.dtype.kind not in "iu" for values in places):
+            raise SlideError(path, "broken TIFF: the places of its tiles are no numbers")
+
+
+def tile_size(page: Any) -> tuple[int, int]:
+    """Rows and columns of a tile or a strip, of whatever samples."""
+    rows, columns = page.chunks[-3:-1] if page.shaped[-1] > 1 else page.chunks[-2:]
+    return rows, columns
+
+
+def orientation(page: Any) -> int:
+    """How the image is turned, as TIFF counts it: 1 is upright."""
+    tag = page.tags.get(274)
+    value = tag.value if tag is not None else 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _count(series: Any, page: Any) -> int:
+    stack = [size for axis, size in zip(series.axes, series.shape) if axis in _CHANNELS]
+    return int(np.prod(stack)) * int(page.samplesperpixel)
+
+
+def _name(value: Any) -> str:
+    """The name of a code of TIFF, or its number where it has none."""
+    return str(getattr(value, "name", value))
+
+
+def _opaque(path: Path, pixels: Pixels, kind: int) -> Pixels:
+    """Pixels without their last sample, which says how much of the background shows."""
+    colours, alpha = pixels[..., :-1], pixels[..., -1]
+    if kind == _UNASSOCIATED:
+        return on_background(colours, alpha, WHITE)
+    if alpha.min(initial=255) == 255:
+        return colours
+    if (colours > alpha[..., None]).any():
+        hint = "its colours are stronger than that allows; save it without the fourth channel"
+        raise SlideError(path, f"a fourth channel that should say what is transparent does not: {hint}")
+    return colours + (255 - alpha[..., None])  # the colours are those in front of black
+
+
+def further_images(tif: tifffile.TiffFile) -> int:
+    """How many images lie in the file beside the first one that are neither its levels nor a scanner's pictures."""
+    if tif.is_svs:
+        return 0
+    known = ("label", "macro", "thumbnail", "overview", "map")
+    height, width = tif.series[0].keyframe.imagelength, tif.series[0].keyframe.imagewidth
+    others = [series.keyframe for series in tif.series[1:] if not series.name.lower().startswith(known)]
+    return sum(
+        (not page.is_reduced and abs(page.imagelength * width - page.imagewidth * height) > 0.02 * width * height)
+        or (page.imagelength, page.imagewidth) == (height, width)
+        for page in others
+    )  # fmt: skip

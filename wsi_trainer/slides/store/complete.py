@@ -1,0 +1,60 @@
+"""Whether all files of a store are there. zarr reads an absent one as background, so a hole would go unnoticed.
+
+One listing of the folders and one reading of the manifest; `verify` reads the files themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Set
+from pathlib import Path
+
+from ..errors import SlideError
+from .manifest import NAME, read_manifest
+from .metadata import PROVENANCE
+
+
+def check_complete(store: Path) -> Set[str] | None:
+    """The files that a store of this package lists, all of which are there; None for a store of others.
+
+    Raises:
+        SlideError: The manifest is missing or damaged, or lists a file that is not there.
+    """
+    if not (store / NAME).is_file() and not _is_ours(store):
+        return None
+    way_out = "copy the store again, or remove it and convert the slide again"
+    try:
+        listed: Set[str] = read_manifest(store)["files"].keys()
+    except ValueError as error:
+        raise SlideError(store, f"damaged: {error}; {way_out}") from error
+    missing = sorted(listed - files_of(store))
+    if missing:
+        more = f" and {len(missing) - 1} more of its files are" if len(missing) > 1 else " is"
+        raise SlideError(store, f"damaged: {missing[0]}{more} missing; {way_out}")
+    return listed
+
+
+def files_of(store: Path) -> set[str]:
+    """The files of a store, as its manifest names them."""
+    found: set[str] = set()
+    prefix = len(str(store)) + 1
+    for folder, _, names in os.walk(store):
+        inside = folder[prefix:].replace(os.sep, "/")
+        found.update(f"{inside}/{name}" if inside else name for name in names)
+    return found
+
+
+def shards_of(files: Set[str], level: int) -> frozenset[tuple[int, int]]:
+    """Rows and columns of the shards of a level among the files of a store."""
+    prefix = f"{level}/c/0/"
+    cells = [key.removeprefix(prefix).split("/") for key in files if key.startswith(prefix)]
+    return frozenset((int(row), int(column)) for row, column in cells)
+
+
+def _is_ours(store: Path) -> bool:
+    try:
+        content = json.loads((store / "zarr.json").read_bytes())
+        return PROVENANCE in content["attributes"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False

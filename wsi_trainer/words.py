@@ -1,0 +1,36 @@
+"""Texts from anywhere, made fit to be shown. Imports only the standard library."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+#: Control characters, what turns the direction of text, and halves of characters, which stand for bytes of a name that
+#: are not UTF-8.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_HALF = re.compile("[\ud800-\udfff]")
+_BYTES = range(0xDC80, 0xDD00)
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def clean(text: object) -> str:
+    """The text with everything that a terminal would obey, or could not show, written as an escape sequence."""
+    return _UNSAFE.sub(_escaped, str(text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code in _BYTES:
+        return f"\\x{code - 0xDC00:02x}"
+    return _NAMED.get(found[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is text, which can be written to a table and read again."""
+    return _HALF.search(name) is None
+
+
+def speakable(stream: Any) -> None:
+    """Let a stream escape what its encoding lacks instead of raising an error."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
