@@ -4,7 +4,7 @@
 batch's statistics are known, which may be much later, or never, where the result is dropped. So such a buffer *awaits*
 its update: until then it is a tensor of a class of its own, whose first operation, whatever it is (a copy, a reset, a
 ``state_dict``), first runs the recording. Nobody can see the buffer as it was before, and no update is lost. When the
-update has happened, the very same tensor is an ordinary one again.
+update has happened, or the run of the recording has failed, the very same tensor is an ordinary one again.
 """
 
 from __future__ import annotations

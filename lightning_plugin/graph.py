@@ -106,12 +106,14 @@ class Node:
 class Effect:
     """Something that must happen once when its values are known: running statistics are updated, say.
 
-    ``writes`` are the buffers that it moves.
+    ``writes`` are the buffers that it moves. Where the run that was to bring its values about has failed, it is
+    *dormant*: nobody asks for its sake, and it happens if its values are computed after all.
     """
 
     values: tuple[Value, ...]
     run: Callable[[Sequence[Tensor]], None]
     writes: tuple[Tensor, ...] = ()
+    dormant: bool = False
 
 
 def ancestors(wanted: Iterable[Value]) -> list[Node]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.buffers import await_update, ordinary
+from lightning_plugin.buffers import ordinary
 from lightning_plugin.errors import PlanError, RecordingError
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.fuse import pairs
@@ -34,29 +33,32 @@ from lightning_plugin.source import version_of
 
 def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
     """Compute a value, and with it everything small that is waiting and every effect, under one plan."""
-    values = [*pending, *(v for e in session.effects for v in e.values)]
+    values = [*pending, *(v for e in session.effects if not e.dormant for v in e.values)]
     if wanted is not None:
         values.append(wanted if not wanted.is_map else gathered(wanted, session))
-    with forget_modules(), torch.inference_mode(False), buffers_written(session):
-        run(ancestors(values), session)
-        with torch.no_grad():
-            while session.effects:
-                effect = session.effects[0]
-                effect.run([_known(v) for v in effect.values])
-                session.effects.pop(0)
+    ordinary(b for e in session.effects for b in e.writes)
+    with forget_modules(), torch.inference_mode(False):
+        try:
+            run(ancestors(values), session)
+        except BaseException:
+            for effect in session.effects:  # as in PyTorch, where a forward that failed has moved nothing
+                effect.dormant = True
+            raise
+        happen(session)
     return _known(values[-1]) if wanted is not None else torch.empty(0)
 
 
-@contextmanager
-def buffers_written(session: Session) -> Iterator[None]:
-    """A block in which a recording's effects happen. If it fails, those that have not happened are awaited on."""
-    ordinary(b for e in session.effects for b in e.writes)
-    try:
-        yield
-    finally:
-        for effect in session.effects:
-            for buffer in effect.writes:
-                await_update(buffer, session)
+@torch.no_grad()
+def happen(session: Session) -> None:
+    """Have the effects happen whose values are known."""
+    waiting = []
+    while session.effects:
+        effect = session.effects.pop(0)
+        if all(v.real is not None for v in effect.values):
+            effect.run([_known(v) for v in effect.values])
+        else:
+            waiting.append(effect)
+    session.effects = waiting
 
 
 def gathered(value: Value, session: Session) -> Value:

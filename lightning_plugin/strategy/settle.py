@@ -46,7 +46,7 @@ def run(session: Session, wanted: list[LazyTensor]) -> dict[int, Value]:
     session.pending = []
     waiting = [v for t in alive if (v := known_value(t)) is not None]
     values = {id(v): v for v in (*results.values(), *waiting)}
-    if values or session.effects:
+    if values or not all(effect.dormant for effect in session.effects):
         execute(session, None, list(values.values()))
         session.forget()
     return results
