@@ -11,6 +11,10 @@ class RecordingError(EngineError):
     """The user's code did something with a lazy tensor that cannot be recorded."""
 
 
+class DiskError(EngineError, OSError):
+    """A map on the disk cannot be written or read."""
+
+
 class PlanError(EngineError):
     """A plan does not fit the network it is used for."""
 

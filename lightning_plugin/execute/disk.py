@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.errors import EngineError
+from lightning_plugin.errors import DiskError, EngineError
 from lightning_plugin.execute.pool import Lender
 from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.layout import Axis, Layout, plain_strides
@@ -130,8 +130,8 @@ class DiskFile:
                 done = os.pwrite(self.file, part, offset) if write else os.preadv(self.file, [part], offset)
             except OSError as error:
                 done_to = "written" if write else "read"
-                raise EngineError(
-                    f"a map in {self.folder} could not be {done_to}: {error.strerror}. Make room there, or give "
+                raise DiskError(
+                    f"a map in {self.folder} could not be {done_to}: {error.strerror or error}. Make room there, or give "
                     "disk=<another folder> or a larger budget."
                 ) from error
             if done == 0:
