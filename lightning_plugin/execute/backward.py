@@ -159,7 +159,8 @@ class Backward:
 
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, {})
         with torch.no_grad():
-            for members in segment.loop(program, True, self.handle, segment.fetch(self.handles)):
+            fetch = segment.fetch(self.handles)
+            for members in segment.loop(program, True, self.handle, fetch, planned=False):
 
                 def emit(i: int, box: Box, tiles: Sequence[Tensor], times: int = len(members)) -> None:
                     t = program.targets[i]

@@ -131,8 +131,8 @@ class DiskFile:
             except OSError as error:
                 done_to = "written" if write else "read"
                 raise DiskError(
-                    f"a map in {self.folder} could not be {done_to}: {error.strerror or error}. Make room there, or give "
-                    "disk=<another folder> or a larger budget."
+                    f"a map in {self.folder} could not be {done_to}: {error.strerror or error}. Make room there, or "
+                    "give disk=<another folder> or a larger budget."
                 ) from error
             if done == 0:
                 raise EngineError("a stored map's temporary file is shorter than it was made; its disk may be full")

@@ -127,14 +127,20 @@ class SegmentRun:
         return [*vectors, *spreads, *images, *(v.token for v in self.boundaries)]  # type: ignore[list-item]
 
     def loop(
-        self, program: Program, backward: bool, handle: Callable[[Value], Handle | None], fetch: Fetch | None
+        self,
+        program: Program,
+        backward: bool,
+        handle: Callable[[Value], Handle | None],
+        fetch: Fetch | None,
+        planned: bool = True,
     ) -> Iterator[Sequence[Owned]]:
-        """The tiles that this process evaluates, each with the tiles that are identical to it."""
+        """The tiles that this process evaluates, each with the tiles that are identical to it; listeners hear of those
+        that were planned."""
         work = self.work(program, backward, handle)
         if self.team is not None:
             work = self.team.mine(work)
         work = announced(program, work, fetch)
-        return work if self.rehearsal is not None else told(work)
+        return told(work) if planned and self.rehearsal is None else work
 
     def fetch(self, handles: Mapping[int, Handle], cotangents: Mapping[int, Cotangent] | None = None) -> Fetch | None:
         """What begins to read a tile's part of boundaries, and of the cotangents of targets by their place; None where
