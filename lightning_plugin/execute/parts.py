@@ -3,7 +3,8 @@
 [Note: parts] Two networks, or two heads on a frozen trunk, may share a segment, and with it the reading of tiles and
 the trunk. To autograd they have nothing to do with each other: their losses are pulled back one after the other, in any
 order, or one of them never. So each part of a segment whose targets are connected by values that require grad has an
-`autograd.Function` of its own, that computes its own tiles again. Forward runs once for all.
+`autograd.Function` of its own, that computes its own tiles again. Forward runs once for all. Targets that read the same
+boundary are connected too: what made it is pulled back once.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Sequence
 
 from lightning_plugin.execute.program import Program, Target
 from lightning_plugin.graph import Node
+from lightning_plugin.rules.base import Source, Spread
 
 
 def connected(program: Program) -> list[list[Target]]:
     """The targets that require grad, grouped by what they are computed from; each group in the program's order."""
     steps = {n.serial for n in program.steps}
-    group_of: dict[int, int] = {}
+    group_of: dict[object, int] = {}
     groups: dict[int, list[Target]] = {}
     for i, target in enumerate(program.targets):
         if not target.requires_grad:
@@ -32,16 +34,22 @@ def connected(program: Program) -> list[list[Target]]:
     return sorted((sorted(g, key=lambda t: order[id(t)]) for g in groups.values()), key=lambda g: order[id(g[0])])
 
 
-def differentiated(target: Target, steps: set[int]) -> set[int]:
-    """The steps that a target's gradient runs through."""
-    found: set[int] = set()
+def differentiated(target: Target, steps: set[int]) -> set[object]:
+    """The steps that a target's gradient runs through, by serial, and the boundaries that it reaches."""
+    found: set[object] = set()
     stack: list[Node] = [target.node]
     while stack:
         node = stack.pop()
         if node.serial in found:
             continue
         found.add(node.serial)
-        stack += [v.node for v in node.maps if v.requires_grad and v.node is not None and v.node.serial in steps]
+        for v in node.maps:
+            if not v.requires_grad or v.node is None or isinstance(v.node.op, (Source, Spread)):
+                continue
+            if v.node.serial in steps:
+                stack.append(v.node)
+            else:
+                found.add(("boundary", id(v)))
     return found
 
 
