@@ -32,34 +32,8 @@ channels-last order for one in contiguous order; finite differences show it. The
 there, and the comparison below gives PyTorch a contiguous cotangent.
 """
 
-DEFERRED = """## What is deferred, and what could change in between
-
-A recording runs when a value is needed, and backward later still; both read things again. For each of these it is said
-here what may change in between, how the engine knows, and which tests would fail if it did not. Tests are under
-`tests/lightning_plugin/`; besides, random steps draw these changes together (`test_random_steps.py`).
-
-| deferred or repeated | what may change | what is remembered, or what happens | test |
-| --- | --- | --- | --- |
-| a captured tensor is used when the recording runs | its values | its version at the call; an error names it | `test_errors.py` |
-| | whether it requires grad | a value for each use, with the flag it had | `test_deferred.py` |
-| an image is read forward, and again in backward | its values | the source's version at the call; an error | `test_deferred.py` |
-| parameters are used again in backward | an optimizer's step | their versions; an error | `test_errors.py`, `test_again.py` |
-| results are constants of backward | the user writes to them | copies | `test_deferred.py` |
-| a maximum is found again by its value | the last bits of a tile on another grid | the positions that tie, or they are counted again on backward's tiles | `test_ties.py` |
-| a window's maximum is chosen again | the last bits of a tile | nothing: one position is chosen, whichever; no share is lost | `test_ties.py` |
-| dropout is drawn again | the generator's state | the step's key and the position | `rules/test_random.py` |
-| running statistics are moved when they are known | the result is dropped; the buffer is read, reset or copied; a read fails | the buffer awaits its update: its first use runs the recording; what has not happened is tried again | `test_deferred.py` |
-| a write in place makes a new value | other tensors share the memory | views are followed both ways; where that is not possible, an error | `test_views.py`, `test_errors.py` |
-| a segment's backward runs once | its results have nothing to do with each other | each connected part has a backward of its own | `test_separate_losses.py` |
-| cotangents are collected over several segments | a pass ends early, or is asked for some gradients | the number of the pass | `test_separate_losses.py` |
-| a plan is used for a later step | what lies on the device, gradients that are there, what a step holds already | the plan's key; what is beside is taken off the budget | `test_deferred.py`, `planner/test_step_budget.py` |
-| backward needs the room that was planned | other calls still hold theirs | it is looked at before; smaller tiles, or an error | `test_deferred.py` |
-| a rehearsal's backward | the thread it runs in | that it is one | `test_deferred.py` |
-| a dropped map is made again | what it was made from | the versions above | `test_again.py` |
-
-Not seen: a source without `version` whose pixels change, `.data` of a parameter written to (PyTorch does not see that
-either), and what a module's own Python code reads at recording time.
-"""
+#: The table of what is deferred, and what is remembered of it.
+DEFERRED = (ROOT / "benchmarks" / "deferred.md").read_text()
 
 
 def write_page() -> Path:
