@@ -130,7 +130,7 @@ def test_tiles_in_a_rich_bar(impatient: None) -> None:
         enable_progress_bar=True,
     )  # fmt: skip
     assert "tiles" in screen.text
-    total = tiles_of(next(iter(strategy.settings.plans.values())), grad=True)
+    total = tiles_of(next(iter(strategy.settings.plans.values()))[0], grad=True)
     assert f"{total}/{total}" in screen.text
 
 
