@@ -15,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -24,12 +25,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+@dataclass(eq=False)
+class Moment:
+    """A segment's forward or backward: how much was live while it ran.
+
+    ``peak`` is the most that was live, ``needs`` the most beyond what was live when it began, and ``retained`` the same
+    if nothing of what the graph of autograd keeps had been let go on the way, as under ``retain_graph=True``.
+    """
+
+    began: int = 0
+    released: int = 0
+    peak: int = 0
+    needs: int = 0
+    retained: int = 0
+
+    def see(self, live: int) -> None:
+        if live > self.peak:
+            self.peak = live
+        beyond = live - self.began
+        if beyond > self.needs:
+            self.needs = beyond
+        if beyond + self.released > self.retained:
+            self.retained = beyond + self.released
+
+
 class Ledger:
     """Bytes alive now and at the worst moment, in all and for each segment's forward and backward.
 
-    ``enter`` says whose moments the next ones are. With ``fakes``, the storages of fake tensors are counted (a
-    rehearsal of a plan), else real ones only. ``limit`` is the budget, where one is kept; ``needs`` is how much more
-    than at its beginning was live during each moment.
+    ``enter`` says whose moment it is from then on. With ``fakes``, the storages of fake tensors are counted (a
+    rehearsal of a plan), else real ones only. ``limit`` is the budget, where one is kept.
     """
 
     def __init__(self, device: torch.device | None = None, fakes: bool = False) -> None:
@@ -37,21 +61,19 @@ class Ledger:
         self.device = device or torch.device("cpu")
         self.fakes = fakes
         self.limit: int | None = None
-        self.moments: dict[Any, int] = {}
-        self.needs: dict[Any, int] = {}
+        self.moments: dict[Any, Moment] = {}
         self.watcher = Watcher(self)
-        self._refs: dict[int, tuple[Any, int]] = {}
-        self._who: Any = None
-        self._since = self._start = 0
+        self._refs: dict[int, tuple[Any, int, int]] = {}
+        self._seen = self._graph = 0
+        self._now = Moment()
         self._allocated = 0
         self._held: dict[int, int] = {}
 
     def begin(self) -> None:
         """A step begins: its peak counts from what is live now."""
         self.moments.clear()
-        self.needs.clear()
-        self._who = None
-        self.peak = self._since = self.live
+        self.leave()
+        self.peak = self.live
         self._held.clear()
         if self.allocator:
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -97,43 +119,46 @@ class Ledger:
         storage_bytes = storage.nbytes()
         if not storage_bytes:
             return
-        self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), storage_bytes)
+        self._seen += 1
+        self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), storage_bytes, self._seen)
         self.live += storage_bytes
         if self.live > self.peak:
             self.peak = self.live
-        if self.live > self._since:
-            self._since = self.live
+        self._now.see(self.live)
 
     def ignore(self, tensor: Tensor) -> None:
         """Never count this tensor's storage, which existed before."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._refs:
             key = storage._cdata
-            self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), 0)
+            self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), 0, 0)
 
     def enter(self, who: Any, goes_on: bool = False) -> None:
-        """From now on, peaks are ``who``'s; ``goes_on``: what it needs counts from where it first began."""
-        self.leave()
-        self._start = self.moments[who] - self.needs[who] if goes_on and who in self.needs else self.live
-        self._who = who
+        """From now on it is ``who``'s moment: a new one, or, where it ``goes_on``, the one that began before."""
+        found = self.moments.setdefault(who, Moment(self.live))
+        if not goes_on:
+            found.began, found.released = self.live, 0
+        found.see(self.live)
+        self._now = found
 
     @contextmanager
     def during(self, who: Any) -> Iterator[None]:
-        """A block whose peaks are ``who``'s; those after it are again whose they were before."""
-        former = self._who
+        """A block that is ``who``'s moment; after it, it is again the one it was before."""
+        former = self._now
         self.enter(who)
         try:
             yield
         finally:
-            self.leave()
-            self._who = former
+            self._now = former
+            former.see(self.live)
 
     def leave(self) -> None:
-        if self._who is not None:
-            self.moments[self._who] = max(self.moments.get(self._who, 0), self._since)
-            self.needs[self._who] = max(self.needs.get(self._who, 0), self._since - self._start)
-        self._who = None
-        self._since = self.live
+        """From now on it is nobody's moment."""
+        self._now = Moment()
+
+    def graph_is_made(self) -> None:
+        """What is live now is kept by the graph of autograd, which may be asked to retain it."""
+        self._graph = self._seen
 
     @property
     def peak_bytes(self) -> int:
@@ -146,6 +171,8 @@ class Ledger:
         found = self._refs.pop(key, None)
         if found is not None:
             self.live -= found[1]
+            if found[2] <= self._graph:
+                self._now.released += found[1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -29,6 +29,9 @@ class TiledModule(nn.Module):
     faster), ``policy`` restricts the planner to a published technique, for comparison. ``half=True`` is an
     approximation: maps that leave the device are kept as bfloat16.
 
+    ``calls`` is how many calls wait for one backward, as in a loss over several images: the first then leave room in
+    the budget for the others.
+
     The module is wrapped, not changed: its parameters, hooks and modes are the user's own. ``state_dict`` of the
     wrapper is the module's, key for key.
     """
@@ -49,6 +52,7 @@ class TiledModule(nn.Module):
         halo: str = "auto",
         half: bool = False,
         policy: str = "auto",
+        calls: int = 1,
     ):
         super().__init__()
         if budget is not None and (tiles is not None or plan is not None):
@@ -64,6 +68,7 @@ class TiledModule(nn.Module):
             halo=halo,
             half=half,
             policy=policy,
+            calls=calls,
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

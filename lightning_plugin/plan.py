@@ -29,7 +29,8 @@ class SegmentPlan:
     come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
     and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
     run in order and hand rows on; the grid cuts one axis. The figures are predictions: bytes on the device and seconds;
-    ``backward_needs`` are the bytes that its backward needs beyond what is held when it begins.
+    ``backward_needs`` are the bytes that its backward needs beyond what is held when it begins, ``retained_needs``
+    those under ``retain_graph=True``, where nothing that is held is let go on the way.
     """
 
     targets: tuple[int, ...]
@@ -42,6 +43,7 @@ class SegmentPlan:
     forward_bytes: int = 0
     backward_bytes: int = 0
     backward_needs: int = 0
+    retained_needs: int = 0
     seconds: float = 0.0
     recompute: float = 0.0
     halo: str = "recompute"
@@ -73,8 +75,8 @@ class Plan:
     """All that is decided before a step.
 
     ``peak_bytes`` is the predicted peak on the device, of which ``fixed_bytes`` are parameters and their gradients, and
-    ``reserve_bytes`` are left to the device's own libraries (see `planner.rates`);
-    ``plain_bytes`` what plain PyTorch would hold for backward: activations and input, of which ``index_bytes`` are
+    ``reserve_bytes`` are left to the device's own libraries (see `planner.rates`); ``held_bytes`` is what the call
+    leaves there until its backward, ``plain_bytes`` what plain PyTorch would hold for backward: activations and input, of which ``index_bytes`` are
     pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward work) the predicted cost.
     """
 
@@ -87,6 +89,7 @@ class Plan:
     recompute: float = 0.0
     fixed_bytes: int = 0
     reserve_bytes: int = 0
+    held_bytes: int = 0
     shape: tuple[int, ...] = ()
     barriers: tuple[str, ...] = field(default=())
 

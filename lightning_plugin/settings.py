@@ -39,7 +39,8 @@ class Settings:
     ``halo`` is "recompute" or "share" for all segments, or "auto": what is faster for each. ``half`` allows maps on
     lower tiers to be kept as bfloat16, which loses digits. ``policy`` restricts the planner (`planner.policies`).
     ``accumulates``: plan for steps that begin with gradients, also where there are none yet, so that one plan does for
-    all steps of a training. ``team`` are the ranks that share an image's tiles, where there are several.
+    all steps of a training. ``calls`` is how many calls wait for one backward, each under a plan of its own. ``team``
+    are the ranks that share an image's tiles, where there are several.
     ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
     when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
     ran, ``ledger`` what its step used where a budget is kept.
@@ -57,6 +58,7 @@ class Settings:
     policy: str = "auto"
     accumulates: bool = False
     team: Team | None = None
+    calls: int = 1
     rates: Rates | None = field(default=None, init=False)
     plan: Plan | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
@@ -65,6 +67,8 @@ class Settings:
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        if self.calls < 1:
+            raise ValueError(f"calls={self.calls}: a step has one call or more")
         if isinstance(self.disk, str) and not os.access(self.disk, os.W_OK | os.X_OK):
             raise ValueError(
                 f"disk={self.disk!r} is not a folder that can be written to. Give disk=True for the system's folder of "
@@ -115,15 +119,16 @@ class Settings:
         from lightning_plugin.planner.choose import exact_bytes
 
         if not held:
-            return self.search(nodes, budget)
+            return self.search(nodes, budget, self.calls)
         try:
             return self.search(nodes, max(1, budget - held))
         except BudgetError as refused:
             smallest = refused.smallest + held
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
-                f"calls, images or losses. Give at least {exact_bytes(smallest)}, or pull back what was computed "
-                f"before. For this call alone: {refused}",
+                f"calls, images or losses. Give at least {exact_bytes(smallest)}, pull back what was computed before, "
+                "or say how many calls wait for one backward (TiledModule(..., calls=2)), so that the first leave room "
+                f"for the others. For this call alone: {refused}",
                 smallest,
                 refused.operator,
             ) from refused
@@ -132,8 +137,8 @@ class Settings:
         """What is on the device beside what some nodes use."""
         return 0 if self.ledger is None else self.ledger.beside(tensors_of(nodes))
 
-    def search(self, nodes: Sequence[Node], budget: int) -> Plan:
-        """A plan within a budget."""
+    def search(self, nodes: Sequence[Node], budget: int, calls: int = 1) -> Plan:
+        """A plan within a budget, for so many calls that wait for one backward."""
         from lightning_plugin.planner.calibrate import local_rates
         from lightning_plugin.planner.choose import choose_plan
         from lightning_plugin.planner.lower import Lower
@@ -146,7 +151,7 @@ class Settings:
         lower = Lower(host, bool(self.disk), self.half)
         self.rates = self.rates or local_rates(device)
         policy = policy_of(self.policy, self.halo)
-        plan = choose_plan(Network(tuple(nodes), self.accumulates), self.rates, budget, lower, policy)
+        plan = choose_plan(Network(tuple(nodes), self.accumulates), self.rates, budget, lower, policy, calls)
         return replace(plan, shape=tuple(images[0].shape) if images else ())
 
     def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:

@@ -121,6 +121,6 @@ class SegmentFunction(torch.autograd.Function):
         ledger = ctx.run.ledger
         if ledger is not None:
             ledger.enter((ctx.run.place, "backward"))
-        make_room(ctx.run)
+        make_room(ctx.run, [ref() for ref in ctx.handles])
         with watched(ledger):
             return Backward(ctx, inputs, grads).run()

@@ -17,6 +17,11 @@ def current_pass() -> int:
     return int(torch._C._current_graph_task_id())
 
 
+def retains_graph() -> bool:
+    """Whether the pass under way leaves the graph as it is, for another pass."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def will_run(node: Any) -> bool:
     """Whether the pass under way runs a node of autograd's graph."""
     return node is not None and bool(torch._C._will_engine_execute_node(node))

@@ -3,41 +3,67 @@
 [Note: order] A plan counts on backward running in the reverse order of forward: what later calls of a step hold is gone
 when an earlier one is pulled back. A loss that is pulled back before them finds less room. Then its tiles are made
 smaller, as far as it takes; what a segment's grid is changes no result. Where that is not possible, the step ends with
-an error before it breaks its budget.
+an error before it breaks its budget. The same holds of a graph that is retained for another pass: nothing that backward
+has used is let go on the way, and it needs more room than planned.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
+from lightning_plugin.execute.passes import retains_graph
 from lightning_plugin.execute.segment import SegmentRun, outline
+from lightning_plugin.execute.store import Handle
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.rules.reduce import wide
 from lightning_plugin.units import format_bytes
 
 #: A smaller tile's need is not known as well as that of the planned one.
 MARGIN = 1.1
 
 
-def make_room(run: SegmentRun) -> None:
-    """Choose smaller tiles for backward where those that were planned do not fit beside what is held."""
-    ledger = run.ledger
-    if ledger is None or ledger.limit is None or not run.needs:
+def make_room(run: SegmentRun, read: Sequence[Handle]) -> None:
+    """Choose smaller tiles for backward where those that were planned do not fit beside what is held; ``read``
+    are the boundaries that the segment reads."""
+    ledger, needs = run.ledger, needed(run.plan)
+    if ledger is None or ledger.limit is None or not needs:
         return
     room = ledger.limit - ledger.live_bytes
-    if run.needs <= room:
+    if needs <= room:
         return
     if not run.share:
         planned = largest_tile(run, run.backward_grid)
-        fixed = sum(v.bytes for v in run.program.vectors if v.requires_grad)
+        fixed = gradients(run, read)
         for grid in finer(run, run.backward_grid):
             part = largest_tile(run, grid) / max(1, planned)
-            if fixed + MARGIN * part * max(0, run.needs - fixed) <= room:
+            if fixed + MARGIN * part * max(0, needs - fixed) <= room:
                 run.backward_grid = grid
                 return
-    raise no_room(run.path, run.needs, ledger)
+    raise no_room(run.plan.path, needs, ledger)
+
+
+def gradients(run: SegmentRun, read: Sequence[Handle]) -> int:
+    """The bytes of the gradients that backward makes whole, whatever its tiles are."""
+    wholes = [v for v in (*run.program.vectors, *run.spreads, *run.images) if v.requires_grad]
+    made = [h.cotangent for h in read if h.place.tier == "device" and not h.cotangent.begun]
+    sizes = [(math.prod(v.shape), v.dtype) for v in wholes] + [(math.prod(c.layout.shape), c.dtype) for c in made]
+    return sum(count * wide(dtype).itemsize for count, dtype in sizes)
+
+
+def check_room(plan: SegmentPlan, ledger: Ledger) -> None:
+    """Refuse to pull back a kept segment, whose tiles cannot be made smaller, where there is no room for it."""
+    needs = needed(plan)
+    if ledger.limit is not None and ledger.live_bytes + needs > ledger.limit:
+        raise no_room(plan.path, needs, ledger)
+
+
+def needed(plan: SegmentPlan) -> int:
+    """What a segment's backward needs in the pass under way."""
+    return plan.retained_needs if retains_graph() else plan.backward_needs
 
 
 def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:

@@ -16,7 +16,7 @@ from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.program import Program, Target, resolve
 from lightning_plugin.execute.rehearsal import REHEARSAL
-from lightning_plugin.execute.room import no_room
+from lightning_plugin.execute.room import check_room
 from lightning_plugin.execute.segment import SegmentRun, watched
 from lightning_plugin.execute.store import Place
 from lightning_plugin.execute.team import Team
@@ -152,30 +152,13 @@ class Stage:
             assert v.node is not None
             if isinstance(v.node.op, Spread):
                 compute(v.node.inputs[0], self.ledger)
-        plan = self.plan
-        share = plan.halo == "share"
-        if share and self.team is not None:
+        if self.plan.halo == "share" and self.team is not None:
             raise PlanError(
                 f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
                 'halo="recompute"'
             )
-        run_segment(
-            SegmentRun(
-                program,
-                plan.forward,
-                plan.backward,
-                Place(plan.tier, self.courier),
-                self.ledger,
-                self.place,
-                share,
-                plan.half,
-                plan.ahead,
-                plan.drop,
-                self.team,
-                plan.backward_needs,
-                plan.path,
-            )
-        )
+        at = Place(self.plan.tier, self.courier)
+        run_segment(SegmentRun(program, self.plan, at, self.ledger, self.place, self.team))
 
     def run_kept(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -204,17 +187,16 @@ class Stage:
 
     def guard(self, nodes: Sequence[Node]) -> None:
         """Have the budget looked at when backward comes to what is kept; see [Note: order] in `room`."""
-        ledger, needs, path = self.ledger, self.plan.backward_needs, self.plan.path
-        if ledger is None or ledger.limit is None or not needs:
+        plan, ledger = self.plan, self.ledger
+        if ledger is None or ledger.limit is None or not plan.backward_needs:
             return
-        ends = [v.real for v in nodes[-1].outputs if v.real is not None and v.real.requires_grad]
 
         def look(gradient: Tensor) -> None:
-            if ledger.limit is not None and ledger.live_bytes + needs > ledger.limit:
-                raise no_room(path, needs, ledger)
+            check_room(plan, ledger)
 
-        for end in ends:
-            end.register_hook(look)
+        for v in nodes[-1].outputs:
+            if v.real is not None and v.real.requires_grad:
+                v.real.register_hook(look)
 
 
 def prepare(

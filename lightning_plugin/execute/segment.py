@@ -28,6 +28,7 @@ from lightning_plugin.execute.store import Cotangent, Handle, Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.progress import told
 from lightning_plugin.rules.base import Source, Spread
 from lightning_plugin.source import TensorSource, version_of
@@ -37,39 +38,28 @@ Fetch = Callable[[Mapping[int, Box], Owned], None]
 
 
 class SegmentRun:
-    """A program with its grids, and where its tensors come from.
-
-    ``needs`` are the bytes that backward needs beyond what is held when it begins, ``path`` names the segment.
-    """
+    """A program with what its segment's plan says, and where its tensors come from."""
 
     def __init__(
         self,
         program: Program,
-        forward: Grid,
-        backward: Grid,
-        at: Place | None = None,
+        plan: SegmentPlan,
+        at: Place,
         ledger: Ledger | None = None,
         place: int = 0,
-        share: bool = False,
-        half: bool = False,
-        ahead: bool = False,
-        drop: int = 0,
         team: Team | None = None,
-        needs: int = 0,
-        path: str = "",
     ):
+        self.plan = plan
         self.ledger = ledger
         self.place = place
-        self.forward_grid = forward
-        self.backward_grid = backward
-        self.at = at or Place()
-        self.share = share
-        self.half = half
-        self.ahead = ahead
-        self.drop = drop
+        self.forward_grid = plan.forward
+        self.backward_grid = plan.backward
+        self.at = at
+        self.share = plan.halo == "share"
+        self.half = plan.half
+        self.ahead = plan.ahead
+        self.drop = plan.drop
         self.team = team
-        self.needs = needs
-        self.path = path
         self.take(program)
 
     def take(self, program: Program) -> None:

@@ -62,6 +62,39 @@ class Chooser:
             raise self.refusal(budget)
         return dataclasses.replace(best, budget=budget, peak_bytes=best.peak_bytes + reserve, reserve_bytes=reserve)
 
+    def choose_for(self, calls: int, budget: int) -> Plan:
+        """The fastest plan by which so many calls of a step can wait for one backward: all but the last hold what
+        theirs needs while that one runs."""
+        whole = self.choose(budget)
+        if self.together(whole, calls) <= usable(budget):
+            return whole
+        least = self.enough_for(self.frugal.peak_bytes)
+        # A share of the budget for each is always enough; a smaller part may be.
+        low, high = max(least, (budget + (calls - 1) * self.network.fixed_bytes) // calls), budget
+        best = self.choose(low)
+        if self.together(best, calls) > usable(budget):
+            smallest = min(
+                calls * least - (calls - 1) * self.network.fixed_bytes, budget_for(self.together(self.frugal, calls))
+            )
+            raise BudgetError(
+                f"no plan keeps {format_bytes(budget)} for {calls} calls that wait for one backward. Give at least "
+                f"{exact_bytes(smallest)}, or pull back one call before the next.",
+                smallest,
+                worst(best),
+            )
+        for _ in range(HALVINGS):
+            middle = (low + high) // 2
+            plan = self.choose(middle)
+            if self.together(plan, calls) <= usable(budget):
+                low, best = middle, min(plan, best, key=lambda p: p.seconds)
+            else:
+                high = middle
+        return best
+
+    def together(self, plan: Plan, calls: int) -> int:
+        """The peak of so many calls that wait for one backward."""
+        return plan.peak_bytes + (calls - 1) * plan.held_bytes
+
     def reserve(self, budget: int) -> int:
         """What of a budget is left to the workspaces of the device's libraries. They grow with tiles: under a small
         budget, a share of it."""
@@ -124,10 +157,13 @@ class Chooser:
                     forward_bytes=account.forward.get(i, 0),
                     backward_bytes=account.backward.get(i, 0),
                     backward_needs=account.needs.get(i, 0),
+                    retained_needs=account.retained.get(i, 0),
                 )
                 for i, s in enumerate(plan.segments)
             )
-            self.rehearsed[plan] = dataclasses.replace(plan, segments=segments, peak_bytes=account.peak, budget=None)
+            self.rehearsed[plan] = dataclasses.replace(
+                plan, segments=segments, peak_bytes=account.peak, held_bytes=account.held, budget=None
+            )
         return self.rehearsed[plan]
 
     @cached_property
@@ -194,6 +230,9 @@ def exact_bytes(count: int) -> str:
     return f"{math.ceil(count / 2**20 * 10) / 10:.1f} MiB"
 
 
-def choose_plan(network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"]) -> Plan:
+def choose_plan(
+    network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"], calls: int = 1
+) -> Plan:
     """The fastest plan within the budget, or an error that says what would be enough."""
-    return Chooser(network, rates, lower, policy).choose(budget)
+    chooser = Chooser(network, rates, lower, policy)
+    return chooser.choose(budget) if calls == 1 else chooser.choose_for(calls, budget)

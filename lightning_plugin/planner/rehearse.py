@@ -42,12 +42,15 @@ MOST_TILES = 9
 @dataclass(frozen=True)
 class Account:
     """What a rehearsal found: the peak of the step, of each segment's forward and backward, and what each backward
-    needs beyond what is held when it begins."""
+    needs beyond what is held when it begins, also if the graph is retained; ``held`` is what is left of forward when
+    backward begins."""
 
     peak: int
+    held: int
     forward: dict[int, int]
     backward: dict[int, int]
     needs: dict[int, int]
+    retained: dict[int, int]
 
 
 class Unfiled(DiskFile):
@@ -125,25 +128,31 @@ def rehearse(plan: Plan, network: Network) -> Account:
     try:
         with torch.inference_mode(False), MODES.planning, dressed(network, ledger), ledger.watcher:
             ledger.begin()
+            before = ledger.live
             with torch.set_grad_enabled(network.trains):
                 run_plan(plan, nodes, ledger)
+            results = left(nodes)
+            held = ledger.live - before
+            ledger.graph_is_made()
             if network.trains:
                 with torch.autograd.set_multithreading_enabled(False):  # this thread's modes and ledger go with it
-                    backward(nodes)
-            ledger.leave()
+                    backward(results)
     finally:
         REHEARSAL.reset(rehearsal)
-    moments = ledger.moments
+    forward = {who[0]: m for who, m in ledger.moments.items() if who[1] == "forward"}
+    pulled = {who[0]: m for who, m in ledger.moments.items() if who[1] == "backward"}
     return Account(
         ledger.peak,
-        {who[0]: size for who, size in moments.items() if who[1] == "forward"},
-        {who[0]: size for who, size in moments.items() if who[1] == "backward"},
-        {who[0]: size for who, size in ledger.needs.items() if who[1] == "backward"},
+        held,
+        {place: m.peak for place, m in forward.items()},
+        {place: m.peak for place, m in pulled.items()},
+        {place: m.needs for place, m in pulled.items()},
+        {place: m.retained for place, m in pulled.items()},
     )
 
 
-def backward(nodes: Sequence[Node]) -> None:
-    """Pull back a cotangent for each result that no other node reads on to a loss.
+def left(nodes: Sequence[Node]) -> list[Tensor]:
+    """The results that no other node reads on to a loss; nothing else of the rehearsal is held any longer.
 
     Being read without gradient, as running statistics read a pooled vector, does not keep a loss from coming later.
     """
@@ -153,6 +162,11 @@ def backward(nodes: Sequence[Node]) -> None:
         for v in n.outputs:
             if not isinstance(n.op, Captured):
                 v.real = None
+    return results
+
+
+def backward(results: Sequence[Tensor]) -> None:
+    """Pull back a cotangent for each result."""
     if results:
         cotangents = [torch.empty_like(r) for r in results]
         torch.autograd.backward(results, cotangents)

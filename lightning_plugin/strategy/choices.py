@@ -62,10 +62,10 @@ class RunSettings(Settings):
         held = super().beside(nodes)
         return held if self.team is None else max(self.team.gather(held))
 
-    def search(self, nodes: Sequence[Node], budget: int) -> Plan:
+    def search(self, nodes: Sequence[Node], budget: int, calls: int = 1) -> Plan:
         """A plan within what the optimizers leave of a budget."""
         try:
-            plan = super().search(nodes, max(1, budget - self.reserved))
+            plan = super().search(nodes, max(1, budget - self.reserved), calls)
         except BudgetError as refused:
             if not self.reserved:
                 raise

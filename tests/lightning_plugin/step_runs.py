@@ -60,6 +60,14 @@ class Run:
             except RuntimeError as error:
                 self.outcome.error, self.outcome.at = error, at
                 return self.outcome
+        try:
+            return self.left()
+        except RuntimeError as error:  # a buffer still awaited a call whose parameters were changed
+            self.outcome.error, self.outcome.at = error, len(self.step.actions)
+            return self.outcome
+
+    def left(self) -> Outcome:
+        """What the step leaves behind."""
         found = self.outcome
         found.gradients = {name: p.grad for name, p in self.nets.named_parameters()}
         found.gradients |= {f"image {i}": x.grad for i, x in enumerate(self.tensors) if x.requires_grad}

@@ -44,13 +44,6 @@ class Tally:
         return {"steps": self.total, **self.kinds, "largest error over the bound's unit": self.worst}
 
 
-@pytest.fixture(autouse=True)
-def steps_keep_their_budget() -> None:
-    """Here exactness is judged, and in `planner/test_step_budget.py` the budgets of such steps, from outside. The
-    engine's own ledger finds some that exceed theirs by a few percent where several calls are kept whole: an open
-    fault, which is why this module does without the watch of `conftest`."""
-
-
 def run(tally: Tally, examples: int, fixed: int | None, dtypes: Sequence[str]) -> None:
     @settings(max_examples=examples, derandomize=False, phases=[Phase.generate, Phase.shrink], **QUIET)
     @given(steps(dtypes))
