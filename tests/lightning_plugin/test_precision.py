@@ -18,8 +18,7 @@ from tests.lightning_plugin.cases import GRIDS, Noting, still
 from tests.zoo import ZOO, fill
 
 QUICK = (
-    "vgg16_mean", "resnet18", "cifar_resnet20", "blur_resnet", "densenet121", "mobilenet_v3_large", "convnext_v2_tiny",
-    "squeezenet", "attention_cbam", "unet_bilinear", "mil_gated_attention", "wave_classifier",
+    "resnet18", "blur_resnet", "convnext_v2_tiny", "attention_cbam", "mil_gated_attention", "wave_classifier",
 )  # fmt: skip
 FULL = tuple(name for name, entry in ZOO.items() if not entry.stochastic)
 

@@ -10,7 +10,7 @@ from tests.zoo import ZOO
 GIB = 2**30
 
 
-@pytest.mark.parametrize(("name", "paper"), [("vgg16", 118), ("vgg19", 129)])
+@pytest.mark.parametrize(("name", "paper"), [("vgg16", 118), pytest.param("vgg19", 129, marks=pytest.mark.full)])
 def test_what_plain_pytorch_holds(name: str, paper: float) -> None:
     plan = make_plan(ZOO[name].full(), (1, 3, 10240, 10240), budget="11GiB", device="cuda:a100")
     assert (plan.plain_bytes - plan.index_bytes) / GIB == pytest.approx(paper, rel=0.02)
@@ -20,7 +20,13 @@ def test_what_plain_pytorch_holds(name: str, paper: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "side"), [("vgg16", 20480), ("vgg19", 20480), ("darknet19", 20480), ("resnet50", 65536)]
+    ("name", "side"),
+    [
+        ("vgg16", 20480),
+        pytest.param("vgg19", 20480, marks=pytest.mark.full),
+        pytest.param("darknet19", 20480, marks=pytest.mark.full),
+        pytest.param("resnet50", 65536, marks=pytest.mark.full),
+    ],
 )
 def test_what_11_gib_are_enough_for(name: str, side: int) -> None:
     plan = make_plan(ZOO[name].full(), (1, 3, side, side), budget="11GiB", device="cuda:a100")

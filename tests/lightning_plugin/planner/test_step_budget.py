@@ -133,7 +133,7 @@ def run(examples: int, fixed: int) -> list[Books]:
 
 
 def test_sampled_steps_keep_their_budget() -> None:
-    assert len(run(9, 0)) >= 4
+    assert len(run(3, 0)) >= 1
 
 
 @pytest.mark.full
@@ -172,8 +172,17 @@ STEPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("calls", ["tiled", pytest.param("lazy", marks=pytest.mark.full)])
-@pytest.mark.parametrize("name", list(STEPS))
+SAMPLED = (("one call", "tiled"), ("two networks, two losses", "lazy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        pytest.param(name, calls, marks=[] if (name, calls) in SAMPLED else [pytest.mark.full])
+        for name in STEPS
+        for calls in ("tiled", "lazy")
+    ],
+)
 def test_everyday_steps_keep_their_budget(name: str, calls: Any) -> None:
     nets, images, actions = STEPS[name]
     if len(nets) > 1:

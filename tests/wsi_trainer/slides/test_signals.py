@@ -38,9 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _start(slides: Path, out: Path, workers: int) -> subprocess.Popen[str]:
     words = ["preprocess", str(slides), str(out), "--workers", str(workers), "--tissue", "none"]
     return subprocess.Popen(
-        [sys.executable, "-m", "wsi_trainer", *words], start_new_session=True,
+        [sys.executable, "-m", "wsi_trainer", *words], start_new_session=True, preexec_fn=_interruptible,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def _interruptible() -> None:
+    """A run in the background of a shell, as these tests may be, would ignore an interrupt, as it should."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _members(session: int) -> list[int]:
