@@ -76,8 +76,9 @@ class Plan:
 
     ``peak_bytes`` is the predicted peak on the device, of which ``fixed_bytes`` are parameters and their gradients, and
     ``reserve_bytes`` are left to the device's own libraries (see `planner.rates`); ``held_bytes`` is what the call
-    leaves there until its backward, ``plain_bytes`` what plain PyTorch would hold for backward: activations and input, of which ``index_bytes`` are
-    pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward work) the predicted cost.
+    leaves there until its backward, ``plain_bytes`` what plain PyTorch would hold for backward: activations and input,
+    of which ``index_bytes`` are pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward
+    work) the predicted cost.
     """
 
     segments: tuple[SegmentPlan, ...]

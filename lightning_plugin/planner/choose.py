@@ -60,7 +60,12 @@ class Chooser:
         best = self.try_rounds(limit) or self.frugal
         if best.peak_bytes > limit:
             raise self.refusal(budget)
-        return dataclasses.replace(best, budget=budget, peak_bytes=best.peak_bytes + reserve, reserve_bytes=reserve)
+        return self.promised(best, budget)
+
+    def promised(self, plan: Plan, budget: int) -> Plan:
+        """A rehearsed plan, with what a budget leaves to the device's libraries."""
+        reserve = self.reserve(budget)
+        return dataclasses.replace(plan, budget=budget, peak_bytes=plan.peak_bytes + reserve, reserve_bytes=reserve)
 
     def choose_for(self, calls: int, budget: int) -> Plan:
         """The fastest plan by which so many calls of a step can wait for one backward: all but the last hold what
@@ -68,20 +73,21 @@ class Chooser:
         whole = self.choose(budget)
         if self.together(whole, calls) <= usable(budget):
             return whole
+        frugal, others = self.promised(self.frugal, budget), calls - 1
         least = self.enough_for(self.frugal.peak_bytes)
         # A share of the budget for each is always enough; a smaller part may be.
-        low, high = max(least, (budget + (calls - 1) * self.network.fixed_bytes) // calls), budget
-        best = self.choose(low)
-        if self.together(best, calls) > usable(budget):
-            smallest = min(
-                calls * least - (calls - 1) * self.network.fixed_bytes, budget_for(self.together(self.frugal, calls))
-            )
+        low, high = max(least, (budget + others * self.network.fixed_bytes) // calls), budget
+        fitting = [p for p in (self.choose(low), frugal) if self.together(p, calls) <= usable(budget)]
+        if not fitting:
+            smallest = calls * least - others * self.network.fixed_bytes
+            smallest = min(smallest, self.enough_for(self.frugal.peak_bytes + others * frugal.held_bytes))
             raise BudgetError(
                 f"no plan keeps {format_bytes(budget)} for {calls} calls that wait for one backward. Give at least "
                 f"{exact_bytes(smallest)}, or pull back one call before the next.",
                 smallest,
-                worst(best),
+                worst(frugal),
             )
+        best = min(fitting, key=lambda p: p.seconds)
         for _ in range(HALVINGS):
             middle = (low + high) // 2
             plan = self.choose(middle)

@@ -145,6 +145,13 @@ FOUND: dict[str, Step] = {
         (Network(("conv1",), ("mean", "amax"), small="v.register_hook(double)"),),
         (Call(0, 0), Backward(((0, 0),), retain=True), Backward(((0, 1),))),
     ),
+    "a retained graph of two calls under a budget": Step(
+        "float64",
+        (Image((26, 39), "repeated", batch=2),),
+        (Network(("conv5", "conv3", "relu"), ("max pool",)), Network(("conv3", "gelu", "conv1"), ("mean", "amax"))),
+        (Call(0, 0), Ask(0), Call(1, 0), Backward(((0, 0), (1, 1)), retain=True, product=True)),
+        Way("lazy", budget=525312),
+    ),
     "without grad, two results, a small budget": Step(
         "float64",
         (Image((44, 64), "noise"),),

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_plugin import BudgetError
+from lightning_plugin import BudgetError, TiledModule
 from tests.lightning_plugin.outside import Account, account
 from tests.lightning_plugin.step_draws import answerable, steps
 from tests.lightning_plugin.step_parts import EDITS
@@ -189,6 +190,38 @@ def test_everyday_steps_keep_their_budget(name: str, calls: Any) -> None:
         calls = "lazy"
     found = under_budget(Step("float32", images, nets, actions, Way(calls), width=8), 0.2)
     assert found is not None and found.kept, found
+
+
+def net() -> nn.Module:
+    layers: list[nn.Module] = []
+    for i in range(3):
+        layers += [nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
+
+
+def test_calls_that_wait_for_one_backward_share_a_budget() -> None:
+    """Each is planned when it comes; told how many will, the first leave room for the others."""
+    images = [torch.randn(1, 3, 96, 88) for _ in range(3)]
+    plain = net()
+    alone = account(lambda: plain(images[0]).sum().backward(), plain).held
+
+    def step(calls: int) -> Callable[[], None]:
+        tiled = TiledModule(plain, budget=int(1.8 * alone), disk=False, calls=calls)
+        return lambda: sum(tiled(x).sum() for x in images).backward()  # type: ignore[union-attr]
+
+    with pytest.raises(BudgetError, match="calls=2"):
+        step(1)()
+    assert account(step(3), plain).held <= 1.8 * alone + OWN
+
+
+def test_too_many_calls_for_a_budget_are_an_error_that_names_one_that_works() -> None:
+    plain, x = net(), torch.randn(1, 3, 96, 88)
+    with pytest.raises(BudgetError, match="for 40 calls that wait for one backward") as refused:
+        TiledModule(plain, budget="4MiB", calls=40, disk=False)(x)
+    plan = TiledModule(plain, budget=refused.value.smallest, calls=40, disk=False)
+    plan(x)
+    with pytest.raises(ValueError, match="calls=0"):
+        TiledModule(plain, budget="1MiB", calls=0)
 
 
 def test_the_books_see_what_is_held() -> None:
