@@ -109,20 +109,22 @@ class Settings:
         held = held if held > SCRAPS else 0
         found = fitting()
         if not found:
-            held = -(-held * STEPS // budget) * budget // STEPS
             found = [replace(self.beside_others(nodes, budget, held), budget=budget)]
             known += found
         return min(found, key=lambda plan: plan.seconds)
 
     def beside_others(self, nodes: Sequence[Node], budget: int, held: int) -> Plan:
-        """A plan within what is left of a budget."""
+        """A plan within what is left of a budget: if it can be, of a little less."""
         from lightning_plugin.planner.choose import exact_bytes
 
         if not held:
             return self.search(nodes, budget, self.calls)
+        rounded = -(-held * STEPS // budget) * budget // STEPS
         try:
-            return self.search(nodes, max(1, budget - held))
+            return self.search(nodes, max(1, budget - rounded))
         except BudgetError as refused:
+            if refused.smallest <= budget - held:
+                return self.search(nodes, budget - held)
             smallest = refused.smallest + held
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "

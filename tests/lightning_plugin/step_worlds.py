@@ -137,6 +137,11 @@ class Engine:
         self.settings = Settings(**how)
         self.inputs = [self.input(image, x) for image, x in zip(step.images, tensors, strict=True)]
 
+    @property
+    def planned(self) -> bool:
+        """Whether anything has run under a plan."""
+        return any(by.plan is not None for by in (self.settings, *self.tiled))
+
     def input(self, image: Image, x: Tensor) -> Tensor:
         if image.kind == "source":
             return LazyImage(Pixels(x, image.fails), settings=self.settings)

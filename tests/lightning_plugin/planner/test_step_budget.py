@@ -81,31 +81,20 @@ class Repeated:
         return found
 
 
-def smallest(step: Step) -> int:
-    """What the first refusal says is enough; 0 where nothing was refused."""
-    try:
-        Repeated(step, lambda *how: Engine(*how, budget=1000))()
-    except BudgetError as error:
-        return error.smallest
-    return 0
-
-
 def under_budget(step: Step, share: float) -> Books | None:
-    """The step under a budget between the smallest and what plain PyTorch holds; None where PyTorch refuses it, or
-    nothing is planned."""
+    """The step under a share of what plain PyTorch holds, or under the smallest budget that works if that is more;
+    None where PyTorch refuses it, or nothing is planned."""
     plain = Repeated(step, Plain)
     try:
         most = account(plain, plain.nets).held
     except RuntimeError:
         return None
-    least = smallest(step)
-    if not least:
-        return None
-    budget = max(LEAST, int(least + share * max(0, most - least)))
+    budget = max(LEAST, int(share * most))
     for refusals in range(1 + len(step.actions)):
         tiled = Repeated(step, lambda *how: Engine(*how, budget=budget))  # noqa: B023
         try:
-            return Books(budget, account(tiled, tiled.nets), refusals, unmet(tiled.nets))
+            books = Books(budget, account(tiled, tiled.nets), refusals, unmet(tiled.nets))
+            return books if tiled.world.planned else None
         except BudgetError as error:
             assert error.smallest > budget, f"refused {budget} bytes, and told that {error.smallest} would do"
             budget = error.smallest
@@ -122,7 +111,7 @@ def run(examples: int, fixed: int) -> list[Books]:
 
     @seed(fixed)
     @settings(max_examples=examples, phases=[Phase.generate], **QUIET)
-    @given(steps(("float32",)).filter(quiet).map(large), st.floats(0.0, 0.8))
+    @given(steps(("float32",)).filter(quiet).map(large), st.floats(0.3, 0.95))
     def every(step: Step, share: float) -> None:
         books = under_budget(step, share)
         if books is not None:
@@ -134,7 +123,7 @@ def run(examples: int, fixed: int) -> list[Books]:
 
 
 def test_sampled_steps_keep_their_budget() -> None:
-    assert len(run(3, 0)) >= 1
+    assert len(run(6, 0)) >= 3
 
 
 @pytest.mark.full
@@ -188,7 +177,7 @@ def test_everyday_steps_keep_their_budget(name: str, calls: Any) -> None:
     nets, images, actions = STEPS[name]
     if len(nets) > 1:
         calls = "lazy"
-    found = under_budget(Step("float32", images, nets, actions, Way(calls), width=8), 0.2)
+    found = under_budget(Step("float32", images, nets, actions, Way(calls), width=8), 0.4)
     assert found is not None and found.kept, found
 
 
