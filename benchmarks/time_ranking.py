@@ -39,7 +39,7 @@ from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import POLICIES, policy_of
 from lightning_plugin.planner.predict import predict
 from lightning_plugin.planner.rates import rates_of
-from lightning_plugin.policy import fixed
+from lightning_plugin.program.fixed import fixed
 
 #: Networks, and the side of an image on which a plain step takes a second or two.
 CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {"vgg16": (vgg16, 256), "resnet18": (resnet18_frozen, 512)}

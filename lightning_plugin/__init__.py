@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.capture.lazy import LazyImage, materialize
 from lightning_plugin.check import check
 from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PlanError, RecordingError
-from lightning_plugin.lazy import LazyImage, materialize
 from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import calibrate, calibrated

@@ -18,8 +18,7 @@ from torch import Tensor
 from lightning_plugin.layout import Layout
 
 if TYPE_CHECKING:
-    from lightning_plugin.execute.store import Handle
-    from lightning_plugin.rules.base import Op
+    from lightning_plugin.ops import Op
 
 _serial = itertools.count()
 
@@ -37,7 +36,7 @@ class Value:
     requires_grad: bool
     node: Node | None = None
     real: Tensor | None = None
-    handle: Handle | None = None
+    handle: Any = None
     token: Tensor | None = None
 
     @property

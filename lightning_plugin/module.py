@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lightning_plugin.eager import recording_eagerly
-from lightning_plugin.lazy import LazyImage, LazyTensor, materialize
+from lightning_plugin.capture.eager import recording_eagerly
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialize
 from lightning_plugin.plan import Plan
 from lightning_plugin.settings import Settings
 from lightning_plugin.units import parse_bytes

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning_plugin.dropped import Dropped, staying
+from lightning_plugin.plan_fields import BarePlan, SegmentPlan
 from lightning_plugin.plan_table import kind, stored_on
-from lightning_plugin.planner.dropped import Dropped, staying
 from lightning_plugin.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from lightning_plugin.plan import Plan, SegmentPlan
-    from lightning_plugin.planner.sweep import Sweep
 
 COLOURS = {
     "fixed": "#9aa0a6", "device": "#4878a8", "tiles": "#d1605e", "host": "#e49444", "disk": "#85b6b2",
@@ -33,7 +31,7 @@ class Moment:
     peak: int
 
 
-def moments(plan: Plan) -> list[Moment]:
+def moments(plan: BarePlan) -> list[Moment]:
     """The step as the plan predicts it: every segment forward, then in reverse backward, which takes twice as long.
 
     A plan does not say who reads a map: a dropped one is drawn as if only the next segment did.
@@ -60,7 +58,7 @@ def moments(plan: Plan) -> list[Moment]:
     return found
 
 
-def draw(plan: Plan, path: str) -> None:
+def draw(plan: BarePlan, path: str) -> None:
     """Memory over the step against the budget, lower tiers below it, and the network with its cuts."""
     from matplotlib.figure import Figure
 
@@ -88,7 +86,7 @@ def draw(plan: Plan, path: str) -> None:
     figure.savefig(path, dpi=130)
 
 
-def draw_device(axes: Any, plan: Plan, steps: list[Moment]) -> None:
+def draw_device(axes: Any, plan: BarePlan, steps: list[Moment]) -> None:
     scale, unit = scale_of(max(plan.peak_bytes, plan.budget or 0))
     left, width = spans(steps)
     layers = {
@@ -117,7 +115,7 @@ def draw_lower(axes: Any, steps: list[Moment]) -> None:
     axes.set_ylabel(f"on lower tiers, {unit}")
 
 
-def draw_network(axes: Any, plan: Plan) -> list[Any]:
+def draw_network(axes: Any, plan: BarePlan) -> list[Any]:
     """The segments side by side, on the cut after each what is stored there, in one that is kept what it saves; what
     the colours stand for."""
     from matplotlib.patches import Patch
@@ -171,16 +169,16 @@ def scale_of(size: int) -> tuple[int, str]:
     return (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
 
 
-def draw_sweep(sweep: Sweep, path: str) -> None:
+def draw_sweep(plans: Sequence[BarePlan], plain: BarePlan, asked: BarePlan | None, path: str) -> None:
     """Seconds of a step against the budget, which has a logarithmic scale."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
-    budgets = [p.budget or 0 for p in sweep.plans]
-    seconds = [p.seconds for p in sweep.plans]
-    spilled = [bool(stored_on(p, "host") or stored_on(p, "disk")) for p in sweep.plans]
+    budgets = [p.budget or 0 for p in plans]
+    seconds = [p.seconds for p in plans]
+    spilled = [bool(stored_on(p, "host") or stored_on(p, "disk")) for p in plans]
     axes.plot(budgets, seconds, color=COLOURS["device"], zorder=1)
     for chosen, colour, label in (
         (False, COLOURS["device"], "all on the device"),
@@ -190,8 +188,8 @@ def draw_sweep(sweep: Sweep, path: str) -> None:
         if here:
             axes.scatter(*zip(*here), color=colour, label=label, zorder=2)
     for plan, marker, colour, label in (
-        (sweep.plain, "s", "black", "plain PyTorch"),
-        (sweep.asked, "*", COLOURS["tiles"], "asked for"),
+        (plain, "s", "black", "plain PyTorch"),
+        (asked, "*", COLOURS["tiles"], "asked for"),
     ):
         if plan is not None:
             axes.scatter([plan.budget or 0], [plan.seconds], s=140, marker=marker, color=colour, label=label, zorder=3)
@@ -209,8 +207,8 @@ def draw_sweep(sweep: Sweep, path: str) -> None:
         axes.set_ylim(min(seconds) / 1.5, 2 * max(seconds))
     else:
         axes.set_ylim(0, 1.15 * max(seconds))
-    if sweep.plain.shape:
-        axes.set_title(" × ".join(map(str, sweep.plain.shape)))
+    if plain.shape:
+        axes.set_title(" × ".join(map(str, plain.shape)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     axes.legend(frameon=False)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from lightning_plugin.plan_fields import BarePlan, SegmentPlan
 from lightning_plugin.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from lightning_plugin.plan import Plan, SegmentPlan
-    from lightning_plugin.planner.sweep import Sweep
 
 HEADINGS = ("segment", "mode", "forward", "backward", "stored", "on", "peak", "time", "recompute")
 
 
-def rows(plan: Plan) -> list[tuple[str, ...]]:
+def rows(plan: BarePlan) -> list[tuple[str, ...]]:
     """One row of words for each segment."""
     return [
         (
@@ -45,7 +42,7 @@ def dropped(segment: SegmentPlan) -> str:
     return "" if not segment.drop else ", dropped" if segment.drop == 1 else f", dropped {segment.drop} deep"
 
 
-def table(plan: Plan) -> str:
+def table(plan: BarePlan) -> str:
     """The plan as text: a line for each segment, and the sums."""
     head = "Plan"
     if plan.shape:
@@ -82,39 +79,30 @@ def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]
 SWEEP_HEADINGS = ("budget", "peak", "time", "of plain", "recompute", "host", "disk", "segments", "")
 
 
-def sweep_table(sweep: Sweep) -> str:
+def sweep_table(plans: Sequence[BarePlan], plain: BarePlan, asked: BarePlan | None) -> str:
     """A line for each budget; the last is what plain PyTorch needs."""
-    plans = [*sweep.plans]
-    if sweep.asked is not None:
-        plans = sorted([*plans, sweep.asked], key=lambda p: p.budget or 0)
+    smallest = plans[0]
+    if asked is not None:
+        plans = sorted([*plans, asked], key=lambda p: p.budget or 0)
     body = [
         (
             format_bytes(p.budget or 0),
             format_bytes(p.peak_bytes),
             format_seconds(p.seconds),
-            f"{p.seconds / (sweep.plain.seconds or 1):.2f}",
+            f"{p.seconds / (plain.seconds or 1):.2f}",
             f"{100 * p.recompute:.0f} %",
             *(format_bytes(stored) if (stored := stored_on(p, tier)) else "-" for tier in ("host", "disk")),
             str(len(p.segments)),
-            note(p, sweep),
+            "asked for" if p is asked else "plain PyTorch" if p is plain else "the smallest" if p is smallest else "",
         )
         for p in plans
     ]
     head = "Time against budget"
-    if sweep.plain.shape:
-        head += " for " + " x ".join(map(str, sweep.plain.shape))
+    if plain.shape:
+        head += " for " + " x ".join(map(str, plain.shape))
     return "\n".join([head, *columns(SWEEP_HEADINGS, body)])
 
 
-def stored_on(plan: Plan, tier: str) -> int:
+def stored_on(plan: BarePlan, tier: str) -> int:
     """The bytes of the maps that a plan stores on a tier."""
     return sum(s.stored_bytes for s in plan.segments if s.tier == tier and not s.keep)
-
-
-def note(plan: Plan, sweep: Sweep) -> str:
-    """What a line of the sweep's table stands for, where it is not just any budget."""
-    if plan is sweep.asked:
-        return "asked for"
-    if plan is sweep.plain:
-        return "plain PyTorch"
-    return "the smallest" if plan is sweep.plans[0] else ""

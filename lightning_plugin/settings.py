@@ -17,10 +17,10 @@ from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.ops import Barrier, Captured, Source
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.policy import fixed
-from lightning_plugin.rules.base import Barrier, Captured, Source
+from lightning_plugin.program.fixed import fixed
 from lightning_plugin.source import TensorSource
 from lightning_plugin.units import format_bytes
 

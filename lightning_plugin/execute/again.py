@@ -25,9 +25,9 @@ from torch import Tensor
 
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.forward import Forward
-from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.store import Handle
+from lightning_plugin.program.program import Program
 
 
 @dataclass(frozen=True)

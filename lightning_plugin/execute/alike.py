@@ -25,10 +25,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.program import Program
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.rules.base import Op, Source
+from lightning_plugin.ops import Op, Source
+from lightning_plugin.program.program import Program
 from lightning_plugin.rules.contract import Product
 from lightning_plugin.rules.interpolate import Resample
 from lightning_plugin.rules.norm import Normalize

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
-from lightning_plugin.execute.scan import run_tile, scan
 from lightning_plugin.execute.segment import SegmentRun, announced, outline, read_tile
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
+from lightning_plugin.ops import Reduction
+from lightning_plugin.program.scan import run_tile, scan
 from lightning_plugin.progress import told
-from lightning_plugin.rules.base import Reduction
 
 
 class Forward:

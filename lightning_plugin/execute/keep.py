@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.fuse import batch_norm
 from lightning_plugin.execute.gather import GatherFunction
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.segment import watched
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
+from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
+from lightning_plugin.program.fuse import batch_norm
 from lightning_plugin.rules.norm import Normalize
 from lightning_plugin.source import TensorSource
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_plugin.execute.program import Program, Target
 from lightning_plugin.graph import Node
-from lightning_plugin.rules.base import Source, Spread
+from lightning_plugin.ops import Source, Spread
+from lightning_plugin.program.program import Program, Target
 
 
 def connected(program: Program) -> list[list[Target]]:

@@ -18,7 +18,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.layout import Layout
 
 if TYPE_CHECKING:
-    from lightning_plugin.execute.program import Program
+    from lightning_plugin.program.program import Program
 
 
 @dataclass(frozen=True)

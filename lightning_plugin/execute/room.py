@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
-from lightning_plugin.execute.passes import retains_graph
+from lightning_plugin.execute.passes import current_pass, retains_graph
 from lightning_plugin.execute.segment import SegmentRun, outline
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.ledger import Ledger
@@ -54,11 +56,27 @@ def gradients(run: SegmentRun, read: Sequence[Handle]) -> int:
     return sum(count * wide(dtype).itemsize for count, dtype in sizes)
 
 
-def check_room(plan: SegmentPlan, ledger: Ledger) -> None:
-    """Refuse to pull back a kept segment, whose tiles cannot be made smaller, where there is no room for it."""
-    needs = needed(plan)
-    if ledger.limit is not None and ledger.live_bytes + needs > ledger.limit:
-        raise no_room(plan.path, needs, ledger)
+class Guard:
+    """Refuses to pull back a kept segment, whose tiles cannot be made smaller, where there is no room for it.
+
+    It looks when a pass first comes to the segment: later, part of what backward needs is there already.
+    """
+
+    def __init__(self, plan: SegmentPlan, ledger: Ledger | None) -> None:
+        self.plan, self.ledger = plan, ledger
+        self.looked_in = -1
+
+    @property
+    def needed(self) -> bool:
+        return self.ledger is not None and self.ledger.limit is not None and bool(self.plan.backward_needs)
+
+    def __call__(self, gradient: Tensor) -> None:
+        ledger, needs = self.ledger, needed(self.plan)
+        if self.looked_in == current_pass() or ledger is None or ledger.limit is None:
+            return
+        self.looked_in = current_pass()
+        if ledger.live_bytes + needs > ledger.limit:
+            raise no_room(self.plan.path, needs, ledger)
 
 
 def needed(plan: SegmentPlan) -> int:

@@ -1,4 +1,4 @@
-"""From a recording to values: plan, run segment by segment, let ordinary autograd do the rest."""
+"""A plan, run: segment by segment, and ordinary autograd does the rest."""
 
 from __future__ import annotations
 
@@ -8,76 +8,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_plugin.buffers import ordinary
-from lightning_plugin.errors import PlanError, RecordingError
+from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.function import run_segment
-from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.leaves import as_used
-from lightning_plugin.execute.program import Program, Target, resolve
 from lightning_plugin.execute.rehearsal import REHEARSAL
-from lightning_plugin.execute.room import check_room
+from lightning_plugin.execute.room import Guard
 from lightning_plugin.execute.segment import SegmentRun, watched
 from lightning_plugin.execute.store import Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.paths import forget_modules
+from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.policy import choose
-from lightning_plugin.rules.base import Barrier, Captured, Gather, Source, Spread, VectorOp
-from lightning_plugin.session import Session
-from lightning_plugin.source import version_of
-
-
-def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
-    """Compute a value, and with it everything small that is waiting and every effect, under one plan."""
-    values = [*pending, *(v for e in session.effects if not e.dormant for v in e.values)]
-    if wanted is not None:
-        values.append(wanted if not wanted.is_map else gathered(wanted, session))
-    ordinary(b for e in session.effects for b in e.writes)
-    with forget_modules(), torch.inference_mode(False):
-        try:
-            run(ancestors(values), session)
-        except BaseException:
-            for effect in session.effects:  # as in PyTorch, where a forward that failed has moved nothing
-                effect.dormant = True
-            raise
-        happen(session)
-    return _known(values[-1]) if wanted is not None else torch.empty(0)
-
-
-@torch.no_grad()
-def happen(session: Session) -> None:
-    """Have the effects happen whose values are known."""
-    waiting = []
-    while session.effects:
-        effect = session.effects.pop(0)
-        if all(v.real is not None for v in effect.values):
-            effect.run([_known(v) for v in effect.values])
-        else:
-            waiting.append(effect)
-    session.effects = waiting
-
-
-def gathered(value: Value, session: Session) -> Value:
-    node = Node(Gather(), (value,), (), "gather", value.node.path if value.node else "")
-    out = Value(value.fake, None, value.requires_grad, node)
-    node.outputs = (out,)
-    session.nodes.append(node)
-    return out
-
-
-def run(nodes: Sequence[Node], session: Session) -> None:
-    """Run nodes in the order of a plan."""
-    check_versions(nodes)
-    plan = choose(nodes, session.settings)
-    settings = session.settings
-    if settings is None:
-        run_plan(plan, nodes)
-    else:
-        run_plan(plan, nodes, settings.begin(plan, nodes), settings.team, settings.folder)
+from lightning_plugin.program.fuse import pairs
+from lightning_plugin.program.program import Program, Target, resolve
 
 
 def run_plan(
@@ -161,6 +107,7 @@ class Stage:
         run_segment(SegmentRun(program, self.plan, at, self.ledger, self.place, self.team))
 
     def run_kept(self, nodes: Sequence[Node]) -> None:
+        guard = Guard(self.plan, self.ledger)
         for node in nodes:
             partner = self.fused.get(node.serial)
             for v in node.inputs:
@@ -171,32 +118,21 @@ class Stage:
                     compute(v, self.ledger)
             keep(node, self.uses, self.fused, self.ledger)
             if self.ledger is not None:
-                self.mark(node)
-        self.guard(nodes)
+                self.mark(node, self.ledger, guard)
 
-    def mark(self, node: Node) -> None:
-        """Let the ledger know when backward comes by, and what autograd makes there by itself."""
-        ledger, who = self.ledger, (self.place, "backward")
+    def mark(self, node: Node, ledger: Ledger, guard: Guard) -> None:
+        """Let the ledger know when backward comes by, and what autograd makes there by itself, and have the budget
+        looked at before."""
+        who = (self.place, "backward")
         for v in node.outputs:
-            if ledger is None or v.real is None or not v.real.requires_grad:
+            if v.real is None or not v.real.requires_grad:
                 continue
             if ledger.fakes:
                 v.real.register_hook(lambda g: ledger.enter(who, goes_on=True))
-            else:
-                ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
-
-    def guard(self, nodes: Sequence[Node]) -> None:
-        """Have the budget looked at when backward comes to what is kept; see [Note: order] in `room`."""
-        plan, ledger = self.plan, self.ledger
-        if ledger is None or ledger.limit is None or not plan.backward_needs:
-            return
-
-        def look(gradient: Tensor) -> None:
-            check_room(plan, ledger)
-
-        for v in nodes[-1].outputs:
-            if v.real is not None and v.real.requires_grad:
-                v.real.register_hook(look)
+                continue
+            if guard.needed:
+                v.real.register_hook(guard)
+            ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
 
 
 def prepare(
@@ -238,7 +174,7 @@ def compute(value: Value, ledger: Ledger | None = None) -> None:
             call(node)
             if ledger is not None:
                 for v in node.outputs:
-                    ledger.hook(_known(v), [_known(i) for i in node.inputs])
+                    ledger.hook(known(v), [known(i) for i in node.inputs])
 
 
 def call(node: Node) -> None:
@@ -246,7 +182,7 @@ def call(node: Node) -> None:
     assert isinstance(op, (VectorOp, Barrier))
     grad = any(v.requires_grad for v in node.outputs)
     with torch.set_grad_enabled(grad), torch.autocast(_kind(node), enabled=False):
-        result = op.run([_known(v) for v in node.inputs])
+        result = op.run([known(v) for v in node.inputs])
     flat = torch.utils._pytree.tree_leaves(result)
     tensors = [t for t in flat if isinstance(t, Tensor)]
     for v, t in zip(node.outputs, tensors, strict=True):
@@ -265,26 +201,7 @@ def gather(node: Node) -> None:
     node.outputs[0].real = tensor.clone() if source.handle is not None else tensor
 
 
-def _known(value: Value) -> Tensor:
+def known(value: Value) -> Tensor:
     if value.real is None:
         raise AssertionError(f"{value.label} was not computed")
     return value.real
-
-
-def check_versions(nodes: Sequence[Node]) -> None:
-    """Refuse tensors that are not any more what they were when an operator that is still to run was recorded."""
-    given = {id(n): n for node in nodes for v in node.inputs if (n := v.node) is not None}
-    for node in given.values():
-        op = node.op
-        if isinstance(op, Captured):
-            changed = op.version >= 0 and not op.tensor.is_inference() and op.tensor._version != op.version
-        else:
-            changed = isinstance(op, Source) and op.version != version_of(op.image)
-        if changed:
-            users = [n.label for n in nodes if node.outputs[0] in n.inputs]
-            what = "an image" if isinstance(op, Source) else "a tensor"
-            raise RecordingError(
-                f"{what} of shape {node.outputs[0].shape} was changed in place after {users[0]} used it and before "
-                "that operator ran. Change it earlier, use the out-of-place form, or take the value of what was "
-                "recorded first (loss.item(), materialize(x))."
-            )

@@ -22,15 +22,15 @@ from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, key_of, may_be_alike
 from lightning_plugin.execute.leaves import as_used
-from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.store import Cotangent, Handle, Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.ops import Source, Spread
 from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.program.program import Program
 from lightning_plugin.progress import told
-from lightning_plugin.rules.base import Source, Spread
 from lightning_plugin.source import TensorSource, version_of
 
 #: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.

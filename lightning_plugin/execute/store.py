@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,14 +18,8 @@ from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.plan_fields import DEEPEST
 from lightning_plugin.rules.reduce import wide
-
-if TYPE_CHECKING:
-    from lightning_plugin.execute.again import Again
-
-
-#: No boundary is dropped so deep.
-DEEPEST = sys.maxsize
 
 
 class Memory:
@@ -143,6 +136,14 @@ class Cotangent:
         self.data = None
 
 
+class Maker(Protocol):
+    """Makes the data of a dropped map again, from boundaries that are dropped no deeper than the one asked for."""
+
+    depth: int
+
+    def __call__(self, deepest: int) -> None: ...
+
+
 class Handle:
     """A stored map. Its cotangent outlives its data: see [Note: leases] in `function`.
 
@@ -174,7 +175,7 @@ class Handle:
         self.constants = constants
         self.team = team
         #: Makes the data again, where it is let go after forward; see [Note: dropped] in `again`.
-        self.again: Again | None = None
+        self.again: Maker | None = None
         self.make_room()
 
     def make_room(self) -> None:

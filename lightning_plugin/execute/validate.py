@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import PlanError
-from lightning_plugin.execute.program import Program, Target
-from lightning_plugin.execute.scan import scan
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.rules.base import Gather, ReduceOp, Source, Spread, TileOp
+from lightning_plugin.program.program import Program, Target
+from lightning_plugin.program.scan import scan
 
 
 def validate(plan: Plan, nodes: Sequence[Node]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from lightning_plugin.errors import BarrierError, BudgetError
+from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
@@ -20,7 +21,6 @@ from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.planner.search import Search
-from lightning_plugin.rules.base import Barrier
 from lightning_plugin.units import format_bytes
 
 #: This part of a budget is left free: a step's last bytes depend on rounding in places that a rehearsal skips.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.execute.program import Program
-from lightning_plugin.execute.scan import ScanTile, scan
 from lightning_plugin.graph import Node
+from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.peak import Peaks, tile_bytes
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
-from lightning_plugin.rules.base import ReduceOp
+from lightning_plugin.program.program import Program
+from lightning_plugin.program.scan import ScanTile, scan
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_plugin.graph import Node
-from lightning_plugin.rules.base import Captured, Source
+from lightning_plugin.ops import Captured, Source
 from lightning_plugin.source import TensorSource, prefetches
 
 

@@ -8,14 +8,14 @@ from functools import cache
 
 from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.errors import PlanError
-from lightning_plugin.execute.program import Program, Target
 from lightning_plugin.graph import Value
+from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.cost import Cost, Coster
 from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
-from lightning_plugin.rules.base import ReduceOp
+from lightning_plugin.program.program import Program, Target
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

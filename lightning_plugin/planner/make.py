@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import ancestors
-from lightning_plugin.lazy import LazyImage, LazyTensor
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lightning_plugin.execute.fuse import pairs
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import Barrier, Captured, Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.planner.describe import describe
 from lightning_plugin.planner.profile import Profile, profile
-from lightning_plugin.policy import stages
-from lightning_plugin.rules.base import Barrier, Captured, Gather, ReduceOp, Source, Spread, TileOp
+from lightning_plugin.program.fixed import stages
+from lightning_plugin.program.fuse import pairs
 
 
 @dataclass(eq=False)

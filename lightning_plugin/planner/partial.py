@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from lightning_plugin.dropped import Dropped, staying, still_needed
 from lightning_plugin.plan import SegmentPlan
-from lightning_plugin.planner.dropped import Dropped, staying, still_needed
 
 #: How many partial plans are carried on from a cut,
 MOST_PARTIAL = 24

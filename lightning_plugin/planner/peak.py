@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.program import Program
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import ReduceOp, Source
 from lightning_plugin.planner.describe import lies_there
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.profile import Profile
-from lightning_plugin.rules.base import ReduceOp, Source
+from lightning_plugin.program.program import Program
 from lightning_plugin.rules.reduce import wide
 from lightning_plugin.rules.window import WindowOp
 

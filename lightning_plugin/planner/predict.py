@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lightning_plugin.execute.program import Program, Target, resolve
+from lightning_plugin.dropped import Dropped, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.cost import Coster
-from lightning_plugin.planner.dropped import Dropped, passed, still_needed
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
 from lightning_plugin.planner.ways import pass_seconds, with_transfers
+from lightning_plugin.program.program import Program, Target, resolve
 
 
 def predict(plan: Plan, network: Network, rates: Rates) -> float:

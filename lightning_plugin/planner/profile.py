@@ -13,7 +13,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.rules.base import ReduceOp, TileOp
+from lightning_plugin.ops import ReduceOp, TileOp
 
 
 @dataclass(frozen=True)

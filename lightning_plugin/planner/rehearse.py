@@ -18,7 +18,6 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.pool import Lender
-from lightning_plugin.execute.program import Program
 from lightning_plugin.execute.rehearsal import REHEARSAL, Rehearsal
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.transfer import Transfer
@@ -26,11 +25,12 @@ from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.ops import Captured, Source
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.peak import is_padded, tile_bytes
 from lightning_plugin.planner.tiles import samples, with_neighbours
-from lightning_plugin.rules.base import Captured, Source
+from lightning_plugin.program.program import Program
 from lightning_plugin.source import TensorSource, prefetches, version_of
 
 #: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.planner.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network, is_given

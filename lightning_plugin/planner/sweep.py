@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.errors import BudgetError
+from lightning_plugin.picture import draw_sweep
 from lightning_plugin.plan import Plan
+from lightning_plugin.plan_table import sweep_table
 from lightning_plugin.planner.choose import Chooser, budget_for
 from lightning_plugin.planner.make import lower_tiers, rates_for, recorded
 from lightning_plugin.planner.policies import policy_of
@@ -34,15 +36,11 @@ class Sweep:
     asked: Plan | None = None
 
     def __str__(self) -> str:
-        from lightning_plugin.plan_table import sweep_table
-
-        return sweep_table(self)
+        return sweep_table(self.plans, self.plain, self.asked)
 
     def draw(self, path: str) -> None:
         """Write a picture: predicted seconds of a step against the budget."""
-        from lightning_plugin.picture import draw_sweep
-
-        draw_sweep(self, path)
+        draw_sweep(self.plans, self.plain, self.asked, path)
 
 
 def sweep(

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from lightning_plugin.boxes import Box, Grid, telling
-from lightning_plugin.execute.program import Program
 from lightning_plugin.graph import Node
-from lightning_plugin.rules.base import ReduceOp
+from lightning_plugin.ops import ReduceOp
+from lightning_plugin.program.program import Program
 
 
 def samples(grid: Grid, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], tuple[Box, ...]]]:

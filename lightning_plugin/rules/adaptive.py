@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.rules.adaptive_sums import BinMax, BinMean, Pooled
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
+from lightning_plugin.rules.adaptive_sums import BinMax, BinMean, Pooled, follow, largest
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.interpolate import Resample
 from lightning_plugin.rules.sampling import Bins
@@ -58,19 +58,6 @@ class AdaptiveMax(TileOp):
         return x if where is None else where
 
 
-def largest(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of each row of ``index`` along ``dim``, and which of the row it was."""
-    found = x.index_select(dim, index.reshape(-1)).unflatten(dim, index.shape).max(dim + 1)
-    return found.values, found.indices
-
-
-def follow(where: Tensor | None, choice: Tensor, index: Tensor, origin: int, dim: int, step: int) -> Tensor:
-    """Flat positions after one more axis: of each choice, its position on this axis, and what was found before."""
-    bins = torch.arange(len(index), device=index.device).view(-1, *[1] * (choice.dim() - 1 - dim))
-    at = index[bins, choice]
-    return at * step if where is None else at * step + where.gather(dim, at - origin)
-
-
 def adaptive(rec: Any, x: Value, size: Sequence[int], outs: Sequence[Tensor], maximum: bool, name: str) -> Any:
     count = len(size)
     found = squeezed_axes(x, count)
@@ -102,6 +89,8 @@ def adaptive_avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequenc
     return adaptive(rec, args[0], args[1], outs, False, name_of(func).removeprefix("_"))
 
 
-def adaptive_max(rec: Any, x: Value, size: Sequence[int], outs: Sequence[Tensor]) -> Any:
-    """Adaptive max pooling to more than one position."""
-    return adaptive(rec, x, size, outs, True, "adaptive_max_pool")
+@ATEN.otherwise(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def adaptive_max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """To more than one position."""
+    x, size = args
+    return NotImplemented if all(s == 1 for s in size) else adaptive(rec, x, size, outs, True, "adaptive_max_pool")

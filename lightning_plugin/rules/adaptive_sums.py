@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.rules.base import ReduceOp, Reduction
+from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.rules.reduce import widen
 from lightning_plugin.rules.sampling import Bins
 
@@ -150,13 +150,24 @@ class BinMean(Binned):
         return (Place.apply(mean.to(self.pooled.dtype), self.pooled, spans),)
 
 
+def largest(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum of each row of ``index`` along ``dim``, and which of the row it was."""
+    found = x.index_select(dim, index.reshape(-1)).unflatten(dim, index.shape).max(dim + 1)
+    return found.values, found.indices
+
+
+def follow(where: Tensor | None, choice: Tensor, index: Tensor, origin: int, dim: int, step: int) -> Tensor:
+    """Flat positions after one more axis: of each choice, its position on this axis, and what was found before."""
+    bins = torch.arange(len(index), device=index.device).view(-1, *[1] * (choice.dim() - 1 - dim))
+    at = index[bins, choice]
+    return at * step if where is None else at * step + where.gather(dim, at - origin)
+
+
 @dataclass(frozen=True)
 class BinMax(Binned):
     """(largest value, its first flat position in the map), which takes the whole gradient."""
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Part:
-        from lightning_plugin.rules.adaptive import follow, largest
-
         x, spans = tiles[0], self.pooled.touched(box)
         where: Tensor | None = None
         step = 1

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
-from lightning_plugin.rules.base import Call, ReduceOp, Reduction, TileOp
+from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp
 from lightning_plugin.rules.channels import dim_of, name_of
 from lightning_plugin.rules.reduce import Extreme, LogSumExp, Norm, SpaceOp, Sum, VarMean, covers, space_op
 from lightning_plugin.rules.table import ATEN

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Factor, Layout
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 
 
 @dataclass(frozen=True)

@@ -117,16 +117,28 @@ def split(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -
     return tuple(pieces)
 
 
-@ATEN.rule(
+REDUCTIONS = (
     aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default,
     aten.var.correction, aten.std.correction, aten.linalg_vector_norm.default, aten.prod.dim_int, aten.any.dim,
     aten.all.dim, aten.argmax.default, aten.argmin.default,
-    kind="local",
 )  # fmt: skip
+
+
+@ATEN.rule(*REDUCTIONS, kind="local")
 def reduce_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """A reduction over dimensions that are not space; the ones over space are in `reduce`."""
-    from lightning_plugin.rules import reduce
+    x = args[0]
+    dims, keep = reduced_dims(func, args, kwargs)
+    if not all(plain(x, d) for d in dims):
+        return NotImplemented
+    layout = Layout(
+        tuple((1,) if d in dims else dim for d, dim in enumerate(x.space.dims) if keep or d not in dims), x.space.extent
+    )
+    return local(rec, func, args, kwargs, outs[0], layout, name=name_of(func))
 
+
+def reduced_dims(func: Any, args: Any, kwargs: Any) -> tuple[list[int], bool]:
+    """The dimensions that a reduction is called for, and whether they are kept as dimensions of size one."""
     x = args[0]
     names = [a.name for a in func._schema.arguments]
     position = names.index("dim")
@@ -134,25 +146,17 @@ def reduce_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
     keep = kwargs.get("keepdim", args[names.index("keepdim")] if len(args) > names.index("keepdim") else False)
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         dims = list(range(len(x.shape)))
-    dims = [d % len(x.shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
-    if not all(plain(x, d) for d in dims):
-        return reduce.over_space(rec, func, args, kwargs, outs, dims, keep)
-    layout = Layout(
-        tuple((1,) if d in dims else dim for d, dim in enumerate(x.space.dims) if keep or d not in dims), x.space.extent
-    )
-    return local(rec, func, args, kwargs, outs[0], layout, name=name_of(func))
+    return [d % len(x.shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])], keep
 
 
 @ATEN.rule(aten.max.dim, aten.min.dim, aten.topk.default, kind="local")
 def max_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Value and index along channels, as two nodes; the maximum over space is in `reduce`."""
-    from lightning_plugin.rules import reduce
-
     x = args[0]
     topk = func is aten.topk.default
     dim = dim_of(args, kwargs, 2 if topk else 1, -1) % len(x.shape)
     if not plain(x, dim):
-        return reduce.extreme(rec, func, args, kwargs, outs, dim)
+        return NotImplemented
     keep = len(outs[0].shape) == len(x.shape)
     layout = Layout(
         tuple((outs[0].shape[d],) if d == dim else f for d, f in enumerate(x.space.dims) if keep or d != dim),

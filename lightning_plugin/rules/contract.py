@@ -18,9 +18,8 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
-from lightning_plugin.rules.base import ReduceOp, Reduction
+from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.decompose import decompose
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reduce import widen
 from lightning_plugin.rules.table import API, ATEN
@@ -197,7 +196,7 @@ def attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     if a.get("attn_mask") is not None or a.get("dropout_p") or a.get("is_causal") or a.get("enable_gqa"):
         return NotImplemented
     if not query.is_map and key.is_map and value.is_map:
-        return decompose(rec, pooled_attention, query, key, value, a.get("scale"))
+        return rec.decompose(pooled_attention, query, key, value, a.get("scale"))
     rank = len(query.shape)
     plain = not any(v.is_map for v in (key, value)) and query.is_map and not spatial(query, rank - 1)
     if plain and all(not spatial(query, d) for d in range(rank - 2)):

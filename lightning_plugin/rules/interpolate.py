@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.reduce import widen
 from lightning_plugin.rules.sampling import Antialiased, Cubic, Linear, Nearest, Rounding, Sampler, Scaled, mix

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lightning_plugin.graph import Effect, Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.rules.decompose import decompose
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reduce import Sum, wide
@@ -193,11 +192,11 @@ def gaussian(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
     """PyTorch refuses negative variances before it goes on; here they are looked for in the same pass."""
     variance = arguments(func, args, kwargs)["var"]
     if isinstance(variance, Value):
-        negative = decompose(rec, any_negative, variance)
+        negative = rec.decompose(any_negative, variance)
         if negative is NotImplemented:
             return NotImplemented
         rec.session.effects.append(Effect(negative, refuse_negative))
-    return decompose(rec, gaussian_loss, *args, **kwargs)
+    return rec.decompose(gaussian_loss, *args, **kwargs)
 
 
 def any_negative(variance: Tensor) -> Tensor:

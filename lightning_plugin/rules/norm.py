@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout, plain_strides
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reduce import VarMean, wide
 from lightning_plugin.rules.table import API

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout, canonical
-from lightning_plugin.rules.base import Call, TileOp
+from lightning_plugin.ops import Call, TileOp
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten

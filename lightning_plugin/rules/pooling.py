@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Window
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.table import ATEN, filled
 from lightning_plugin.rules.window import SlidingOp, WindowOp, each, squeezed_axes, windowed_at

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.rules.base import Reduction
+from lightning_plugin.ops import Reduction
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reduce import SpaceOp, covers, wide, widen

@@ -19,9 +19,8 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.decompose import decompose
 from lightning_plugin.rules.noise import Stream
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local
@@ -167,7 +166,7 @@ def feature_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
         return NotImplemented
     lead = 1 if (func, len(x.shape)) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
     mask = channel_mask(rec, x, p, lead) if p < 1 else torch.zeros([1] * len(x.shape), dtype=x.dtype, device=x.device)
-    return decompose(rec, torch.mul, x, rec.session.capture(mask.div_(1 - p) if p < 1 else mask))
+    return rec.decompose(torch.mul, x, rec.session.capture(mask.div_(1 - p) if p < 1 else mask))
 
 
 @API.rule(F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_, kind="local, random")
@@ -176,9 +175,9 @@ def feature_alpha_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Seq
     if idle(x, p, training):
         return NotImplemented
     if p == 1:
-        return decompose(rec, torch.mul, x, 0.0)
+        return rec.decompose(torch.mul, x, 0.0)
     scale, shift = alpha_noise(channel_mask(rec, x, p, 2), p)
-    return decompose(rec, scale_and_shift, x, rec.session.capture(scale), rec.session.capture(shift))
+    return rec.decompose(scale_and_shift, x, rec.session.capture(scale), rec.session.capture(shift))
 
 
 def scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
+from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.rules.axes import reduced
-from lightning_plugin.rules.base import ReduceOp, Reduction
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reduce import SpaceOp, Sum, covers, find, flat_index, kept, reduced_size, restored, widen

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import dim_of, resized
-from lightning_plugin.rules.decompose import decompose
 from lightning_plugin.rules.indexmap import Run, cropped, remap, spatial
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN, filled
@@ -57,7 +56,7 @@ def rolled(size: int, shift: int) -> tuple[Run, ...]:
 @ATEN.rule(aten.rot90.default, kind="layout")
 def rot90(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, turns, dims = filled(args, None, 1, [0, 1])
-    return decompose(rec, QUARTERS[turns % 4], x, *dims)
+    return rec.decompose(QUARTERS[turns % 4], x, *dims)
 
 
 #: A rotation by so many quarters, from the first dimension towards the second.

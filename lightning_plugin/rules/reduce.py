@@ -22,8 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.rules.base import ReduceOp, Reduction
-from lightning_plugin.rules.channels import name_of
+from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.rules.channels import REDUCTIONS, dim_of, name_of, reduced_dims
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -340,10 +340,15 @@ def reduced_size(value: Value, dims: Sequence[int]) -> int:
     return math.prod(value.shape[d] for d in dims)
 
 
-def over_space(
+@ATEN.otherwise(*REDUCTIONS)
+def over_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    dims, keep = reduced_dims(func, args, kwargs)
+    return reduced(rec, func, args, kwargs, outs, dims, keep)
+
+
+def reduced(
     rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
 ) -> Any:
-    """The reductions of `channels.reduce_channels` where space is among the reduced dimensions."""
     if not covers(args[0], dims):
         return NotImplemented
     found = space_op(rec, func, args, kwargs, outs, dims, keep)
@@ -379,10 +384,12 @@ def space_op(
     return None
 
 
-def extreme(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dim: int) -> Any:
+@ATEN.otherwise(aten.max.dim, aten.min.dim)
+def extreme(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """max and min with indices along a dimension that holds all of space, and nothing else."""
     x = args[0]
-    if name_of(func) == "topk" or not covers(x, [dim]) or not row_major(x, [dim]):
+    dim = dim_of(args, kwargs, 1, -1) % len(x.shape)
+    if not covers(x, [dim]) or not row_major(x, [dim]):
         return NotImplemented
     keep = len(outs[0].shape) == len(x.shape)
     op = First((dim,), keep, x.dtype, x.shape[dim], x.space, sign=1 if name_of(func) == "max" else -1)
@@ -412,7 +419,7 @@ def reduce_all(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     x = args[0]
     dims = list(range(len(x.shape)))
     named = packet.dim if name in ("mean",) else packet.dim_IntList if name == "sum" else None
-    return over_space(rec, named or getattr(packet, "default", packet), args, kwargs, outs, dims, False)
+    return reduced(rec, named or getattr(packet, "default", packet), args, kwargs, outs, dims, False)
 
 
 @ATEN.rule(aten.var_mean.correction)
@@ -432,15 +439,11 @@ def var_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
 
 @ATEN.rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """To one position; other sizes are in `resample`."""
-    from lightning_plugin.rules import resample
-
+    """To one position; other sizes are in `adaptive`."""
     x, size = args
     count = len(size)
     dims = tuple(range(len(x.shape) - count, len(x.shape)))
-    if any(s != 1 for s in size):
-        return resample.adaptive_max(rec, x, size, outs)
-    if not covers(x, dims) or not row_major(x, dims):
+    if any(s != 1 for s in size) or not covers(x, dims) or not row_major(x, dims):
         return NotImplemented
     op = First(dims, True, x.dtype, reduced_size(x, dims), x.space)
     return rec.emit(op, [x], outs, None, name_of(func))

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.rules.decompose import decompose
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -22,7 +21,7 @@ def slice_scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     start, stop, step = slice(given.get("start"), given.get("end"), given.get("step", 1)).indices(x.shape[dim])
     if step != 1:
         return NotImplemented
-    return decompose(rec, lambda x, part: joined(x, part, dim, start, max(start, stop)), x, part)
+    return rec.decompose(lambda x, part: joined(x, part, dim, start, max(start, stop)), x, part)
 
 
 @ATEN.rule(aten.select_scatter.default, kind="local or layout")
@@ -31,7 +30,7 @@ def select_scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     x, part, dim, index = args
     dim %= len(outs[0].shape)
     index %= x.shape[dim]
-    return decompose(rec, lambda x, part: joined(x, part.unsqueeze(dim), dim, index, index + 1), x, part)
+    return rec.decompose(lambda x, part: joined(x, part.unsqueeze(dim), dim, index, index + 1), x, part)
 
 
 def joined(x: Tensor, part: Tensor, dim: int, start: int, stop: int) -> Tensor:

@@ -14,7 +14,6 @@ from lightning_plugin.graph import Value
 from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.contract import pooled_attention
-from lightning_plugin.rules.decompose import decompose
 from lightning_plugin.rules.reduce import VarMean, covers, reduced_size
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.window import each
@@ -40,7 +39,7 @@ def global_average(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     padded = any(each(a.get("padding", 0), count)) or a.get("divisor_override") is not None
     if not x.is_map or padded or tuple(each(a["kernel_size"], count)) != tuple(sizes) or math.prod(sizes) == 1:
         return NotImplemented
-    return decompose(rec, torch.mean, x, list(range(-count, 0)), keepdim=True)
+    return rec.decompose(torch.mean, x, list(range(-count, 0)), keepdim=True)
 
 
 @ATEN.otherwise(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
@@ -50,7 +49,7 @@ def in_another_type(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
     if dtype is None or dtype == args[0].dtype:
         return NotImplemented
     rest = {k: v for k, v in kwargs.items() if k != "dtype"}
-    return decompose(rec, lambda x: func(x.to(dtype), *args[1:], **rest), args[0])
+    return rec.decompose(lambda x: func(x.to(dtype), *args[1:], **rest), args[0])
 
 
 @ATEN.otherwise(aten.linalg_vector_norm.default)
@@ -60,22 +59,22 @@ def other_norms(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     order = float((dict(zip(names, args, strict=False)) | kwargs).get("ord", 2))
     dims, keep = reduced(func, args, kwargs)
     if math.isinf(order):
-        return decompose(rec, lambda x: (torch.amax if order > 0 else torch.amin)(x.abs(), dims, keepdim=keep), args[0])
+        return rec.decompose(lambda x: (torch.amax if order > 0 else torch.amin)(x.abs(), dims, keepdim=keep), args[0])
     if order == 0:
-        return decompose(rec, lambda x: (x != 0).sum(dims, keepdim=keep).to(x.dtype), args[0])
+        return rec.decompose(lambda x: (x != 0).sum(dims, keepdim=keep).to(x.dtype), args[0])
     return NotImplemented
 
 
 @ATEN.otherwise(aten.nansum.default)
 def nansum(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced(func, args, kwargs)
-    return decompose(rec, lambda x: torch.where(x.isnan(), 0, x).sum(dims, keepdim=keep), args[0])
+    return rec.decompose(lambda x: torch.where(x.isnan(), 0, x).sum(dims, keepdim=keep), args[0])
 
 
 @ATEN.otherwise(aten.aminmax.default)
 def aminmax(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced(func, args, kwargs)
-    return decompose(rec, lambda x: (x.amin(dims, keepdim=keep), x.amax(dims, keepdim=keep)), args[0])
+    return rec.decompose(lambda x: (x.amin(dims, keepdim=keep), x.amax(dims, keepdim=keep)), args[0])
 
 
 @ATEN.otherwise(aten.std_mean.correction)
@@ -104,7 +103,7 @@ def fused_attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
     masked = any(a.get(k) is not None for k in ("attn_mask", "attn_bias"))
     if query.is_map or not key.is_map or not value.is_map or masked or a.get("dropout_p") or a.get("is_causal"):
         return NotImplemented
-    found = decompose(rec, pooled_attention, query, key, value, a.get("scale"))
+    found = rec.decompose(pooled_attention, query, key, value, a.get("scale"))
     if found is NotImplemented:
         return NotImplemented
     out = rec.vector(restrided, [found[0], list(outs[0].stride())], {}, [outs[0]], name="attention")[0]

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
+from lightning_plugin.rules.table import ATEN
 from lightning_plugin.rules.window import axes_of, each, windowed
 
 aten = torch.ops.aten
@@ -87,11 +88,11 @@ class Transposed(TileOp):
         return x
 
 
-def transposed(rec: Any, args: Sequence[Any], outs: Sequence[Tensor]) -> Any:
-    """The rule for ``aten.convolution`` with ``transposed=True``."""
-    x, weight, bias, stride, padding, dilation, _, _, groups = args
+@ATEN.otherwise(aten.convolution.default)
+def transposed(rec: Any, func: Any, args: Sequence[Any], kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    x, weight, bias, stride, padding, dilation, turned, _, groups = args
     count = len(weight.shape) - 2
-    axes = axes_of(x, count) if x.is_map else None
+    axes = axes_of(x, count) if x.is_map and turned else None
     if axes is None or weight.is_map or (bias is not None and bias.is_map) or len(x.shape) != count + 2:
         return NotImplemented
     stamps = tuple(

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.pooling import MaxPoolIndices
 from lightning_plugin.rules.table import ATEN
 from lightning_plugin.rules.window import axes_of

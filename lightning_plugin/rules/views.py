@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.blocks import cut, joined
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local

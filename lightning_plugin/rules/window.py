@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Clip, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.rules.base import TileOp
+from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -148,12 +148,8 @@ class Convolution(SlidingOp):
 @ATEN.rule(aten.convolution.default)
 def convolution(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
-    if transposed:
-        from lightning_plugin.rules import resample
-
-        return resample.transposed(rec, args, outs)
     count = len(weight.shape) - 2
-    axes = axes_of(x, count) if x.is_map else None
+    axes = axes_of(x, count) if x.is_map and not transposed else None
     if axes is None or weight.is_map or len(x.shape) != count + 2:
         return NotImplemented
     stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)

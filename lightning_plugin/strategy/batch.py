@@ -14,7 +14,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lightning_plugin.lazy import LazyImage, LazyTensor
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.images import is_image, lazy_image
 

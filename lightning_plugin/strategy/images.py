@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_plugin.lazy import LazyImage
+from lightning_plugin.capture.lazy import LazyImage
 from lightning_plugin.settings import Settings
 
 #: How many channels an image can have to be recognised with its channels elsewhere than in dimension 1.

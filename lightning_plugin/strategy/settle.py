@@ -12,10 +12,10 @@ from typing import Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from lightning_plugin.execute.run import execute, gathered
+from lightning_plugin.capture.lazy import LazyTensor, known
+from lightning_plugin.capture.run import execute, gathered
+from lightning_plugin.capture.session import Session
 from lightning_plugin.graph import Value
-from lightning_plugin.lazy import LazyTensor, known
-from lightning_plugin.session import Session
 from lightning_plugin.strategy.batch import lazy_tensors
 
 

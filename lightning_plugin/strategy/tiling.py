@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.eager import recording_eagerly
-from lightning_plugin.lazy import LazyTensor, materialize
+from lightning_plugin.capture.eager import recording_eagerly
+from lightning_plugin.capture.lazy import LazyTensor, materialize
 from lightning_plugin.plan import Plan
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings

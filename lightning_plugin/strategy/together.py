@@ -15,11 +15,11 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import ancestors
-from lightning_plugin.lazy import LazyTensor
+from lightning_plugin.ops import Source
 from lightning_plugin.planner.calibrate import local_rates
-from lightning_plugin.rules.base import Source
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.resume import random_state, restore_random
 

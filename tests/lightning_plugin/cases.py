@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lightning_plugin.graph import Node
+from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Plan
-from lightning_plugin.rules.base import Barrier
 from lightning_plugin.settings import Settings
 
 #: Forward and backward grids; the forward's is never the backward's, and neither divides the odd sizes.

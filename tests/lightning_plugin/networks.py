@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
+from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.policy import by_stage, crossing, fit, sharing, stages, stored_kind
-from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
+from lightning_plugin.program.fixed import by_stage, crossing, fit, sharing, stages, stored_kind
 from lightning_plugin.settings import Settings
 from tests.lightning_plugin import operators
 from tests.lightning_plugin.operators import Apply, Draw

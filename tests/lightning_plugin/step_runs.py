@@ -191,13 +191,15 @@ def run_tiled(step: Step) -> Outcome:
 
 def once(step: Step, nets: nn.ModuleList, tensors: list[Tensor], budget: int | None) -> Outcome:
     world = Engine(step, nets, tensors, budget)
-    try:
-        return Run(step, nets, tensors, world).run()
-    except SourceFailed:
-        pass  # a user who catches this begins the step again, with the same modules and images
-    nets.zero_grad(set_to_none=True)
-    for x in tensors:
-        x.grad = None
-    found = Run(step, nets, tensors, world).run()
-    found.buffers = {}  # how often a batch counts whose step came to nothing, is anybody's guess
-    return found
+    for begun in range(1 + sum(image.fails is not None for image in step.images)):
+        try:
+            found = Run(step, nets, tensors, world).run()
+        except SourceFailed:  # a user who catches this begins the step again, with the same modules and images
+            nets.zero_grad(set_to_none=True)
+            for x in tensors:
+                x.grad = None
+            continue
+        if begun:
+            found.buffers = {}  # how often a batch counts whose step came to nothing, is anybody's guess
+        return found
+    raise AssertionError("a source that fails once failed again")

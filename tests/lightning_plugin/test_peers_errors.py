@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
+from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.lazy import LazyTensor
 from tests.exactness import TOLERANCE, difference
 from tests.zoo import ZOO, fill
 

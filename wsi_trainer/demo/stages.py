@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from wsi_trainer.demo.settings import SPLITS, DemoSettings
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
-from wsi_trainer.fit.command import instantiate, make_parser, run
+from wsi_trainer.fit.one_run import instantiate, run
+from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.fit.training import load_weights
 from wsi_trainer.slides.preprocess import preprocess

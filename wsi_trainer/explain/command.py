@@ -10,7 +10,8 @@ from rich.console import Console
 
 from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
 from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.fit.command import instantiate, make_parser, parse
+from wsi_trainer.fit.one_run import instantiate, parse
+from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.reach import within_reach
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.fit.training import load_weights

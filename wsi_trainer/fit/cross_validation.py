@@ -15,7 +15,7 @@ from rich.table import Table
 from wsi_trainer.data import folds, read_manifest, write_folds
 from wsi_trainer.data.datamodule import target_of
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.command import instantiate, run
+from wsi_trainer.fit.one_run import instantiate, run
 from wsi_trainer.fit.reach import trust_words
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.metrics import cross_validation, read_predictions

@@ -18,8 +18,9 @@ from torch import nn
 
 from lightning_plugin import Plan, make_plan, sweep
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.command import instantiate, make_parser, parse
 from wsi_trainer.fit.config import AUTO
+from wsi_trainer.fit.one_run import instantiate, parse
+from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.plan_model import build_model, on_any_device
 from wsi_trainer.fit.planning import Step
 from wsi_trainer.fit.reach import within_reach

@@ -17,7 +17,7 @@ from lightning_plugin.planner.policies import POLICIES
 from lightning_plugin.planner.predict import predict
 from lightning_plugin.planner.rates import FAR, NEAR, RATES, Rates
 from lightning_plugin.planner.search import Search
-from lightning_plugin.policy import fixed
+from lightning_plugin.program.fixed import fixed
 
 CPU = RATES["cpu"]
 

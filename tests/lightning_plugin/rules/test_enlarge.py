@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, materialize
 from lightning_plugin.graph import ancestors
-from lightning_plugin.rules.base import VectorOp
+from lightning_plugin.ops import VectorOp
 from lightning_plugin.settings import Settings
 from tests.lightning_plugin.rules.helpers import After, assert_tiled
 

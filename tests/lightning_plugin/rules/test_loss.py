@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, materialize
 from lightning_plugin.graph import ancestors
-from lightning_plugin.rules.base import Barrier, Gather
+from lightning_plugin.ops import Barrier, Gather
 from lightning_plugin.settings import Settings
 from tests.exactness import TOLERANCE, difference
 from tests.zoo import ZOO, fill

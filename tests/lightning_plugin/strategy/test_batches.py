@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, SFTStrategy
-from lightning_plugin.lazy import LazyTensor
+from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.strategy.images import Arrangement
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Each

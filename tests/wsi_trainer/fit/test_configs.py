@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from wsi_trainer.fit.command import instantiate, make_parser, parse
+from wsi_trainer.fit.one_run import instantiate, parse
+from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.planning import plan_step
 from wsi_trainer.fit.training import check_settings
 

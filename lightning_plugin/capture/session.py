@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lightning_plugin.buffers import ordinary, plain
+from lightning_plugin.capture.buffers import ordinary, plain
 from lightning_plugin.errors import RecordingError
+from lightning_plugin.execute.team import Team
 from lightning_plugin.fakes import MODES, unbound
 from lightning_plugin.graph import Effect, Node, Value, ancestors
 from lightning_plugin.layout import Layout
-from lightning_plugin.rules.base import Captured, Source
+from lightning_plugin.ledger import Ledger
+from lightning_plugin.ops import Captured, Source
+from lightning_plugin.plan import Plan
 from lightning_plugin.source import TileSource, version_of
 
 
@@ -27,15 +30,28 @@ class Stale:
     writer: str
 
 
+class ExecutionSettings(Protocol):
+    """How a recording is to be run: `settings.Settings` to a recording, which knows nothing of budgets."""
+
+    team: Team | None
+
+    @property
+    def folder(self) -> str | None: ...
+    def choose(self, nodes: Sequence[Node]) -> Plan: ...
+    def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger: ...
+
+
 @dataclass(eq=False)
 class Session:
     """All that is recorded between two executions, however many images it starts from.
 
     ``settings`` is what the strategy or `TiledModule` said about budget and grids; the executor hands it on.
+    ``execute`` runs what is recorded: it computes the value that is wanted, if any, and all that is waiting.
     ``captured`` are the values of real tensors, by identity and by whether they required grad when they were used.
     """
 
-    settings: Any = None
+    execute: Callable[[Session, Value | None, Sequence[Value]], Tensor]
+    settings: ExecutionSettings | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     captured: dict[tuple[int, bool], Value] = field(default_factory=dict)
     storages: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -143,10 +159,8 @@ class Session:
         self.forget()
 
     def run(self) -> None:
-        from lightning_plugin.execute.run import execute
-
         waiting = [t._value for ref in self.pending if (t := ref()) is not None and isinstance(bound(t._fake), Value)]
-        execute(self, None, [v for v in waiting if v.real is None])
+        self.execute(self, None, [v for v in waiting if v.real is None])
 
     def abandon(self) -> None:
         """The recording is only looked at and never run: nothing awaits it."""

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
-from lightning_plugin.execute.program import Program
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.rules.base import ReduceOp, TileOp
+from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.program.program import Program
 
 
 @dataclass(frozen=True)

@@ -23,18 +23,18 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from lightning_plugin.alias import current, note_views, rebind, remember_storage, same_memory, view_of
-from lightning_plugin.buffers import await_update
+from lightning_plugin.capture.alias import current, note_views, rebind, remember_storage, same_memory, view_of
+from lightning_plugin.capture.buffers import await_update
+from lightning_plugin.capture.paths import module_path
+from lightning_plugin.capture.session import Session, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.paths import module_path
-from lightning_plugin.rules.base import Autocast, Barrier, Call, Captured, Gather, Op, Slot, Source, Spread, VectorOp
+from lightning_plugin.ops import Autocast, Barrier, Call, Captured, Gather, Op, Slot, Source, Spread, VectorOp
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
-from lightning_plugin.session import Session, bind, bound
 
 
 class Recorder:
@@ -90,6 +90,25 @@ class Recorder:
         self.session.extents.update(v.layout.extent for v in outputs if v.layout is not None)
         self.session.nodes.append(node)
         return outputs
+
+    def decompose(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record what a function, whose operators have rules of their own, runs on values: its results, or
+        `NotImplemented` where a step has no rule."""
+
+        def fake(a: Any) -> Any:
+            if not isinstance(a, Value):
+                return a
+            if bound(a.fake) is not a:
+                fresh = self.fake(a.shape, a.dtype, a.device)
+                bind(fresh, a)
+                return fresh
+            return a.fake
+
+        fakes, named = tree_map(fake, (args, kwargs), is_leaf=lambda a: isinstance(a, Value))
+        out, seen = watch(self.session, function, fakes, named)
+        if lower(self, seen) is not None:
+            return NotImplemented
+        return tuple(bound(o) for o in tree_leaves(out) if isinstance(o, Tensor))
 
     def template(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Value, ...], tuple[Any, ...], tuple]:
         """The values in a call's arguments (maps first) and the arguments with slots in their place."""

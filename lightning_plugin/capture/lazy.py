@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from lightning_plugin.alias import current, remember_storage
-from lightning_plugin.buffers import plain, settle_buffers
+from lightning_plugin.capture.alias import current, remember_storage
+from lightning_plugin.capture.buffers import plain, settle_buffers
+from lightning_plugin.capture.paths import label
+from lightning_plugin.capture.record import Recorder, record
+from lightning_plugin.capture.run import execute
+from lightning_plugin.capture.session import Session, bind, bound, source_node
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.paths import label
-from lightning_plugin.record import Recorder, record
-from lightning_plugin.rules.base import Autocast, Source
+from lightning_plugin.ops import Autocast, Source
 from lightning_plugin.rules.replaced import replaced
-from lightning_plugin.session import Session, bind, bound, source_node
 from lightning_plugin.source import TensorSource, TileSource, batch, version_of
 
 
@@ -119,7 +120,7 @@ class LazyImage(LazyTensor):
         if len(shape) < 3:
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
         target = torch.device(device) if device is not None else torch.device("cpu")
-        session = Session(settings, target)
+        session = Session(execute, settings, target)
         with session.mode:
             fake = torch.empty(shape, dtype=source.dtype, device=target)
         self = LazyTensor._wrap(cls, fake, session, requires_grad)
@@ -367,13 +368,11 @@ def materialize(tensor: Tensor) -> Tensor:
     value = tensor._value
     if value.real is not None:
         return value.real
-    from lightning_plugin.execute.run import execute
-
     session = tensor._session.root()
     waiting = [ref() for ref in session.pending]
     session.pending = [ref for ref in session.pending if ref() is not None]
     others = [t._value for t in waiting if t is not None and isinstance(bound(t._fake), Value)]
-    result = execute(session, value, [v for v in others if v.real is None])
+    result = session.execute(session, value, [v for v in others if v.real is None])
     session.forget()
     return result
 

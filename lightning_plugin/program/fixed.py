@@ -12,18 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_plugin.boxes import Grid
-from lightning_plugin.execute.program import Program, resolve
-from lightning_plugin.execute.scan import shareable
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import Gather, ReduceOp, Source, Spread
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.rules.base import Gather, ReduceOp, Source, Spread
-
-
-def choose(nodes: Sequence[Node], settings: object) -> Plan:
-    """The plan for a recording."""
-    if settings is not None:
-        return settings.choose(nodes)  # type: ignore[attr-defined,no-any-return]
-    return fixed(nodes, None)
+from lightning_plugin.program.program import Program, resolve
+from lightning_plugin.program.scan import shareable
 
 
 def stages(nodes: Sequence[Node], stored: set[int]) -> dict[int, int]:

@@ -12,8 +12,8 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.fakes import unbound
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan
-from lightning_plugin.rules.base import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.rules.norm import Normalize
 from lightning_plugin.source import prefetches
 

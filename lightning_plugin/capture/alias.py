@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lightning_plugin.capture.session import Session, Stale, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.rules.replaced import hidden
-from lightning_plugin.session import Session, Stale, bind, bound
 
 aten = torch.ops.aten
 

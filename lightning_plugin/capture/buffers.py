@@ -10,14 +10,22 @@ update has happened, or the run of the recording has failed, the very same tenso
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-if TYPE_CHECKING:
-    from lightning_plugin.session import Session
+
+class Writer(Protocol):
+    """The recording that has still to write a buffer."""
+
+    @property
+    def alive(self) -> bool: ...
+    def root(self) -> Any: ...
+    def flush(self) -> None: ...
+    def absorb(self, other: Any) -> None: ...
+
 
 #: A block in which tensors answer as they are, whatever their class makes of a call.
 plain = torch._C.DisableTorchFunctionSubclass
@@ -26,7 +34,7 @@ plain = torch._C.DisableTorchFunctionSubclass
 class AwaitingBuffer(Tensor):
     """A buffer whose update is recorded and has not happened yet."""
 
-    _writer: Session
+    _writer: Writer
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -34,7 +42,7 @@ class AwaitingBuffer(Tensor):
         return func(*args, **(kwargs or {}))
 
 
-def await_update(buffer: Tensor, writer: Session) -> None:
+def await_update(buffer: Tensor, writer: Writer) -> None:
     """From now on a buffer awaits its update by a recording. One of a class of the user's stays what it is."""
     if type(buffer) is Tensor:
         buffer.__class__ = AwaitingBuffer
@@ -50,7 +58,7 @@ def ordinary(buffers: Iterable[Tensor]) -> None:
             buffer.__class__ = Tensor  # type: ignore[assignment]
 
 
-def settle_buffers(tree: Any, within: Session | None = None) -> None:
+def settle_buffers(tree: Any, within: Writer | None = None) -> None:
     """Have the updates happen that buffers among some arguments await. An update that the recording ``within`` will
     make itself is awaited still; a recording of which somebody holds results becomes part of it."""
     for t in tree_leaves(tree):

@@ -1,0 +1,96 @@
+"""The fields of a plan: which maps are stored and where, in which segments the network runs, and on which tile grids.
+
+A plan names values by the place of their node among the nodes of a run, so that it fits every run of the same network
+at the same shapes. It is data: the executor holds no policy, and whatever a plan says, the result is the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from lightning_plugin.boxes import Grid
+from lightning_plugin.errors import PlanError
+
+#: Where a map can be stored, from the fastest and smallest tier to the slowest and largest.
+TIERS = ("device", "host", "disk")
+#: No boundary is dropped so deep.
+DEEPEST = sys.maxsize
+#: What neighbouring tiles do about the rows between them: both compute them, or one hands them on.
+HALOS = ("recompute", "share")
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """One segment.
+
+    ``targets`` are the nodes whose results it makes: reduce nodes and stored maps. A *kept* segment runs all the nodes
+    it names whole, with ordinary autograd, as plain PyTorch would; its grids are of one tile. ``tier`` is where its
+    stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
+    come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
+    and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
+    run in order and hand rows on; the grid cuts one axis. The figures are predictions: bytes on the device and seconds;
+    ``backward_needs`` are the bytes that its backward needs beyond what is held when it begins, ``retained_needs``
+    those under ``retain_graph=True``, where nothing that is held is let go on the way.
+    """
+
+    targets: tuple[int, ...]
+    forward: Grid
+    backward: Grid
+    keep: bool = False
+    tier: str = "device"
+    path: str = ""
+    stored_bytes: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    backward_needs: int = 0
+    retained_needs: int = 0
+    seconds: float = 0.0
+    recompute: float = 0.0
+    halo: str = "recompute"
+    half: bool = False
+    ahead: bool = False
+    drop: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tier not in TIERS:
+            raise PlanError(f"a map is stored on one of {', '.join(TIERS)}, not on {self.tier!r}")
+        if self.keep and self.ahead:
+            raise PlanError("a segment that is kept has no tiles to transfer ahead")
+        if self.drop < 0:
+            raise PlanError(f"maps are dropped to a depth of 0 (not at all) or more, not {self.drop}")
+        if self.drop and (self.keep or self.tier != "device" or self.halo == "share"):
+            raise PlanError(
+                "only a tiled segment that stores on the device and recomputes its halos can drop what it stores"
+            )
+        if self.halo not in HALOS:
+            raise PlanError(f"halos are {' or '.join(HALOS)}, not {self.halo!r}")
+        if self.halo == "share" and self.forward != self.backward:
+            raise PlanError(
+                f"a segment that shares halos has one grid for both directions, not {self.forward} and {self.backward}"
+            )
+
+
+@dataclass(frozen=True)
+class BarePlan:
+    """All that is decided before a step; `Plan` adds how it is read, saved and drawn.
+
+    ``peak_bytes`` is the predicted peak on the device, of which ``fixed_bytes`` are parameters and their gradients, and
+    ``reserve_bytes`` are left to the device's own libraries (see `planner.rates`); ``held_bytes`` is what the call
+    leaves there until its backward, ``plain_bytes`` what plain PyTorch would hold for backward: activations and input,
+    of which ``index_bytes`` are pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward
+    work) the predicted cost.
+    """
+
+    segments: tuple[SegmentPlan, ...]
+    budget: int | None = None
+    peak_bytes: int = 0
+    plain_bytes: int = 0
+    index_bytes: int = 0
+    seconds: float = 0.0
+    recompute: float = 0.0
+    fixed_bytes: int = 0
+    reserve_bytes: int = 0
+    held_bytes: int = 0
+    shape: tuple[int, ...] = ()
+    barriers: tuple[str, ...] = field(default=())

@@ -1,0 +1,84 @@
+"""One way down: a file imports only from layers below its own, and no two files need each other.
+
+Imports within functions and for type checkers count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("lightning_plugin", "wsi_trainer")
+
+#: The layers of the engine, from the top: files, and folders as a whole.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("__init__",),  # the names that users import
+    ("check",),
+    ("module", "strategy"),  # the two ways in
+    ("settings",),  # what the user said, and the plans that came of it
+    ("planner",),  # decides
+    ("capture",),  # records what a user's code does
+    ("execute",),  # runs a plan
+    ("program",),  # a segment, made ready to be run or planned
+    ("plan", "rules"),  # decisions; operators
+    ("graph", "picture"),
+    ("ops", "dropped", "plan_table"),
+    ("layout", "source", "plan_fields"),
+    ("boxes", "errors", "fakes", "ledger", "progress", "units"),
+)
+
+
+def files(package: str) -> dict[str, Path]:
+    found = {}
+    for path in (ROOT / package).rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in known else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def edges(package: str) -> dict[str, set[str]]:
+    known = files(package)
+    return {name: {i for i in imports(path, known) if i in known and i != name} for name, path in known.items()}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_two_files_need_each_other(package: str) -> None:
+    try:
+        TopologicalSorter(edges(package)).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
+
+
+def test_the_engine_has_one_way_down() -> None:
+    level = {name: i for i, names in enumerate(LAYERS) for name in names}
+
+    def part(module: str) -> str:
+        return module.split(".")[1] if "." in module else "__init__"
+
+    upward = [
+        f"{name} -> {other}"
+        for name, others in edges("lightning_plugin").items()
+        for other in others
+        if part(name) != part(other) and part(other) != "__init__" and level[part(name)] >= level[part(other)]
+    ]
+    assert not upward
+    assert {part(name) for name in files("lightning_plugin")} == set(level), "the table has all files and folders"
+
+
+def test_the_engine_does_not_know_the_application() -> None:
+    assert not [name for name, path in files("lightning_plugin").items() if "wsi_trainer" in path.read_text()]
