@@ -62,7 +62,7 @@ class Coster(Peaks):
         return seconds + back, work
 
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
-        """A pass whose tiles hand rows on; see [Note: scan] in `execute.scan`."""
+        """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
         tiles = scan(program, grid)
         carried = [sum(self.carried(program, t).values()) for t in tiles]
         middle = self.scan_need(program, tiles[len(tiles) // 2])

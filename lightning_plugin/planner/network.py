@@ -87,7 +87,7 @@ class Network:
 
     @cached_property
     def fused(self) -> dict[int, Node]:
-        """Statistics and normalisations that one kernel does together where they are kept (see `execute.fuse`)."""
+        """Statistics and normalisations that one kernel does together where they are kept (see `program.fuse`)."""
         return pairs(self.order, self.nodes)
 
     @cached_property

@@ -74,8 +74,6 @@ SAMPLED = (
     "resnet18",
     "mobilenetv3_small_050",
     "convnextv2_atto",
-    "regnety_002",
-    "ghostnet_050",
     "dla46_c",
     "skresnet18",
 )

@@ -14,14 +14,14 @@ from tests.zoo import STRUCTURED, ZOO, ZooEntry, fill
 
 ENTRIES = [*ZOO.values(), *STRUCTURED.values()]
 MODES = {"train": True, "eval": False}
-#: Of a sampled run: one way for each network, another for every fourth.
-ALL, FOURTH = ("train", "shape", GRIDS[0]), ("eval", "other_shape", GRIDS[1])
+#: Of a sampled run: one way for each network, another for every eighth.
+ALL, EIGHTH = ("train", "shape", GRIDS[0]), ("eval", "other_shape", GRIDS[1])
 
 
 def cases() -> Iterator[Any]:
     for number, entry in enumerate(ENTRIES):
         for way in product(MODES, ("shape", "other_shape"), GRIDS):
-            sampled = way == ALL or (way == FOURTH and number % 4 == 0)
+            sampled = way == ALL or (way == EIGHTH and number % 8 == 0)
             name = f"{entry.name}-{way[0]}-{way[1]}-grids{GRIDS.index(way[2])}"
             yield pytest.param(entry, *way, id=name, marks=[] if sampled else [pytest.mark.full])
 

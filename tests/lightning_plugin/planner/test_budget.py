@@ -94,7 +94,7 @@ def run(examples: int, fixed: int, judge: bool = True) -> list[dict[str, float]]
 
 @pytest.mark.parametrize("part", range(2))
 def test_steps_keep_their_budget(part: int) -> None:
-    assert len(run(6, part)) == 6
+    assert len(run(5, part)) == 5
 
 
 @pytest.mark.full
@@ -181,6 +181,7 @@ def chain(depth: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
 
 
+@pytest.mark.full
 def test_without_a_disk_what_is_dropped_saves_memory_and_stays_exact() -> None:
     torch.manual_seed(0)
     net, x = chain(8), torch.randn(1, 3, 104, 96)

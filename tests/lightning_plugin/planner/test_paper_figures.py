@@ -22,7 +22,7 @@ def test_what_plain_pytorch_holds(name: str, paper: float) -> None:
 @pytest.mark.parametrize(
     ("name", "side"),
     [
-        ("vgg16", 20480),
+        pytest.param("vgg16", 20480, marks=pytest.mark.full),
         pytest.param("vgg19", 20480, marks=pytest.mark.full),
         pytest.param("darknet19", 20480, marks=pytest.mark.full),
         pytest.param("resnet50", 65536, marks=pytest.mark.full),

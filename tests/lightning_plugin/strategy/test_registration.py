@@ -32,7 +32,13 @@ def python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n == "lightning first" or n == "the class first" else [pytest.mark.full])
+        for n in CASES
+    ],
+)
 def test_names_are_registered(name: str, tmp_path: Path) -> None:
     code = f"""{CASES[name]}
 options = dict(accelerator="cpu", logger=False, enable_checkpointing=False)
