@@ -21,6 +21,7 @@ from torch import nn
 from benchmarks.against_plain import step
 from benchmarks.keep import keep_case
 from lightning_plugin import BudgetError, TiledModule
+from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.make import lower_tiers, rates_for, recorded
@@ -44,7 +45,7 @@ def chain(layers: int) -> nn.Module:
 
 def frugal(net: nn.Module, shape: tuple[int, ...], depth: int) -> Plan:
     """The plan for little more than the smallest budget that works where maps may be dropped so deep."""
-    policy, lower, rates = Policy(spill=False, drop=depth), lower_tiers(None, None, False, False), rates_for(None)
+    policy, lower, rates = Policy(spill=False, drop=depth), lower_tiers(None, Options(disk=False)), rates_for(None)
     with recorded(net, shape, torch.float32) as (network, _):
         try:
             return choose_plan(network, rates, 1000, lower, policy)

@@ -19,7 +19,7 @@ from benchmarks.exactness_page import write_page
 from tests.conftest import RESULTS, environment
 from tests.exactness import errors
 from tests.lightning_plugin.architectures import ARCHITECTURES, examine
-from tests.lightning_plugin.cases import GRIDS, Noting, still
+from tests.lightning_plugin.cases import GRIDS, noting, still
 from tests.lightning_plugin.stubs import timm_alone
 from tests.zoo import STRUCTURED, ZOO, ZooEntry, fill
 
@@ -30,7 +30,7 @@ def zoo_row(entry: ZooEntry) -> dict[str, Any]:
     noted: set[str] = set()
     for mode in (True, False):
         for shape, grids in ((entry.shape, GRIDS[0]), (entry.other_shape, GRIDS[1])):
-            settings = Noting(*grids)
+            settings = noting(*grids)
             net = still(fill(entry.build().double())).train(mode)
             for name, error in errors(net, shape, settings=settings).items():
                 kind = name.split()[0] if name.split()[0] in ("loss", "output", "input", "buffer") else "parameter"

@@ -33,6 +33,7 @@ from benchmarks.against_plain import resnet18_frozen, step, vgg16
 from benchmarks.keep import FIGURES, RESULTS, keep_case
 from lightning_plugin import Plan, Rates, TiledModule, calibrate
 from lightning_plugin.boxes import Grid
+from lightning_plugin.options import Options
 from lightning_plugin.planner.choose import Chooser, usable
 from lightning_plugin.planner.make import lower_tiers, recorded
 from lightning_plugin.planner.network import Network
@@ -87,7 +88,7 @@ def plan_of(choice: Choice, network: Network, rates: Rates) -> Plan | None:
     if choice.grid is not None:
         return fixed(network.nodes, Grid(choice.grid), halo=choice.halo)
     budget = network.fixed_bytes + int(choice.share * network.plain_bytes)
-    chooser = Chooser(network, rates, lower_tiers(None, None, True, False), policy_of(choice.policy, choice.halo))
+    chooser = Chooser(network, rates, lower_tiers(None, Options()), policy_of(choice.policy, choice.halo))
     # The search's first answer: whether it keeps the budget to the last byte is no matter of time.
     return chooser.search.whole(usable(budget)) or chooser.search.run(usable(budget))
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialize
+from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.settings import Settings
-from lightning_plugin.units import parse_bytes
 
 
 class TiledModule(nn.Module):
@@ -25,12 +24,7 @@ class TiledModule(nn.Module):
     they are. Where the input was an ordinary tensor, so are the results; where it was a `LazyImage`, results are lazy,
     so that a loss on a map is computed tile by tile too.
 
-    ``halo`` says what neighbouring tiles do about the rows between them ("recompute", "share", or "auto" for what is
-    faster), ``policy`` restricts the planner to a published technique, for comparison. ``half=True`` is an
-    approximation: maps that leave the device are kept as bfloat16.
-
-    ``calls`` is how many calls wait for one backward, as in a loss over several images: the first then leave room in
-    the budget for the others.
+    The options are those of `Options`; ``plan`` is a plan to run by, instead of a budget.
 
     The module is wrapped, not changed: its parameters, hooks and modes are the user's own. ``state_dict`` of the
     wrapper is the module's, key for key.
@@ -39,37 +33,13 @@ class TiledModule(nn.Module):
     #: Paths in plans and messages are the wrapped module's own.
     wraps_only = True
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        budget: int | str | None = None,
-        tiles: int | Sequence[int] | None = None,
-        backward_tiles: int | Sequence[int] | None = None,
-        plan: Plan | None = None,
-        host_budget: int | str | None = None,
-        disk: bool | str = True,
-        halo: str = "auto",
-        half: bool = False,
-        policy: str = "auto",
-        calls: int = 1,
-    ):
+    def __init__(self, module: nn.Module, *, plan: Plan | None = None, **options: Unpack[Words]) -> None:
         super().__init__()
-        if budget is not None and (tiles is not None or plan is not None):
+        found = Options.parse(options)
+        if plan is not None and found.budget is not None:
             raise ValueError("give a budget, or tiles, or a plan: a budget decides about tiles itself")
         self.module = module
-        self.settings = Settings(
-            _grid(tiles),
-            _grid(backward_tiles),
-            budget=None if budget is None else parse_bytes(budget),
-            host_budget=None if host_budget is None else parse_bytes(host_budget),
-            disk=disk,
-            given=plan,
-            halo=halo,
-            half=half,
-            policy=policy,
-            calls=calls,
-        )
+        self.settings = Settings(found, given=plan)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         gather = not any(isinstance(a, LazyTensor) for a in _leaves((args, kwargs)))
@@ -103,12 +73,6 @@ class TiledModule(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.load_state_dict(*args, **kwargs)
-
-
-def _grid(tiles: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if tiles is None:
-        return None
-    return (tiles,) if isinstance(tiles, int) else tuple(tiles)
 
 
 def _leaves(tree: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +17,7 @@ from lightning_plugin.execute.validate import validate
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Barrier, Captured, Source
+from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.program.fixed import fixed
@@ -34,31 +34,19 @@ SCRAPS = 1024
 class Settings:
     """How the next recordings are to be run.
 
-    ``disk`` says whether maps may go to the disk, or in which folder.
-    ``tiles`` (and ``backward_tiles``) fix one grid for all segments; ``budget``, in bytes, leaves it to the planner.
-    ``halo`` is "recompute" or "share" for all segments, or "auto": what is faster for each. ``half`` allows maps on
-    lower tiers to be kept as bfloat16, which loses digits. ``policy`` restricts the planner (`planner.policies`).
-    ``accumulates``: plan for steps that begin with gradients, also where there are none yet, so that one plan does for
-    all steps of a training. ``calls`` is how many calls wait for one backward, each under a plan of its own. ``team``
-    are the ranks that share an image's tiles, where there are several.
+    ``options`` are the user's. ``device`` names the one whose rates rank the plans; ``given`` is a plan of the user's
+    own. ``accumulates``: plan for steps that begin with gradients, also where there are none yet, so that one plan does
+    for all steps of a training. ``team`` are the ranks that share an image's tiles, where there are several.
     ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
     when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
     ran, ``ledger`` what its step used where a budget is kept.
     """
 
-    tiles: tuple[int, ...] | None = None
-    backward_tiles: tuple[int, ...] | None = None
-    budget: int | None = None
-    host_budget: int | None = None
-    disk: bool | str = True
+    options: Options = field(default_factory=Options)
     device: str | None = None
     given: Plan | None = None
-    halo: str = "auto"
-    half: bool = False
-    policy: str = "auto"
     accumulates: bool = False
     team: Team | None = None
-    calls: int = 1
     rates: Rates | None = field(default=None, init=False)
     plan: Plan | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
@@ -66,32 +54,23 @@ class Settings:
     reserved: int = field(default=0, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        if self.calls < 1:
-            raise ValueError(f"calls={self.calls}: a step has one call or more")
-        if isinstance(self.disk, str) and not os.access(self.disk, os.W_OK | os.X_OK):
-            raise ValueError(
-                f"disk={self.disk!r} is not a folder that can be written to. Give disk=True for the system's folder of "
-                "temporary files, disk=False, or a folder that is there."
-            )
-
     @property
     def folder(self) -> str | None:
-        """Where maps on the disk are kept; None is the system's folder of temporary files."""
-        return self.disk if isinstance(self.disk, str) else None
+        return self.options.folder
 
     def choose(self, nodes: Sequence[Node]) -> Plan:
         if self.given is not None:
             validate(self.given, nodes)
             return self.given
-        if self.budget is None:
-            forward = Grid(self.tiles) if self.tiles else None
-            backward = Grid(self.backward_tiles) if self.backward_tiles else None
-            return fixed(nodes, forward, backward, halo=self.halo)
+        options = self.options
+        if options.budget is None:
+            forward = Grid(options.tiles) if options.tiles else None
+            backward = Grid(options.backward_tiles) if options.backward_tiles else None
+            return fixed(nodes, forward, backward, halo=options.halo)
         from lightning_plugin.planner.describe import signature
 
         known = self._plans.setdefault(signature(nodes, gradients=not self.accumulates), [])
-        return self.within(known, nodes, self.budget)
+        return self.within(known, nodes, options.budget)
 
     def within(self, known: list[Plan], nodes: Sequence[Node], budget: int) -> Plan:
         """The fastest of the known plans that fits beside what the step holds already, or a new one; see [Note: step]
@@ -118,7 +97,7 @@ class Settings:
         from lightning_plugin.planner.choose import exact_bytes
 
         if not held:
-            return self.search(nodes, budget, self.calls)
+            return self.search(nodes, budget, self.options.calls)
         rounded = -(-held * STEPS // budget) * budget // STEPS
         try:
             return self.search(nodes, max(1, budget - rounded))
@@ -149,10 +128,10 @@ class Settings:
 
         images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
         device = self.device or (images[0].device.type if images else "cpu")
-        host = None if device.split(":")[0] == "cpu" else self.host_budget or 64 * 2**30
-        lower = Lower(host, bool(self.disk), self.half)
+        host = None if device.split(":")[0] == "cpu" else self.options.host_budget or 64 * 2**30
+        lower = Lower(host, bool(self.options.disk), self.options.half)
         self.rates = self.rates or local_rates(device)
-        policy = policy_of(self.policy, self.halo)
+        policy = policy_of(self.options.policy, self.options.halo)
         plan = choose_plan(Network(tuple(nodes), self.accumulates), self.rates, budget, lower, policy, calls)
         return replace(plan, shape=tuple(images[0].shape) if images else ())
 
@@ -166,7 +145,7 @@ class Settings:
             self.ledger = Ledger(device)
         if self.beside(nodes) <= SCRAPS:
             self.ledger.begin()
-        self.ledger.limit = self.budget
+        self.ledger.limit = self.options.budget
         for image in images:
             if isinstance(image.image, TensorSource):
                 self.ledger.ignore(image.image.tensor)

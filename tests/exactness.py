@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, materialize
+from lightning_plugin.options import Options
 from lightning_plugin.settings import Settings
 
 TOLERANCE = 1e-9
@@ -45,7 +46,7 @@ def errors(
     torch.manual_seed(seed + 1)  # the small masks of stochastic depth are drawn in the user's own order
     expected = net(x)
     torch.manual_seed(seed + 1)
-    actual = other(LazyImage.from_tensor(twin, settings=settings or Settings(tiles, backward_tiles)))
+    actual = other(LazyImage.from_tensor(twin, settings=settings or asked(tiles, backward_tiles)))
     weights = [torch.randn_like(e) for e in flat(expected)]
     objective = loss or (
         lambda out: sum(((o * w).sum() for o, w in zip(flat(out), weights, strict=True)), torch.zeros(()))
@@ -55,6 +56,11 @@ def errors(
         value.backward()
     found = compare(net, other, [materialize(a) for a in flat(actual)], flat(expected), (twin.grad, x.grad))
     return {"loss": difference(materialize(losses[1]).detach(), losses[0].detach()), **found}
+
+
+def asked(tiles: Any = None, backward_tiles: Any = None, **words: Any) -> Settings:
+    """Settings with a user's options."""
+    return Settings(Options.parse({"tiles": tiles, "backward_tiles": backward_tiles, **words}))
 
 
 def compare(

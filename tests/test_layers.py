@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan", "rules"),  # decisions; operators
     ("graph", "picture"),
     ("ops", "dropped", "plan_table"),
-    ("layout", "source", "plan_fields"),
+    ("layout", "source", "plan_fields", "options"),
     ("boxes", "errors", "fakes", "ledger", "progress", "units"),
 )
 

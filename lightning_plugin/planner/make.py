@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import ancestors
+from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
@@ -24,9 +25,12 @@ from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates, rates_of
-from lightning_plugin.units import parse_bytes
 
 __all__ = ["Blank", "make_plan", "signature"]
+
+
+#: Host memory for what does not fit the device, where the user does not say.
+HOST = 64 * 2**30
 
 
 @dataclass(frozen=True)
@@ -47,28 +51,24 @@ def make_plan(
     module: nn.Module,
     image: Sequence[int] | Tensor,
     *,
-    budget: int | str,
     device: str | None = None,
-    host_budget: int | str | None = None,
-    disk: bool | str = True,
     dtype: torch.dtype = torch.float32,
-    halo: str = "auto",
-    half: bool = False,
-    policy: str = "auto",
+    **options: Unpack[Words],
 ) -> Plan:
     """The plan for one training step (or, in ``torch.no_grad``, one evaluation) of ``module`` on an image.
 
     ``image`` is a shape ``(N, C, *spatial)``, a tensor or a `LazyImage`. Nothing is read and no activation is
     allocated: parameters may even be on the meta device. ``device`` names the device whose rates rank the plans
     (``"cuda:a100"``, ``"cpu"``); it need not be there. Where it is this machine's own and was calibrated (see
-    `calibrate`), what was measured counts; without ``device`` the built-in figures of a CPU do. What does not fit goes
-    to the host up to ``host_budget`` where the device is not the CPU, then to disk where ``disk`` allows it; with
-    ``half=True`` as bfloat16, which loses digits. ``halo`` is "recompute", "share" or "auto"; ``policy`` names a
-    published technique to plan by instead (`planner.policies`).
+    `calibrate`), what was measured counts; without ``device`` the built-in figures of a CPU do. The options, of which
+    ``budget`` is one that has to be given, are those of `Options`.
     """
+    asked = Options.parse(options)
+    if asked.budget is None:
+        raise ValueError('a plan is made for a budget, such as budget="2GiB"')
     with recorded(module, image, dtype) as (network, shape):
-        lower = lower_tiers(device, host_budget, disk, half)
-        plan = choose_plan(network, rates_for(device), parse_bytes(budget), lower, policy_of(policy, halo))
+        policy = policy_of(asked.policy, asked.halo)
+        plan = choose_plan(network, rates_for(device), asked.budget, lower_tiers(device, asked), policy, asked.calls)
     return dataclasses.replace(plan, shape=shape)
 
 
@@ -100,11 +100,10 @@ def rates_for(device: str | None) -> Rates:
     return rates_of("cpu") if device is None else local_rates(device)
 
 
-def lower_tiers(device: str | None, host_budget: int | str | None, disk: bool | str, half: bool) -> Lower:
+def lower_tiers(device: str | None, options: Options) -> Lower:
     """The tiers below a device: a CPU has no host below it."""
-    if device is None or device.split(":")[0] == "cpu":
-        return Lower(None, bool(disk), half)
-    return Lower(parse_bytes(host_budget or "64GiB"), bool(disk), half)
+    host = None if device is None or device.split(":")[0] == "cpu" else options.host_budget or HOST
+    return Lower(host, bool(options.disk), options.half)
 
 
 @contextmanager

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from lightning_plugin.errors import BudgetError
+from lightning_plugin.options import Options, Words
 from lightning_plugin.picture import draw_sweep
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_table import sweep_table
 from lightning_plugin.planner.choose import Chooser, budget_for
 from lightning_plugin.planner.make import lower_tiers, rates_for, recorded
 from lightning_plugin.planner.policies import policy_of
-from lightning_plugin.units import parse_bytes
 
 #: A budget under which every network is left whole.
 AMPLE = 1 << 60
@@ -47,31 +48,27 @@ def sweep(
     module: nn.Module,
     image: Sequence[int] | Tensor,
     *,
-    budget: int | str | None = None,
     count: int = 10,
     device: str | None = None,
-    host_budget: int | str | None = None,
-    disk: bool | str = True,
     dtype: torch.dtype = torch.float32,
-    halo: str = "auto",
-    half: bool = False,
-    policy: str = "auto",
     tell: Callable[[range], Iterable[int]] = iter,
+    **options: Unpack[Words],
 ) -> Sweep:
     """Plan one network under ``count`` budgets, evenly spaced on a logarithmic scale.
 
     The arguments are those of `make_plan`; ``budget`` is marked among the others. ``tell`` wraps the range of plans to
     be made, so that a progress bar can count them.
     """
+    chosen = Options.parse(options)
     with recorded(module, image, dtype) as (network, shape):
-        lower = lower_tiers(device, host_budget, disk, half)
-        chooser = Chooser(network, rates_for(device), lower, policy_of(policy, halo))
+        policy = policy_of(chosen.policy, chosen.halo)
+        chooser = Chooser(network, rates_for(device), lower_tiers(device, chosen), policy)
         asked: Plan | None = None
         plans: list[Plan] = []
         between: list[int] = []
         for turn in tell(range(max(2, count))):
             if turn == 0:
-                asked = None if budget is None else chooser.choose(parse_bytes(budget))
+                asked = None if chosen.budget is None else chooser.choose(chosen.budget)
                 plans.append(smallest(chooser))
             elif turn == 1:
                 plans.append(ample(chooser))

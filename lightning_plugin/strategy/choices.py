@@ -45,8 +45,8 @@ class RunSettings(Settings):
             self.team.agree(key, DIFFERENT)
         known = self.plans.setdefault(key, [])
         before = list(known)
-        if self.given is None and self.budget is not None:
-            plan = self.within(known, nodes, self.budget)
+        if self.given is None and self.options.budget is not None:
+            plan = self.within(known, nodes, self.options.budget)
         else:
             plan = known[0] if known else super().choose(nodes)
             known[:] = [plan]
@@ -104,24 +104,17 @@ class RunSettings(Settings):
         }
 
     def limits(self) -> dict[str, Any]:
-        return {
-            "budget": self.budget,
-            "host_budget": self.host_budget,
-            "disk": self.disk,
-            "tiles": list(self.tiles or ()),
-            "backward_tiles": list(self.backward_tiles or ()),
-            "device": self.device,
-            "halo": self.halo,
-            "half": self.half,
-        }
+        """What plans are made for: a checkpoint's serve a run with the same."""
+        return {"options": asdict(self.options), "device": self.device}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up what a checkpoint kept, where it was made under the same limits.
 
         A budget that was measured and not chosen is taken from the checkpoint: what is free now is another number.
         """
-        if not self.chosen and state["budget"] is not None:
-            self.budget = state["budget"]
+        former = state.get("options", {}).get("budget")
+        if not self.chosen and former is not None:
+            self.options = replace(self.options, budget=former)
         if self.limits() == {name: state.get(name) for name in self.limits()}:
             self.plans |= {key: [Plan.from_json(text) for text in texts] for key, texts in state["plans"].items()}
             self.roomy |= set(state["roomy"])

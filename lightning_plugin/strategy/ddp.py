@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from lightning_plugin.options import Halo, Options, Size, Tiles, Words
 from lightning_plugin.strategy.layer_sync import revert, synchronize
 from lightning_plugin.strategy.resume import random_state
 from lightning_plugin.strategy.settle import settle
@@ -58,13 +58,13 @@ class ParallelTiling(Tiling):
 
     def __init__(
         self,
-        budget: int | str | None = None,
-        tiles: int | Sequence[int] | None = None,
-        backward_tiles: int | Sequence[int] | None = None,
-        host_budget: int | str | None = None,
+        budget: Size = None,
+        tiles: Tiles = None,
+        backward_tiles: Tiles = None,
+        host_budget: Size = None,
         disk: bool | str = True,
-        tile_over: int | str | None = None,
-        halo: Literal["auto", "recompute", "share"] = "auto",
+        tile_over: Size = None,
+        halo: Halo = "auto",
         half: bool = False,
         split: Literal["batch", "image"] = "batch",
         find_unused_parameters: bool = False,
@@ -82,7 +82,11 @@ class ParallelTiling(Tiling):
             start_method=start_method,
             **options,
         )
-        self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over, halo, half)
+        words: Words = {
+            "budget": budget, "tiles": tiles, "backward_tiles": backward_tiles, "host_budget": host_budget,
+            "disk": disk, "halo": halo, "half": half,
+        }  # fmt: skip
+        self._tile(Options.parse(words), tile_over)
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
         self.split = split
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from lightning_plugin.strategy.tiling import Size, Tiles, Tiling
+from lightning_plugin.options import Halo, Options, Size, Tiles, Words
+from lightning_plugin.strategy.tiling import Tiling
 
 
 class SingleTiling(Tiling):
@@ -38,13 +38,13 @@ class SingleTiling(Tiling):
 
     def __init__(
         self,
-        budget: int | str | None = None,
-        tiles: int | Sequence[int] | None = None,
-        backward_tiles: int | Sequence[int] | None = None,
-        host_budget: int | str | None = None,
+        budget: Size = None,
+        tiles: Tiles = None,
+        backward_tiles: Tiles = None,
+        host_budget: Size = None,
         disk: bool | str = True,
-        tile_over: int | str | None = None,
-        halo: Literal["auto", "recompute", "share"] = "auto",
+        tile_over: Size = None,
+        halo: Halo = "auto",
         half: bool = False,
         parallel_devices: list[torch.device] | None = None,
         accelerator: Any = None,
@@ -52,7 +52,11 @@ class SingleTiling(Tiling):
         precision_plugin: Any = None,
     ) -> None:
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
-        self._tile(budget, tiles, backward_tiles, host_budget, disk, tile_over, halo, half)
+        words: Words = {
+            "budget": budget, "tiles": tiles, "backward_tiles": backward_tiles, "host_budget": host_budget,
+            "disk": disk, "halo": halo, "half": half,
+        }  # fmt: skip
+        self._tile(Options.parse(words), tile_over)
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 
     @property

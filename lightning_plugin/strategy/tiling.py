@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor, materialize
+from lightning_plugin.options import Options, Size
 from lightning_plugin.plan import Plan
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
@@ -28,9 +30,6 @@ from lightning_plugin.units import parse_bytes
 #: Networks keep at most about this many bytes for each byte of their input, so smaller inputs need no tiles.
 MOST_BYTES_PER_INPUT_BYTE = 1024
 
-Size = int | str | None
-Tiles = int | Sequence[int] | None
-
 
 class Tiling:
     """Mixed into a Lightning strategy; the methods are those of `pytorch_lightning.strategies.Strategy`."""
@@ -42,30 +41,9 @@ class Tiling:
     _batch: str
     _resumed: dict[str, Any] | None
 
-    def _tile(
-        self,
-        budget: Size,
-        tiles: Tiles,
-        backward_tiles: Tiles,
-        host_budget: Size,
-        disk: bool | str,
-        tile_over: Size,
-        halo: str,
-        half: bool,
-    ) -> None:
+    def _tile(self, options: Options, tile_over: Size) -> None:
         """Keep the user's choices; called by the constructors."""
-        if budget is not None and tiles is not None:
-            raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
-        self.settings = RunSettings(
-            _grid(tiles),
-            _grid(backward_tiles),
-            budget=None if budget is None else parse_bytes(budget),
-            host_budget=None if host_budget is None else parse_bytes(host_budget),
-            disk=disk,
-            halo=halo,
-            half=half,
-            chosen=budget is not None or tiles is not None,
-        )
+        self.settings = RunSettings(options, chosen=options.budget is not None or options.tiles is not None)
         self._tile_over = tile_over
         self._least = 0
         self._images = []
@@ -92,7 +70,7 @@ class Tiling:
         super().setup_environment()  # type: ignore[misc]
         device: torch.device = self.root_device  # type: ignore[attr-defined]
         if not self.settings.chosen:
-            self.settings.budget = default_budget(device)
+            self.settings.options = replace(self.settings.options, budget=default_budget(device))
         self.settings.device = self.settings.device or device.type
         self._least = self._least_bytes()
 
@@ -106,7 +84,8 @@ class Tiling:
         """The size from which on a dense tensor is tiled."""
         if self._tile_over is not None:
             return parse_bytes(self._tile_over)
-        return 0 if self.settings.budget is None else self.settings.budget // MOST_BYTES_PER_INPUT_BYTE
+        budget = self.settings.options.budget
+        return 0 if budget is None else budget // MOST_BYTES_PER_INPUT_BYTE
 
     # Batches
 
@@ -235,9 +214,3 @@ def left_whole(plan: Plan) -> bool:
     """Whether a plan holds what plain PyTorch would hold: nothing is stored to be recomputed from."""
     grad = torch.is_grad_enabled()
     return all(s.keep or (not grad and s.forward.tiles == 1 and s.tier == "device") for s in plan.segments)
-
-
-def _grid(tiles: Tiles) -> tuple[int, ...] | None:
-    if tiles is None:
-        return None
-    return (tiles,) if isinstance(tiles, int) else tuple(tiles)

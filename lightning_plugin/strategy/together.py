@@ -7,6 +7,7 @@ image. What would break that is found before a step, by comparing what identifie
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,11 +33,12 @@ SMALL = 4096
 def join(device: torch.device, settings: Settings) -> None:
     """Make a team of all ranks, and let them plan alike: for the budget that all can keep, with one rank's rates."""
     team = Team.of(device)
-    budgets = team.gather(settings.budget)
+    budgets = team.gather(settings.options.budget)
     settings.team = team
-    settings.budget = None if None in budgets else min(b for b in budgets if b is not None)
+    budget = None if None in budgets else min(b for b in budgets if b is not None)
+    # Tiles that hand rows on run one after the other, and cannot be shared.
+    settings.options = replace(settings.options, budget=budget, halo="recompute")
     settings.rates = team.gather(local_rates(device.type))[0]
-    settings.halo = "recompute"  # tiles that hand rows on run one after the other
 
 
 def same_random_numbers(team: Team) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from lightning_plugin.errors import EngineError
 from tests.exactness import TOLERANCE, errors
-from tests.lightning_plugin.cases import GRIDS, Noting
+from tests.lightning_plugin.cases import GRIDS, noting
 from tests.zoo import fill
 
 
@@ -86,7 +86,7 @@ def examine(timm: ModuleType, architecture: Architecture) -> dict[str, Any]:
     if "features_only" not in arguments:
         arguments |= {"num_classes": 3, "drop_rate": 0.0}  # dropout's masks are drawn otherwise in plain PyTorch
     net = fill(timm.create_model(architecture.name, **arguments).double()).train()
-    settings = Noting(*GRIDS[0])
+    settings = noting(*GRIDS[0])
     row: dict[str, Any] = {"name": architecture.name, "shape": list(architecture.shape)}
     try:
         largest = max(errors(net, architecture.shape, settings=settings).values())

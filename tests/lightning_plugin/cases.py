@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import Barrier
+from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.settings import Settings
 
@@ -28,6 +30,10 @@ class Noting(Settings):
         self.noted += [f"{n.label}: {n.op.reason}" for n in nodes if isinstance(n.op, Barrier)]
         self.kinds |= {n.op.kind for n in nodes}
         return super().choose(nodes)
+
+
+def noting(tiles: Any, backward_tiles: Any) -> Noting:
+    return Noting(Options(tiles=tuple(tiles), backward_tiles=tuple(backward_tiles)))
 
 
 def still(net: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from lightning_plugin import Box, LazyImage, TiledModule
-from lightning_plugin.settings import Settings
+from tests.exactness import asked
 from tests.lightning_plugin.step_parts import CONTENTS, EDITS, LAYERS, POOLS, SMALLS
 from tests.lightning_plugin.steps import Image, Network, Step
 
@@ -134,7 +134,7 @@ class Engine:
         how: dict[str, Any] = {"tiles": step.way.tiles, "backward_tiles": step.way.backward_tiles}
         how = {"budget": budget} if budget else how
         self.tiled = [TiledModule(net, **how) for net in nets]
-        self.settings = Settings(**how)
+        self.settings = asked(**how)
         self.inputs = [self.input(image, x) for image, x in zip(step.images, tensors, strict=True)]
 
     @property

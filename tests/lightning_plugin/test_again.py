@@ -16,6 +16,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute import again
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.store import Handle
+from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.predict import predict
@@ -30,7 +31,7 @@ class Dropping(Settings):
     nothing)."""
 
     def __init__(self, drop: Sequence[int] | None = None) -> None:
-        super().__init__((3, 2), (2, 3))
+        super().__init__(Options(tiles=(3, 2), backward_tiles=(2, 3)))
         self.drop = drop
 
     def choose(self, nodes: Any) -> Plan:

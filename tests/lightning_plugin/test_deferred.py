@@ -18,9 +18,8 @@ from lightning_plugin import BudgetError, LazyImage, TiledModule, make_plan, mat
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.rehearsal import REHEARSAL
-from lightning_plugin.settings import Settings
 from lightning_plugin.source import TensorSource, prefetches
-from tests.exactness import TOLERANCE, difference
+from tests.exactness import TOLERANCE, asked, difference
 
 
 def image(*size: int, seed: int = 0) -> Tensor:
@@ -74,7 +73,7 @@ def test_a_parameter_frozen_after_it_was_used(again):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3)).double()
     twin = copy.deepcopy(net)
-    for module, x in ((net, image()), (twin, LazyImage.from_tensor(image(), settings=Settings((2, 2))))):
+    for module, x in ((net, image()), (twin, LazyImage.from_tensor(image(), settings=asked((2, 2))))):
         loss = module(x).square().mean()
         module[0].requires_grad_(False)
         loss = materialize(loss)
@@ -145,7 +144,7 @@ def test_an_image_changed_before_it_is_read():
 def test_an_image_changed_between_two_uses():
     """Each use sees what the image was then, if what was recorded before has run."""
     x, net = image(), small()
-    lazy = LazyImage.from_tensor(x, settings=Settings((2, 2)))
+    lazy = LazyImage.from_tensor(x, settings=asked((2, 2)))
     for _ in range(2):
         assert float(net(lazy).square().mean()) == pytest.approx(float(net(x).square().mean()), rel=1e-12)
         x.add_(1)
@@ -249,7 +248,7 @@ def test_running_statistics_after_a_read_that_failed_and_was_repeated():
 
 def test_gradients_of_a_small_recorded_value():
     net, head = small(), nn.Linear(4, 1).double()
-    lazy = net(LazyImage.from_tensor(image(), settings=Settings((2, 2)))).mean((2, 3))
+    lazy = net(LazyImage.from_tensor(image(), settings=asked((2, 2)))).mean((2, 3))
     plain = net(image()).mean((2, 3))
     expected = torch.autograd.grad(head(plain).sum(), plain)[0]
     torch.testing.assert_close(torch.autograd.grad(head(lazy).sum(), lazy)[0], expected)
@@ -257,7 +256,7 @@ def test_gradients_of_a_small_recorded_value():
 
 def test_grad_cam_the_way_the_error_says():
     net, head = small(), nn.Linear(4, 1).double()
-    features = net(LazyImage.from_tensor(image(), settings=Settings((2, 2))))
+    features = net(LazyImage.from_tensor(image(), settings=asked((2, 2))))
     with pytest.raises(RecordingError, match=r"features = materialize\(x\)"):
         torch.autograd.grad(head(features.mean((2, 3))).sum(), features)
     whole = materialize(features)
@@ -278,7 +277,7 @@ def test_hooks_and_retained_gradients_of_small_values():
         return pooled.grad, net[0].weight.grad
 
     expected = step(image())
-    actual = step(LazyImage.from_tensor(image(), settings=Settings((2, 2))))
+    actual = step(LazyImage.from_tensor(image(), settings=asked((2, 2))))
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(seen[1], seen[0])
 
@@ -430,7 +429,7 @@ def test_collated_images_keep_what_they_are():
         def prefetch(self, boxes) -> None:
             """Hears of boxes."""
 
-    settings = Settings((2, 2))
+    settings = asked((2, 2))
     images = [LazyImage(Ahead(image(seed=i)), requires_grad=True, settings=settings) for i in range(2)]
     for count in (1, 2):
         batch = default_collate(images[:count])

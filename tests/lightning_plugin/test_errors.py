@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, materialize
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.settings import Settings
+from tests.exactness import asked
 from tests.zoo import fill
 
 
@@ -26,7 +26,7 @@ def image(requires_grad: bool = False) -> Tensor:
 
 
 def lazy(x: Tensor | None = None) -> LazyImage:
-    return LazyImage.from_tensor(image() if x is None else x, settings=Settings((3, 2), (2, 2)))
+    return LazyImage.from_tensor(image() if x is None else x, settings=asked((3, 2), (2, 2)))
 
 
 class Net(nn.Module):

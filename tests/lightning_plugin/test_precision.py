@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, materialize
 from lightning_plugin.settings import Settings
 from tests.exactness import TOLERANCE, difference, flat
-from tests.lightning_plugin.cases import GRIDS, Noting, still
+from tests.lightning_plugin.cases import GRIDS, noting, still
 from tests.zoo import ZOO, fill
 
 QUICK = (
@@ -44,7 +44,7 @@ def ratio(name: str, autocast: bool) -> float:
     single = copy.deepcopy(exact).float()
     reference = gradients(exact, x.float().double(), None, False)
     plain = gradients(copy.deepcopy(single), x.float(), None, autocast)
-    tiled = gradients(copy.deepcopy(single), x.float(), Noting(*GRIDS[0]), autocast)
+    tiled = gradients(copy.deepcopy(single), x.float(), noting(*GRIDS[0]), autocast)
     return ((tiled - reference).norm() / (plain - reference).norm()).item()
 
 
@@ -80,7 +80,7 @@ def test_channels_last_is_honoured(name: str) -> None:
     x = torch.randn(entry.shape, dtype=torch.float64).to(memory_format=last)
     twins = x.clone().requires_grad_(), x.clone().requires_grad_()
     expected = plain(twins[0])
-    result = net(LazyImage.from_tensor(twins[1], settings=Noting(*GRIDS[0])))
+    result = net(LazyImage.from_tensor(twins[1], settings=noting(*GRIDS[0])))
     actual = materialize(result)
     assert result.stride() == expected.stride()
     assert difference(actual.detach(), expected.detach()) < TOLERANCE

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from lightning_plugin import LazyImage
-from lightning_plugin.settings import Settings
-from tests.exactness import TOLERANCE, difference
+from tests.exactness import TOLERANCE, asked, difference
 
 SETTINGS = [
     {"tiles": (2, 3)},
@@ -47,7 +46,7 @@ def compared(net, pull, settings, frozen=False):
     twin = copy.deepcopy(net)
     x = torch.randn(2, 3, 30, 34, dtype=torch.float64)
     pull(net, *net(x))
-    pull(twin, *twin(LazyImage.from_tensor(x, settings=Settings(**settings))))
+    pull(twin, *twin(LazyImage.from_tensor(x, settings=asked(**settings))))
     expected, actual = gradients(net), gradients(twin)
     assert expected.keys() == actual.keys() and expected
     floor = 1e-3 * max(float(e.abs().max()) for e in expected.values())

@@ -20,8 +20,9 @@ from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.store import Cotangent, Handle, Place
 from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.options import Options
 from lightning_plugin.settings import Settings
-from tests.exactness import assert_exact
+from tests.exactness import asked, assert_exact
 
 CPU = torch.device("cpu")
 
@@ -34,7 +35,7 @@ def lower(tier: str, ahead: bool, forward: tuple[int, ...] = (3, 2), backward: t
             plan = super().choose(nodes)
             return replace(plan, segments=tuple(replace(s, tier=tier, ahead=ahead) for s in plan.segments))
 
-    return Lower(forward, backward)
+    return Lower(Options(tiles=forward, backward_tiles=backward))
 
 
 @given(
@@ -146,11 +147,11 @@ def test_room_is_promised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_folder_for_the_disk_is_used_and_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'/no/such/folder' is not a folder that can be written to"):
-        Settings(disk="/no/such/folder")
+        asked(disk="/no/such/folder")
     used = []
     monkeypatch.setattr(DiskFile, "make", lambda self, size, folder: used.append(folder))
     settings = lower("disk", False)
-    settings.disk = str(tmp_path)
+    settings.options = replace(settings.options, disk=str(tmp_path))
     image = LazyImage.from_tensor(torch.randn(1, 3, 20, 24), settings=settings)
     with pytest.raises(AttributeError):  # there is no file
         small()(image).sum().backward()

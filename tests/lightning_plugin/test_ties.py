@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage
 from lightning_plugin.settings import Settings
+from tests.exactness import asked
 
 SELECTIONS = {
     "amax": lambda x: x.amax((2, 3)),
@@ -95,7 +96,7 @@ def test_no_share_of_a_gradient_is_lost(name, content, kind):
     torch.manual_seed(0)
     net = Net(SELECTIONS[name])
     x = content(torch.Generator().manual_seed(1))
-    settings = Settings(tiles=(1, 2), backward_tiles=(3, 5))
+    settings = asked(tiles=(1, 2), backward_tiles=(3, 5))
     out = net(image_of(kind, x, settings)).sum()
     out.backward()
     expected = torch.full((8,), 6.0 if "bins" in name else -1.0 if name in ("amin", "min") else 1.0)
@@ -122,7 +123,7 @@ def test_as_near_to_the_truth_as_plain_pytorch(name, content, dtype):
     truth = gradient(copy.deepcopy(net).double(), x.double())
     low, y = copy.deepcopy(net).to(dtype), x.to(dtype)
     plain = float((gradient(low, y) - truth).norm())
-    tiled = float((gradient(low, LazyImage.from_tensor(y, settings=Settings((1, 2), (3, 5)))) - truth).norm())
+    tiled = float((gradient(low, LazyImage.from_tensor(y, settings=asked((1, 2), (3, 5)))) - truth).norm())
     # The image turned and mirrored, and the kernels with it: sums in another order, as another processor would have
     # them. PyTorch's own distances are as far apart as these.
     others = [float((moved_gradient(low, y, move, gradient) - truth).norm()) for move in MOVES]
@@ -157,5 +158,5 @@ def test_equal_shares_go_to_all_that_tie():
     expected = x.clone().requires_grad_()
     expected.mul(2).amax((2, 3)).sum().backward()
     y = x.clone().requires_grad_()
-    LazyImage.from_tensor(y, settings=Settings((2, 1), (3, 2))).mul(2).amax((2, 3)).sum().backward()
+    LazyImage.from_tensor(y, settings=asked((2, 1), (3, 2))).mul(2).amax((2, 3)).sum().backward()
     torch.testing.assert_close(y.grad, expected.grad, rtol=1e-12, atol=0)

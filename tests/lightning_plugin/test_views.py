@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import TiledModule
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.settings import Settings
-from tests.exactness import assert_exact
+from tests.exactness import asked, assert_exact
 
 
 class Net(nn.Module):
@@ -174,7 +173,7 @@ WRITES = [
 @pytest.mark.parametrize("budget", [None, 200 << 10], ids=["tiles", "budget"])
 def test_a_write_through_a_view_is_seen_by_all(write, budget):
     torch.manual_seed(0)
-    assert_exact(Net(write), (2, 3, 16, 20), settings=budget and Settings(budget=budget))
+    assert_exact(Net(write), (2, 3, 16, 20), settings=budget and asked(budget=budget))
 
 
 def test_an_image_that_requires_grad_is_not_written_in_place():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.exactness import assert_exact
-from tests.lightning_plugin.cases import GRIDS, Noting, still
+from tests.lightning_plugin.cases import GRIDS, noting, still
 from tests.zoo import STRUCTURED, ZOO, ZooEntry, fill
 
 ENTRIES = [*ZOO.values(), *STRUCTURED.values()]
@@ -29,4 +29,4 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("entry", "mode", "size", "grids"), cases())
 def test_zoo_is_exact(entry: ZooEntry, mode: str, size: str, grids: tuple) -> None:
     net = still(fill(entry.build().double())).train(MODES[mode])
-    assert_exact(net, getattr(entry, size), settings=Noting(*grids))
+    assert_exact(net, getattr(entry, size), settings=noting(*grids))

@@ -42,7 +42,7 @@ class Estimate(Callback):
         if not sizes["train"]:
             return
         strategy: Any = trainer.strategy
-        budget = strategy.settings.budget if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) else None
+        budget = strategy.settings.options.budget if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) else None
         largest = max(sizes["train"].values(), key=lambda size: size[0] * size[1])
         if min(largest) < pl_module.stride:
             raise UserError(

@@ -18,6 +18,7 @@ from lightning_plugin.execute.pool import Buffer, Lender, Pool
 from lightning_plugin.execute.store import Handle, Place
 from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Layout
+from lightning_plugin.options import Options
 from lightning_plugin.settings import Settings
 
 CPU = torch.device("cpu")
@@ -244,7 +245,7 @@ def on_disk(count: int, ahead: bool, share: bool = False) -> Settings:
             segments = tuple(replace(s, tier="disk", ahead=ahead, halo=halo) for s in plan.segments)
             return replace(plan, segments=segments)
 
-    return Lower(grid, grid)
+    return Lower(Options(tiles=grid, backward_tiles=grid))
 
 
 def network() -> nn.Module:

@@ -15,8 +15,7 @@ from lightning_plugin.planner.choose import RESERVE, choose_plan
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.make import rates_for, recorded
 from lightning_plugin.planner.policies import Policy
-from lightning_plugin.settings import Settings
-from tests.exactness import assert_exact
+from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.planner.chains import Recipe, recipes
 
@@ -199,7 +198,7 @@ def test_without_a_disk_what_is_dropped_saves_memory_and_stays_exact() -> None:
     assert "dropped" in str(tiled.plan)
     assert 0.99 * held <= tiled.plan.peak_bytes <= budget
     assert Plan.from_json(tiled.plan.to_json()) == tiled.plan
-    assert_exact(net, x.shape, settings=Settings(budget=2 * budget, disk=False))
+    assert_exact(net, x.shape, settings=asked(budget=2 * budget, disk=False))
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from torch import nn
 
 import lightning_plugin
 from lightning_plugin import BudgetError, Plan, Rates, TiledModule, calibrate, calibrated, make_plan
+from lightning_plugin.options import Options
 from lightning_plugin.planner import calibrate as module
 from lightning_plugin.planner import measure
 from lightning_plugin.planner.calibrate import key, local, local_rates, place
@@ -74,9 +75,9 @@ def test_plans_without_a_device_do_not_depend_on_the_machine(known: Rates) -> No
 
 
 def test_a_run_keeps_the_rates_it_began_with(known: Rates, monkeypatch: pytest.MonkeyPatch) -> None:
-    began = RunSettings(budget=2**30)
+    began = RunSettings(Options(budget=2**30))
     began.rates = known
-    resumed = RunSettings(budget=2**30)
+    resumed = RunSettings(Options(budget=2**30))
     resumed.load(json.loads(json.dumps(began.state())))
     assert resumed.rates == known
     monkeypatch.setattr(module, "measure", lambda device: replace(SLOW_MEMORY, memory=2.0))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.options import Options
 from lightning_plugin.planner.make import lower_tiers, recorded
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import POLICIES
@@ -40,7 +41,7 @@ def network(width: int = 8, side: int = 96) -> Iterator[Network]:
 def test_a_plan_of_a_search_is_predicted_to_take_what_the_search_said(policy: str, share: float) -> None:
     with network() as found:
         budget = found.fixed_bytes + int(share * found.plain_bytes)
-        plan = Search(found, CPU, lower_tiers(None, None, True, False), POLICIES[policy]).run(budget)
+        plan = Search(found, CPU, lower_tiers(None, Options()), POLICIES[policy]).run(budget)
         if plan is None:
             assert policy != "auto" and share < 2
         else:
@@ -73,7 +74,7 @@ def test_what_is_dropped_is_predicted_to_be_made_twice() -> None:
         layers += [nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(True)]
     deep = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
     with recorded(deep, (1, 3, 96, 96), torch.float32) as (found, _):
-        search = Search(found, CPU, lower_tiers(None, None, False, False))
+        search = Search(found, CPU, lower_tiers(None, Options(disk=False)))
         budget = next(b for b in range(found.fixed_bytes, 1 << 30, 1 << 17) if search.run(b) is not None)
         plan = search.run(budget)
         assert plan is not None and any(s.drop for s in plan.segments)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, materialize
-from lightning_plugin.settings import Settings
-from tests.exactness import assert_exact
+from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
 GRIDS = [((3, 2), (2, 3)), ((5, 7), (1, 1))]
@@ -63,7 +62,7 @@ def test_ties_and_indices(size: Any) -> None:
     """Of equal values the first one takes the gradient, and its flat index is PyTorch's."""
     x = torch.randint(0, 3, (2, 4, 11, 13)).double().requires_grad_()
     twin = x.detach().clone().requires_grad_()
-    lazy = LazyImage.from_tensor(twin, settings=Settings((4, 3), (3, 5)))
+    lazy = LazyImage.from_tensor(twin, settings=asked((4, 3), (3, 5)))
     plain, where = F.adaptive_max_pool2d(x * 2, size, return_indices=True)
     tiled, found = F.adaptive_max_pool2d(lazy * 2, size, return_indices=True)
     assert torch.equal(materialize(found), where)

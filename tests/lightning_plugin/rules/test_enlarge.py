@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, materialize
 from lightning_plugin.graph import ancestors
 from lightning_plugin.ops import VectorOp
-from lightning_plugin.settings import Settings
+from tests.exactness import asked
 from tests.lightning_plugin.rules.helpers import After, assert_tiled
 
 SHAPE = (2, 3, 23, 17)
@@ -77,6 +77,6 @@ def test_autocast() -> None:
     x = torch.randn(SHAPE)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = net(x)
-        tiled = materialize(net(LazyImage.from_tensor(x, settings=Settings((3, 2)))))
+        tiled = materialize(net(LazyImage.from_tensor(x, settings=asked((3, 2)))))
     assert tiled.dtype == plain.dtype
     torch.testing.assert_close(tiled.float(), plain.float(), rtol=0.02, atol=0.02)

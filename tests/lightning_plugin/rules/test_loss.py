@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, materialize
 from lightning_plugin.graph import ancestors
 from lightning_plugin.ops import Barrier, Gather
-from lightning_plugin.settings import Settings
-from tests.exactness import TOLERANCE, difference
+from tests.exactness import TOLERANCE, asked, difference
 from tests.zoo import ZOO, fill
 
 CLASSES = 4
@@ -51,7 +50,7 @@ def run(net: nn.Module, loss, x: Tensor, target: Tensor, tiles=(3, 2), backward=
         (expected * weight).sum().backward()
         if lazy_target:
             target = lazy_map(target, x.shape)
-        actual = loss(twin(LazyImage.from_tensor(x, settings=Settings(tiles, backward))), target)
+        actual = loss(twin(LazyImage.from_tensor(x, settings=asked(tiles, backward))), target)
         nodes = ancestors([actual._value])
         (actual * weight).sum().backward()
     return expected, actual, net, twin, nodes

@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.exactness import asked
 from tests.lightning_plugin.rules.helpers import After, assert_tiled
 
 MODES = ["constant", "reflect", "replicate", "circular"]
@@ -118,9 +119,8 @@ def test_any(size: Any, pads: Any, mode: str, tiles: Any) -> None:
 def test_values_of_other_types() -> None:
     """Integers and masks are padded too."""
     from lightning_plugin import LazyImage, materialize
-    from lightning_plugin.settings import Settings
 
     x = torch.randint(-9, 9, (1, 2, 6, 5))
-    lazy = LazyImage.from_tensor(x, settings=Settings((2, 3)))
+    lazy = LazyImage.from_tensor(x, settings=asked((2, 3)))
     assert torch.equal(materialize(F.pad(lazy, (1, 2, 3, -1), value=4)), F.pad(x, (1, 2, 3, -1), value=4))
     assert torch.equal(materialize(F.pad(lazy > 0, (1, 2), "constant", True)), F.pad(x > 0, (1, 2), "constant", True))

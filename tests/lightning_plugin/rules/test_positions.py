@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, materialize
-from lightning_plugin.settings import Settings
-from tests.exactness import TOLERANCE, assert_exact, difference
+from tests.exactness import TOLERANCE, asked, assert_exact, difference
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
 SHAPES = [(2, 3, 11, 7), (1, 3, 5, 13), (3, 3, 1, 9)]
@@ -249,15 +248,15 @@ def test_masked_positions_have_no_weight():
         return (a @ x.flatten(2).transpose(1, 2)).sum()
 
     pool(x).backward()
-    pool(LazyImage.from_tensor(twin, settings=Settings((4, 2), (2, 3)))).backward()
+    pool(LazyImage.from_tensor(twin, settings=asked((4, 2), (2, 3)))).backward()
     assert difference(twin.grad, x.grad) < TOLERANCE
-    gone = LazyImage.from_tensor(torch.full((1, 1, 4, 4), -math.inf), settings=Settings((2, 2), (2, 2)))
+    gone = LazyImage.from_tensor(torch.full((1, 1, 4, 4), -math.inf), settings=asked((2, 2), (2, 2)))
     assert materialize(gone.flatten(1).softmax(1)).isnan().all()
 
 
 def test_softmax_is_as_precise_as_plain_in_float32_at_large_scores():
     x = (torch.randn(1, 1, 64, 64, dtype=torch.float64) + 5000).float()
-    lazy = LazyImage.from_tensor(x, settings=Settings((4, 4), (4, 4)))
+    lazy = LazyImage.from_tensor(x, settings=asked((4, 4), (4, 4)))
     tiled = materialize(lazy.flatten(2).softmax(-1))
     exact = x.double().flatten(2).softmax(-1)
     plain = difference(x.flatten(2).softmax(-1), exact)

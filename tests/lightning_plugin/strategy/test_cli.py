@@ -53,7 +53,7 @@ def test_a_class_with_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cli(
         monkeypatch, "--trainer.strategy=lightning_plugin.SFTStrategy", "--trainer.strategy.budget=8GiB", run=False
     )
-    assert found.trainer.strategy.settings.budget == 8 * 2**30
+    assert found.trainer.strategy.settings.options.budget == 8 * 2**30
 
 
 def test_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file.write_text(YAML)
     found = cli(monkeypatch, "--config", str(file))
     settings = found.trainer.strategy.settings
-    assert (settings.tiles, settings.backward_tiles, settings.disk) == ((3, 2), (2,), False)
+    assert (settings.options.tiles, settings.options.backward_tiles, settings.options.disk) == ((3, 2), (2,), False)
     assert found.trainer.global_step == 1 and settings.plan is not None
 
 

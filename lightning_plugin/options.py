@@ -1,0 +1,101 @@
+"""The engine's options: what a user may say about memory and tiles, wherever it is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+from lightning_plugin.units import parse_bytes
+
+Size = int | str | None
+Tiles = int | Sequence[int] | None
+Halo = Literal["auto", "recompute", "share"]
+
+
+class Words(TypedDict, total=False):
+    """The options as a user gives them; `Options` says what each means."""
+
+    budget: Size
+    tiles: Tiles
+    backward_tiles: Tiles
+    host_budget: Size
+    disk: bool | str
+    halo: Halo
+    half: bool
+    policy: str
+    calls: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user said about how to run.
+
+    Args:
+        budget: Device memory that a step may use, such as ``"8GiB"``; it leaves the tiles to the planner.
+        tiles: Into how many tiles to cut each spatial axis, instead of a budget.
+        backward_tiles: The same for the backward pass, where it should differ.
+        host_budget: Host memory for what does not fit the device, where the device is not the CPU; 64 GiB if not given.
+        disk: Whether what fits neither may go to temporary files, or the folder for them.
+        halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands them
+            on ("share"), or "auto", which is faster.
+        half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
+        policy: A published technique to plan by instead, for comparison (`planner.policies`).
+        calls: How many calls wait for one backward, each under a plan of its own: the first then leave room in the
+            budget for the others.
+    """
+
+    budget: int | None = None
+    tiles: tuple[int, ...] | None = None
+    backward_tiles: tuple[int, ...] | None = None
+    host_budget: int | None = None
+    disk: bool | str = True
+    halo: Halo = "auto"
+    half: bool = False
+    policy: str = "auto"
+    calls: int = 1
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.tiles is not None:
+            raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
+        if self.calls < 1:
+            raise ValueError(f"calls={self.calls}: a step has one call or more")
+        if isinstance(self.disk, str) and not os.access(self.disk, os.W_OK | os.X_OK):
+            raise ValueError(
+                f"disk={self.disk!r} is not a folder that can be written to. Give disk=True for the system's folder of "
+                "temporary files, disk=False, or a folder that is there."
+            )
+
+    @staticmethod
+    def parse(words: Words) -> Options:
+        """Options from what a user gave: sizes may be texts, and one number of tiles stands for every axis."""
+        unknown = words.keys() - Words.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{min(unknown)!r} is no option; those are {', '.join(Words.__annotations__)}")
+        return Options(
+            budget=size(words.get("budget")),
+            tiles=grid(words.get("tiles")),
+            backward_tiles=grid(words.get("backward_tiles")),
+            host_budget=size(words.get("host_budget")),
+            disk=words.get("disk", True),
+            halo=words.get("halo", "auto"),
+            half=words.get("half", False),
+            policy=words.get("policy", "auto"),
+            calls=words.get("calls", 1),
+        )
+
+    @property
+    def folder(self) -> str | None:
+        """Where maps on the disk are kept; None is the system's folder of temporary files."""
+        return self.disk if isinstance(self.disk, str) else None
+
+
+def size(given: Size) -> int | None:
+    return None if given is None else parse_bytes(given)
+
+
+def grid(tiles: Tiles) -> tuple[int, ...] | None:
+    if tiles is None:
+        return None
+    return (tiles,) if isinstance(tiles, int) else tuple(tiles)

@@ -1,0 +1,62 @@
+"""The engine's options mean the same wherever they are said."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from lightning_plugin import SFTDDPStrategy, SFTStrategy, TiledModule, make_plan
+from lightning_plugin.options import Options, Words
+
+NET = nn.Conv2d(3, 2, 3)
+
+
+def test_texts_and_single_numbers_are_read() -> None:
+    found = Options.parse({"budget": "2MiB", "host_budget": 3, "backward_tiles": 2})
+    assert (found.budget, found.host_budget, found.backward_tiles) == (2 * 2**20, 3, (2,))
+    assert Options.parse({}) == Options()
+
+
+def test_words_and_fields_are_the_same() -> None:
+    assert list(Words.__annotations__) == list(Options.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("strategy", [SFTStrategy, SFTDDPStrategy])
+def test_strategies_take_what_modules_take(strategy: type) -> None:
+    """All but two: a strategy plans a step's calls together, and policies are for comparison."""
+    assert Words.__annotations__.keys() - inspect.signature(strategy).parameters.keys() == {"policy", "calls"}
+    words: Any = {"budget": "2GiB", "disk": False, "halo": "recompute", "half": True}
+    made: Any = strategy(**words)
+    assert (
+        made.settings.options
+        == TiledModule(NET, budget="2GiB", disk=False, halo="recompute", half=True).settings.options
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"buget": "2GiB"}, "'buget' is no option; those are budget, tiles"),
+        ({"budget": "2GiB", "tiles": 2}, "not both"),
+        ({"budget": "two"}, "'two' is not a size"),
+        ({"calls": 0}, "calls=0"),
+        ({"disk": "/no/such/folder"}, "is not a folder that can be written to"),
+    ],
+)
+def test_what_is_wrong_is_named(words: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        TiledModule(NET, **words)
+
+
+def test_a_plan_is_made_for_a_budget() -> None:
+    with pytest.raises(ValueError, match="budget="):
+        make_plan(NET, (1, 3, 20, 20))
+
+
+def test_the_folder_is_that_of_the_disk(tmp_path: Path) -> None:
+    assert Options(disk=str(tmp_path)).folder == str(tmp_path)
+    assert Options(disk=True).folder is None
