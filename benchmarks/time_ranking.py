@@ -35,7 +35,8 @@ from lightning_plugin import Plan, Rates, TiledModule, calibrate
 from lightning_plugin.boxes import Grid
 from lightning_plugin.options import Options
 from lightning_plugin.planner.choose import Chooser, usable
-from lightning_plugin.planner.make import lower_tiers, recorded
+from lightning_plugin.planner.lower import lower_tiers
+from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import POLICIES, policy_of
 from lightning_plugin.planner.predict import predict

@@ -36,7 +36,8 @@ class Options:
         budget: Device memory that a step may use, such as ``"8GiB"``; it leaves the tiles to the planner.
         tiles: Into how many tiles to cut each spatial axis, instead of a budget.
         backward_tiles: The same for the backward pass, where it should differ.
-        host_budget: Host memory for what does not fit the device, where the device is not the CPU; 64 GiB if not given.
+        host_budget: Host memory for what does not fit the device, where the device is not the CPU: 64 GiB if not given,
+            none if 0.
         disk: Whether what fits neither may go to temporary files, or the folder for them.
         halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands them
             on ("share"), or "auto", which is faster.
@@ -77,7 +78,7 @@ class Options:
             budget=size(words.get("budget")),
             tiles=grid(words.get("tiles")),
             backward_tiles=grid(words.get("backward_tiles")),
-            host_budget=size(words.get("host_budget")),
+            host_budget=0 if words.get("host_budget") == 0 else size(words.get("host_budget")),
             disk=words.get("disk", True),
             halo=words.get("halo", "auto"),
             half=words.get("half", False),

@@ -122,15 +122,14 @@ class Settings:
         """A plan within a budget, for so many calls that wait for one backward."""
         from lightning_plugin.planner.calibrate import local_rates
         from lightning_plugin.planner.choose import choose_plan
-        from lightning_plugin.planner.lower import Lower
+        from lightning_plugin.planner.lower import lower_tiers
         from lightning_plugin.planner.network import Network
         from lightning_plugin.planner.policies import policy_of
 
         images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
         device = self.device or (images[0].device.type if images else "cpu")
-        host = None if device.split(":")[0] == "cpu" else self.options.host_budget or 64 * 2**30
-        lower = Lower(host, bool(self.options.disk), self.options.half)
         self.rates = self.rates or local_rates(device)
+        lower = lower_tiers(device, self.options)
         policy = policy_of(self.options.policy, self.options.halo)
         plan = choose_plan(Network(tuple(nodes), self.accumulates), self.rates, budget, lower, policy, calls)
         return replace(plan, shape=tuple(images[0].shape) if images else ())

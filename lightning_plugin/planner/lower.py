@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_plugin.graph import Value
+from lightning_plugin.options import Options
 from lightning_plugin.planner.rates import Rates
+
+#: Host memory for what does not fit the device, where the user does not say.
+HOST = 64 * 2**30
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,15 @@ class Lower:
     @property
     def there(self) -> str:
         """The tier that maps come back from."""
-        return "disk" if self.host is None else "host"
+        return "host" if self.host else "disk"
 
 
 def one_way(rates: Rates, tier: str, size: int) -> float:
     """Seconds that maps take to a lower tier, or from there."""
     return size / (rates.host if tier == "host" else rates.disk)
+
+
+def lower_tiers(device: str | None, options: Options) -> Lower:
+    """The tiers below a device that a user allows: a CPU has no host below it."""
+    host = HOST if options.host_budget is None else options.host_budget
+    return Lower(None if device is None or device.split(":")[0] == "cpu" else host, bool(options.disk), options.half)

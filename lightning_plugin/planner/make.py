@@ -21,16 +21,12 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.describe import signature
-from lightning_plugin.planner.lower import Lower
+from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates, rates_of
 
 __all__ = ["Blank", "make_plan", "signature"]
-
-
-#: Host memory for what does not fit the device, where the user does not say.
-HOST = 64 * 2**30
 
 
 @dataclass(frozen=True)
@@ -98,12 +94,6 @@ def recorded(
 def rates_for(device: str | None) -> Rates:
     """The rates that rank plans: the built-in table's where no device is named."""
     return rates_of("cpu") if device is None else local_rates(device)
-
-
-def lower_tiers(device: str | None, options: Options) -> Lower:
-    """The tiers below a device: a CPU has no host below it."""
-    host = None if device is None or device.split(":")[0] == "cpu" else options.host_budget or HOST
-    return Lower(host, bool(options.disk), options.half)
 
 
 @contextmanager

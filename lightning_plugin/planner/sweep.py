@@ -16,7 +16,8 @@ from lightning_plugin.picture import draw_sweep
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_table import sweep_table
 from lightning_plugin.planner.choose import Chooser, budget_for
-from lightning_plugin.planner.make import lower_tiers, rates_for, recorded
+from lightning_plugin.planner.lower import lower_tiers
+from lightning_plugin.planner.make import rates_for, recorded
 from lightning_plugin.planner.policies import policy_of
 
 #: A budget under which every network is left whole.

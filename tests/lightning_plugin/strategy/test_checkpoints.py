@@ -83,7 +83,7 @@ def test_a_run_resumes_at_the_end_of_an_epoch(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_its_plans(tmp_path: Path) -> None:
     whole = run(tmp_path, loader(2, 2), budget="1GiB", tile_over=1)
     kept = torch.load(tmp_path / "step=1.ckpt", weights_only=True)["lightning_plugin"]
-    assert kept["budget"] == 2**30 and len(kept["plans"]) == 1 and kept["threads"] == torch.get_num_threads()
+    assert kept["options"]["budget"] == 2**30 and len(kept["plans"]) == 1 and kept["threads"] == torch.get_num_threads()
     key, (text,) = next(iter(kept["plans"].items()))
     edited = text.replace('"peak_bytes": ', '"peak_bytes": 1', 1)
     changed = torch.load(tmp_path / "step=1.ckpt", weights_only=False)
