@@ -10,7 +10,7 @@ from rich.console import Console
 
 from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
 from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.fit.one_run import instantiate, parse
+from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse
 from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.reach import within_reach
 from wsi_trainer.fit.run_folder import RunFolder
@@ -35,7 +35,8 @@ def heatmap(words: Sequence[str]) -> int:
     maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
     folder = RunFolder(Path(options.out)).existing()
     load_weights(model, folder.checkpoint(options.checkpoint))
-    facts = write_heatmaps(model, data, config, folder, options.split, maps, options.regions)
+    with ending_at_once(), naming_workers():
+        facts = write_heatmaps(model, data, config, folder, options.split, maps, options.regions)
     console = Console()
     say(console, f"{len(facts['slides'])} maps: {folder.heatmaps}")
     if sentence := sentence_on_regions(facts):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from wsi_trainer.fit import training
 from wsi_trainer.fit.cross_validation import fit_folds
-from wsi_trainer.fit.one_run import instantiate, parse, run, show
+from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse, run, show
 from wsi_trainer.fit.parser import make_parser as make_parser  # the other commands import it from here
 from wsi_trainer.fit.reach import within_reach
 from wsi_trainer.fit.run_folder import RunFolder
@@ -71,7 +71,8 @@ def predict(words: Sequence[str]) -> int:
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
     folder = RunFolder(Path(options.out)).existing()
-    written = training.predict_slides(model, data, config, folder, options.slides, options.checkpoint)
+    with ending_at_once(), naming_workers():
+        written = training.predict_slides(model, data, config, folder, options.slides, options.checkpoint)
     say(Console(), f"predictions: {written}")
     return 0
 
@@ -82,5 +83,7 @@ def _evaluate(name: str, split: str, words: Sequence[str]) -> int:
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
     folder = RunFolder(Path(options.out)).existing()
-    show(training.test(model, data, config, folder, split, options.checkpoint))
+    with ending_at_once(), naming_workers():
+        scores = training.test(model, data, config, folder, split, options.checkpoint)
+    show(scores)
     return 0

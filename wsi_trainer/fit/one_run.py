@@ -71,7 +71,7 @@ def run(
 
 
 @contextmanager
-def ending_at_once(grace: float) -> Iterator[None]:
+def ending_at_once(grace: float = GRACE) -> Iterator[None]:
     """Signals end a run soon; Lightning alone would finish the step, and end as if all were well."""
     with ends_at_once(grace):
         try:

@@ -139,3 +139,26 @@ def test_a_signal_ends_a_run_which_is_continued(words: list[str], tmp_path: Path
     assert error.splitlines()[-1] == "wsi-train: ended by SIGTERM" and "Traceback" not in error
     assert weights(tmp_path / "run")
     assert main(command) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
+@pytest.mark.parametrize(
+    "name",
+    ["predict", pytest.param("test", marks=pytest.mark.full), pytest.param("heatmap", marks=pytest.mark.full)],
+)
+def test_a_signal_ends_the_commands_that_look_at_slides(words: list[str], tmp_path: Path, name: str) -> None:
+    assert main(["fit", *words, "--train.epochs=1"]) == 0
+    manifest = next(w.partition("=")[2] for w in words if w.startswith("--data.manifest="))
+    command = [name, *words, *([f"--slides={manifest}"] if name == "predict" else [])]
+    program = "import sys; from tests.wsi_trainer.fit.slow_steps import look; sys.exit(look(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    while "looking at a slide" not in (line := process.stdout.readline()):
+        assert line, "it ended before it began"
+    process.send_signal(signal.SIGTERM)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert error.splitlines()[-1] == "wsi-train: ended by SIGTERM" and "Traceback" not in error
