@@ -56,7 +56,7 @@ class Normalization(torch.autograd.Function):
         # Without a weight the kernel skips Σ g·x̂, which the variance needs.
         unit = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         grad = plain_strides(grad if grad.is_contiguous(memory_format=torch.channels_last) else grad.contiguous())
-        if x.device.type == "cpu" and not x.is_contiguous():
+        if x.device.type == "cpu" and channels_last(x):
             dx, scaled, total = channels_last_sums(grad, x, unit, mean, rstd)
         else:
             dx, scaled, total = aten.native_batch_norm_backward(
@@ -72,6 +72,12 @@ class Normalization(torch.autograd.Function):
             None if ctx.bias is None else total.to(ctx.bias),
             None,
         )
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether a tensor is contiguous in channels-last order and in no other; a part of one is not."""
+    order = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
+    return not x.is_contiguous() and x.is_contiguous(memory_format=order)
 
 
 def channels_last_sums(
