@@ -52,8 +52,8 @@ class Moment:
 class Ledger:
     """Bytes alive now and at the worst moment, in all and for each segment's forward and backward.
 
-    ``enter`` says whose moment it is from then on. With ``fakes``, the storages of fake tensors are counted (a
-    rehearsal of a plan), else real ones only. ``limit`` is the budget, where one is kept.
+    ``enter`` says whose moment it is from then on; only a rehearsal of a plan, which counts the storages of fake
+    tensors (``fakes``), looks at moments. ``limit`` is the budget, where one is kept.
     """
 
     def __init__(self, device: torch.device | None = None, fakes: bool = False) -> None:
@@ -124,7 +124,8 @@ class Ledger:
         self.live += storage_bytes
         if self.live > self.peak:
             self.peak = self.live
-        self._now.see(self.live)
+        if self.fakes:
+            self._now.see(self.live)
 
     def ignore(self, tensor: Tensor) -> None:
         """Never count this tensor's storage, which existed before."""

@@ -369,10 +369,7 @@ def materialize(tensor: Tensor) -> Tensor:
     if value.real is not None:
         return value.real
     session = tensor._session.root()
-    waiting = [ref() for ref in session.pending]
-    session.pending = [ref for ref in session.pending if ref() is not None]
-    others = [t._value for t in waiting if t is not None and isinstance(bound(t._fake), Value)]
-    result = session.execute(session, value, [v for v in others if v.real is None])
+    result = session.run(value)
     session.forget()
     return result
 

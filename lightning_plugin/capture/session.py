@@ -158,9 +158,12 @@ class Session:
         self.run()
         self.forget()
 
-    def run(self) -> None:
-        waiting = [t._value for ref in self.pending if (t := ref()) is not None and isinstance(bound(t._fake), Value)]
-        self.execute(self, None, [v for v in waiting if v.real is None])
+    def run(self, wanted: Value | None = None) -> Tensor:
+        """Run what is recorded: the value that is wanted, if any, and all that is waiting beside it."""
+        waiting = [t for ref in self.pending if (t := ref()) is not None]
+        self.pending = [ref for ref in self.pending if ref() is not None]
+        values = [t._value for t in waiting if isinstance(bound(t._fake), Value)]
+        return self.execute(self, wanted, [v for v in values if v.real is None])
 
     def abandon(self) -> None:
         """The recording is only looked at and never run: nothing awaits it."""

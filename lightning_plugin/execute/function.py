@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
+from lightning_plugin.execute.leaves import lasting
 from lightning_plugin.execute.parts import parts_of, with_rest
 from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun, watched
@@ -54,11 +55,6 @@ def run_segment(run: SegmentRun) -> None:
         v.real = result.view_as(result) if several and result.requires_grad else result
     for v in run.stored:
         v.token = found[id(v)]
-
-
-def lasting(result: Tensor) -> Tensor:
-    """A result that the user may write to: no view of something else."""
-    return result.clone() if result._is_view() else result
 
 
 def connect(run: SegmentRun, found: dict[int, Tensor], carried: list[dict[int, Tensor]]) -> None:

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.gather import GatherFunction
-from lightning_plugin.execute.leaves import as_used
+from lightning_plugin.execute.leaves import as_used, lasting
 from lightning_plugin.execute.segment import watched
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
@@ -138,8 +138,7 @@ class ReduceFunction(torch.autograd.Function):
         ctx: Any, op: ReduceOp, box: Box, maps: int, ledger: Ledger | None, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         tiles, vectors = inputs[:maps], inputs[maps:]
-        found = op.finish(op.partial(box, tiles, vectors), vectors)
-        results = tuple(r.clone() if r._is_view() else r for r in found)
+        results = tuple(map(lasting, op.finish(op.partial(box, tiles, vectors), vectors)))
         ctx.op, ctx.box, ctx.maps, ctx.ledger = op, box, maps, ledger
         ctx.results = [r.clone() for r in results]
         ctx.save_for_backward(*inputs)

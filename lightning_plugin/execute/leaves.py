@@ -1,4 +1,4 @@
-"""Tensors that the user made, as the recording used them."""
+"""Where the user's own tensors and the engine's meet: those that were captured, and those that are given back."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:
             return tensor.view_as(tensor)
     finally:
         tensor.requires_grad_(False)
+
+
+def lasting(result: Tensor) -> Tensor:
+    """A result that the user may write to: no view of something else."""
+    return result.clone() if result._is_view() else result
