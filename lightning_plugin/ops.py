@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import spending
-
-if TYPE_CHECKING:
-    from lightning_plugin.source import TileSource
+from lightning_plugin.source import TensorSource, TileSource
 
 
 class Op(ABC):
@@ -144,6 +142,12 @@ class Source(Op):
     image: TileSource
     device: torch.device
     version: Any = None
+
+    @property
+    def here(self) -> Tensor | None:
+        """The image's tensor, where it lies on the device already: reading a tile of it takes no memory."""
+        image = self.image
+        return image.tensor if isinstance(image, TensorSource) and image.tensor.device == self.device else None
 
     def read(self, box: Box) -> Tensor:
         with spending("input"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -146,8 +145,7 @@ class Backward:
             return
         program = segment.program.narrow(doubtful)
         for t, total in zip(program.targets, self.totals(program), strict=True):
-            vectors = [self.vectors[id(v)] for v in t.node.vectors]
-            self.reduced[t.node.serial] = self.reduced[t.node.serial][0], t.op.finish(total, vectors)
+            self.reduced[t.node.serial] = self.reduced[t.node.serial][0], t.finish(total, self.vectors)
 
     def totals(self, program: Program) -> list[Reduction]:
         """The reductions of a program over backward's tiles, of all ranks."""
@@ -164,15 +162,14 @@ class Backward:
 
                 def emit(i: int, box: Box, tiles: Sequence[Tensor], times: int = len(members)) -> None:
                     t = program.targets[i]
-                    part = t.op.partial(box, tiles, [self.vectors[id(v)] for v in t.node.vectors])
-                    part = t.op.repeat(part, times)
+                    part = t.part(box, tiles, self.vectors, times)
                     found[i] = t.op.merge(found[i], part) if i in found else part
 
                 program.run(members[0], read, self.vectors, emit, grad=False)
         if segment.team is not None:
             ranks = segment.team.gather({i: part.to("cpu") for i, part in found.items()})
             parts = {i: [r[i].to(t.map.device) for r in ranks if i in r] for i, t in enumerate(program.targets)}
-            found = {i: functools.reduce(program.targets[i].op.merge, of_ranks) for i, of_ranks in parts.items()}
+            found = {i: reduce(program.targets[i].op.merge, of_ranks) for i, of_ranks in parts.items()}
         return [found[i] for i in range(len(program.targets))]
 
     def handle(self, v: Value) -> Handle | None:
@@ -316,7 +313,7 @@ class Backward:
         elif serial in self.reduced:
             grads, results = self.reduced[serial]
             with torch.enable_grad():
-                values = target.op.pull(box, tiles, [self.vectors[id(v)] for v in target.node.vectors], results)
+                values = target.op.pull(box, tiles, target.operands(self.vectors), results)
             # A vector's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
             count = 1 if work.cotangents is None else len(work.members)
             for value, g in zip(values, grads, strict=True):

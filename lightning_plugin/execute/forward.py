@@ -46,7 +46,7 @@ class Forward:
         results: list[Tensor] = []
         for i, target in enumerate(run.program.targets):
             if target.stored is None:
-                results.extend(target.op.finish(self.totals[i], [self.vectors[id(v)] for v in target.node.vectors]))
+                results.extend(target.finish(self.totals[i], self.vectors))
         return results
 
     @property
@@ -114,8 +114,7 @@ class Forward:
         if target.stored is not None:
             target.stored.handle.write(box, tiles[0], self.segment.ahead)  # type: ignore[union-attr]
             return
-        part = target.op.partial(box, tiles, [self.vectors[id(v)] for v in target.node.vectors])
-        part = target.op.repeat(part, times)
+        part = target.part(box, tiles, self.vectors, times)
         if self.segment.team is not None:
             self.made[-1].parts[i] = part
         else:

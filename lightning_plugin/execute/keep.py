@@ -23,7 +23,6 @@ from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.program.fuse import batch_norm
 from lightning_plugin.rules.norm import Normalize
-from lightning_plugin.source import TensorSource
 
 
 class Uses:
@@ -114,11 +113,8 @@ def whole(v: Value) -> Tensor:
         with torch.set_grad_enabled(v.requires_grad):
             v.real = GatherFunction.apply(v, v.handle, v.token)
     elif isinstance(op, Source):
-        image = op.image
-        if isinstance(image, TensorSource) and image.tensor.device == op.device:
-            v.real = as_used(image.tensor, v.requires_grad)
-        else:
-            v.real = op.read(Box.whole(v.space.extent))
+        here = op.here
+        v.real = op.read(Box.whole(v.space.extent)) if here is None else as_used(here, v.requires_grad)
     else:
         raise AssertionError(f"{v.label} is neither stored nor kept")
     return v.real  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import Captured, Source
-from lightning_plugin.source import TensorSource, prefetches
+from lightning_plugin.source import prefetches
 
 
 def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
@@ -27,16 +27,11 @@ def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
             tuple(place.get(id(v), -1) for v in n.inputs),
             tuple((v.shape, str(v.dtype), v.requires_grad) for v in n.outputs),
             n.inplace is not None,
-            isinstance(n.op, Source) and (prefetches(n.op.image), lies_there(n.op)),
+            isinstance(n.op, Source) and (prefetches(n.op.image), n.op.here is not None),
             gradients and isinstance(n.op, Captured) and n.op.tensor.is_leaf and n.op.tensor.grad is not None,
         )
         for n in nodes
     )
-
-
-def lies_there(op: Source) -> bool:
-    """Whether an image's pixels lie on the device already, and reading a tile of them takes no memory."""
-    return isinstance(op.image, TensorSource) and op.image.tensor.device == op.device
 
 
 def describe(thing: Any) -> Any:

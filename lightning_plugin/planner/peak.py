@@ -14,7 +14,6 @@ from functools import cached_property
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source
-from lightning_plugin.planner.describe import lies_there
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.profile import Profile
 from lightning_plugin.program.program import Program
@@ -155,7 +154,7 @@ class Peaks:
         """What reading a tile of so many bytes allocates: nothing where it is a view of what lies on the device, or of
         a buffer that is counted already."""
         if v.node is not None and isinstance(v.node.op, Source):
-            return 0 if lies_there(v.node.op) else size
+            return size if v.node.op.here is None else 0
         return 0
 
     def buffers(self, program: Program, held: Held, backward: bool) -> int:

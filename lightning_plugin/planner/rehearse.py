@@ -242,8 +242,9 @@ def scenery(node: Node, ledger: Ledger) -> Any:
     assert isinstance(node.op, Source)
     image, v = node.op.image, node.outputs[0]
     if isinstance(image, TensorSource):
-        here = image.tensor.device == node.op.device
-        tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
+        tensor = (
+            leaf(v) if node.op.here is not None else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
+        )
         ledger.ignore(tensor)
         return TensorSource(tensor)
     return (Announced if prefetches(image) else Scenery)(v.shape, v.dtype)

@@ -12,7 +12,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.fakes import unbound
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
+from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread, TileOp
 from lightning_plugin.plan import Plan
 from lightning_plugin.rules.norm import Normalize
 from lightning_plugin.source import prefetches
@@ -35,6 +35,17 @@ class Target:
         """The operator of a target that is reduced."""
         assert isinstance(self.node.op, ReduceOp)
         return self.node.op
+
+    def part(self, box: Box, tiles: Sequence[Tensor], vectors: Mapping[int, Tensor], times: int) -> Reduction:
+        """What one tile, or so many identical ones, add to a target that is reduced."""
+        return self.op.repeat(self.op.partial(box, tiles, self.operands(vectors)), times)
+
+    def finish(self, total: Reduction, vectors: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
+        """The results of a target that is reduced."""
+        return self.op.finish(total, self.operands(vectors))
+
+    def operands(self, vectors: Mapping[int, Tensor]) -> list[Tensor]:
+        return [vectors[id(v)] for v in self.node.vectors]
 
     @property
     def requires_grad(self) -> bool:
