@@ -19,6 +19,12 @@ from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Barrier, Captured, Source
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.calibrate import local_rates
+from lightning_plugin.planner.choose import choose_plan, exact_bytes, usable
+from lightning_plugin.planner.describe import signature
+from lightning_plugin.planner.lower import lower_tiers
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.source import TensorSource
@@ -67,7 +73,6 @@ class Settings:
             forward = Grid(options.tiles) if options.tiles else None
             backward = Grid(options.backward_tiles) if options.backward_tiles else None
             return fixed(nodes, forward, backward, halo=options.halo)
-        from lightning_plugin.planner.describe import signature
 
         known = self._plans.setdefault(signature(nodes, gradients=not self.accumulates), [])
         return self.within(known, nodes, options.budget)
@@ -75,7 +80,6 @@ class Settings:
     def within(self, known: list[Plan], nodes: Sequence[Node], budget: int) -> Plan:
         """The fastest of the known plans that fits beside what the step holds already, or a new one; see [Note: step]
         in `ledger`."""
-        from lightning_plugin.planner.choose import usable
 
         def fitting() -> list[Plan]:
             room = usable(budget - self.reserved - held)
@@ -94,7 +98,6 @@ class Settings:
 
     def beside_others(self, nodes: Sequence[Node], budget: int, held: int) -> Plan:
         """A plan within what is left of a budget: if it can be, of a little less."""
-        from lightning_plugin.planner.choose import exact_bytes
 
         if not held:
             return self.search(nodes, budget, self.options.calls)
@@ -120,11 +123,6 @@ class Settings:
 
     def search(self, nodes: Sequence[Node], budget: int, calls: int = 1) -> Plan:
         """A plan within a budget, for so many calls that wait for one backward."""
-        from lightning_plugin.planner.calibrate import local_rates
-        from lightning_plugin.planner.choose import choose_plan
-        from lightning_plugin.planner.lower import lower_tiers
-        from lightning_plugin.planner.network import Network
-        from lightning_plugin.planner.policies import policy_of
 
         images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
         device = self.device or (images[0].device.type if images else "cpu")

@@ -11,7 +11,8 @@ from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.capture.paths import forget_modules
 from lightning_plugin.capture.session import Session
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.run import known, run_plan
+from lightning_plugin.execute.run import run_plan
+from lightning_plugin.execute.segment import real
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ops import Captured, Gather, Source
 from lightning_plugin.program.fixed import fixed
@@ -32,7 +33,7 @@ def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) ->
                 effect.dormant = True
             raise
         happen(session)
-    return known(values[-1]) if wanted is not None else torch.empty(0)
+    return real(values[-1]) if wanted is not None else torch.empty(0)
 
 
 @torch.no_grad()
@@ -42,7 +43,7 @@ def happen(session: Session) -> None:
     while session.effects:
         effect = session.effects.pop(0)
         if all(v.real is not None for v in effect.values):
-            effect.run([known(v) for v in effect.values])
+            effect.run([real(v) for v in effect.values])
         else:
             waiting.append(effect)
     session.effects = waiting

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.gather import GatherFunction
 from lightning_plugin.execute.leaves import as_used, lasting
-from lightning_plugin.execute.segment import watched
+from lightning_plugin.execute.segment import real, watched
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
@@ -50,20 +50,20 @@ def keep(node: Node, uses: Uses, fused: Mapping[int, Node], ledger: Ledger | Non
     tiles = [whole(v) for v in node.maps]
     with torch.set_grad_enabled(any(v.requires_grad for v in node.outputs)):
         if partner is not None:
-            vectors = [_real(v) for v in node.vectors[2:]]
+            vectors = [real(v) for v in node.vectors[2:]]
             result, *moments = batch_norm(partner, node, tiles[0], vectors)
             node.outputs[0].real = result
             for v, moment in zip(partner.outputs, moments, strict=True):
                 v.real = moment
         elif isinstance(node.op, ReduceOp):
-            vectors = [_real(v) for v in node.vectors]
+            vectors = [real(v) for v in node.vectors]
             box = Box.whole(node.maps[0].space.extent)
             results = ReduceFunction.apply(node.op, box, len(tiles), ledger, *tiles, *vectors)
             for v, r in zip(node.outputs, results, strict=True):
                 v.real = r
         else:
             assert isinstance(node.op, TileOp)
-            vectors = [_real(v) for v in node.vectors]
+            vectors = [real(v) for v in node.vectors]
             node.outputs[0].real = run_whole(node, tiles, vectors, uses)
     if ledger is not None:
         for v in node.outputs:
@@ -108,7 +108,7 @@ def whole(v: Value) -> Tensor:
     assert v.node is not None
     op = v.node.op
     if isinstance(op, Spread):
-        return _real(v.node.inputs[0])
+        return real(v.node.inputs[0])
     if v.handle is not None:
         with torch.set_grad_enabled(v.requires_grad):
             v.real = GatherFunction.apply(v, v.handle, v.token)
@@ -118,12 +118,6 @@ def whole(v: Value) -> Tensor:
     else:
         raise AssertionError(f"{v.label} is neither stored nor kept")
     return v.real  # type: ignore[return-value]
-
-
-def _real(v: Value) -> Tensor:
-    if v.real is None:
-        raise AssertionError(f"{v.label} is needed before it is computed")
-    return v.real
 
 
 class ReduceFunction(torch.autograd.Function):

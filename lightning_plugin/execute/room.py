@@ -67,7 +67,7 @@ class Guard:
         self.looked_in = -1
 
     @property
-    def needed(self) -> bool:
+    def looks(self) -> bool:
         return self.ledger is not None and self.ledger.limit is not None and bool(self.plan.backward_needs)
 
     def __call__(self, gradient: Tensor) -> None:

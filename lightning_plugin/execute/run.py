@@ -14,7 +14,7 @@ from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.room import Guard
-from lightning_plugin.execute.segment import SegmentRun, watched
+from lightning_plugin.execute.segment import SegmentRun, real, watched
 from lightning_plugin.execute.store import Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier
@@ -130,7 +130,7 @@ class Stage:
             if ledger.fakes:
                 v.real.register_hook(lambda g: ledger.enter(who, goes_on=True))
                 continue
-            if guard.needed:
+            if guard.looks:
                 v.real.register_hook(guard)
             ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
 
@@ -174,7 +174,7 @@ def compute(value: Value, ledger: Ledger | None = None) -> None:
             call(node)
             if ledger is not None:
                 for v in node.outputs:
-                    ledger.hook(known(v), [known(i) for i in node.inputs])
+                    ledger.hook(real(v), [real(i) for i in node.inputs])
 
 
 def call(node: Node) -> None:
@@ -182,7 +182,7 @@ def call(node: Node) -> None:
     assert isinstance(op, (VectorOp, Barrier))
     grad = any(v.requires_grad for v in node.outputs)
     with torch.set_grad_enabled(grad), torch.autocast(_kind(node), enabled=False):
-        result = op.run([known(v) for v in node.inputs])
+        result = op.run([real(v) for v in node.inputs])
     flat = torch.utils._pytree.tree_leaves(result)
     tensors = [t for t in flat if isinstance(t, Tensor)]
     for v, t in zip(node.outputs, tensors, strict=True):
@@ -199,9 +199,3 @@ def gather(node: Node) -> None:
     tensor = whole(source)
     # The user may write into the result; a boundary that others will read must not change under them.
     node.outputs[0].real = tensor.clone() if source.handle is not None else tensor
-
-
-def known(value: Value) -> Tensor:
-    if value.real is None:
-        raise AssertionError(f"{value.label} was not computed")
-    return value.real
