@@ -20,13 +20,12 @@ from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
-from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates, rates_of
 
-__all__ = ["Blank", "make_plan", "signature"]
+__all__ = ["Blank", "make_plan"]
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ class SpaceOp(ReduceOp):
     dtype: torch.dtype
     size: int
 
+    def flat(self, x: Tensor) -> Tensor:
+        """A tile with the reduced dimensions as one, the last."""
+        dims = sorted(self.dims)
+        return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+
     def need(self, box: Box) -> tuple[Box, ...]:
         return (box,)
 
@@ -210,11 +215,6 @@ class Extreme(SpaceOp):
     layout: Layout
     sign: int = 1
 
-    def flat(self, x: Tensor) -> Tensor:
-        """The reduced dimensions as one, the last."""
-        dims = sorted(self.dims)
-        return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
-
     def positions(self, box: Box, device: torch.device) -> Tensor:
         return flat_index(self.layout, sorted(self.dims), box, device)
 
@@ -290,10 +290,6 @@ class First(SpaceOp):
             step *= extent[a]
         return index.reshape(-1)
 
-    def flat(self, x: Tensor) -> Tensor:
-        """The reduced dimensions, which are the last in row-major order of space, as one."""
-        return x.movedim(self.dims, tuple(range(-len(self.dims), 0))).flatten(-len(self.dims))
-
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = self.flat(tiles[0])
         best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
@@ -309,20 +305,14 @@ class First(SpaceOp):
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         best, where = total.parts
-        if self.keep:
-            for d in sorted(self.dims):
-                best, where = best.unsqueeze(d), where.unsqueeze(d)
-        return best, where
+        return (restored(best, self.dims), restored(where, self.dims)) if self.keep else (best, where)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         x = self.flat(tiles[0])
         where = squeeze(outputs[1], self.dims) if self.keep else outputs[1]
         mine = self.positions(box, x.device) == where.unsqueeze(-1)
         value = torch.where(mine, x, 0).sum(-1)
-        if self.keep:
-            for d in sorted(self.dims):
-                value = value.unsqueeze(d)
-        return value, None
+        return restored(value, self.dims) if self.keep else value, None
 
 
 def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:

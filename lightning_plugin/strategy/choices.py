@@ -12,7 +12,7 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.choose import exact_bytes
-from lightning_plugin.planner.make import signature
+from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.feedback import Feedback
@@ -112,7 +112,7 @@ class RunSettings(Settings):
 
         A budget that was measured and not chosen is taken from the checkpoint: what is free now is another number.
         """
-        former = state.get("options", {}).get("budget")
+        former = state.get("options", state).get("budget")  # a checkpoint may be older than the options
         if not self.chosen and former is not None:
             self.options = replace(self.options, budget=former)
         if self.limits() == {name: state.get(name) for name in self.limits()}:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_plugin.options import Halo, Options, Size, Tiles, Words
+from lightning_plugin.options import Halo, Size, Tiles
 from lightning_plugin.strategy.layer_sync import revert, synchronize
 from lightning_plugin.strategy.resume import random_state
 from lightning_plugin.strategy.settle import settle
@@ -82,11 +82,10 @@ class ParallelTiling(Tiling):
             start_method=start_method,
             **options,
         )
-        words: Words = {
-            "budget": budget, "tiles": tiles, "backward_tiles": backward_tiles, "host_budget": host_budget,
-            "disk": disk, "halo": halo, "half": half,
-        }  # fmt: skip
-        self._tile(Options.parse(words), tile_over)
+        self._tile(
+            tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
+            halo=halo, half=half,
+        )  # fmt: skip
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
         self.split = split
 

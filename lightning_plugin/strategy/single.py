@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lightning_plugin.options import Halo, Options, Size, Tiles, Words
+from lightning_plugin.options import Halo, Size, Tiles
 from lightning_plugin.strategy.tiling import Tiling
 
 
@@ -52,11 +52,10 @@ class SingleTiling(Tiling):
         precision_plugin: Any = None,
     ) -> None:
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
-        words: Words = {
-            "budget": budget, "tiles": tiles, "backward_tiles": backward_tiles, "host_budget": host_budget,
-            "disk": disk, "halo": halo, "half": half,
-        }  # fmt: skip
-        self._tile(Options.parse(words), tile_over)
+        self._tile(
+            tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
+            halo=halo, half=half,
+        )  # fmt: skip
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 
     @property

@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor, materialize
-from lightning_plugin.options import Options, Size
+from lightning_plugin.options import Options, Size, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
@@ -41,8 +41,9 @@ class Tiling:
     _batch: str
     _resumed: dict[str, Any] | None
 
-    def _tile(self, options: Options, tile_over: Size) -> None:
+    def _tile(self, tile_over: Size, **words: Unpack[Words]) -> None:
         """Keep the user's choices; called by the constructors."""
+        options = Options.parse(words)
         self.settings = RunSettings(options, chosen=options.budget is not None or options.tiles is not None)
         self._tile_over = tile_over
         self._least = 0
