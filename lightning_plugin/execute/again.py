@@ -59,7 +59,7 @@ class Again:
 
     def __init__(self, run: SegmentRun, inputs: Inputs, stored: Sequence[Handle], boundaries: Sequence[Handle]) -> None:
         self.run = run
-        self.depth = run.drop
+        self.depth = run.plan.drop
         self.inputs = inputs
         self.stored = [weakref.ref(handle) for handle in stored]
         self.boundaries = boundaries

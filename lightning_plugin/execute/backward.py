@@ -97,7 +97,7 @@ class Backward:
             for handle in self.handles.values():
                 handle.bring_back()
             with torch.autocast(segment.kind, enabled=False), segment.at.courier.pooling():
-                if segment.share:
+                if segment.scans:
                     self.scan()
                 else:
                     self.grid()
@@ -137,7 +137,7 @@ class Backward:
     def recount(self) -> None:
         """Find results that depend on the last bits of tiles as backward's tiles come to them, in a pass of its own."""
         segment = self.segment
-        if segment.forward_grid == segment.backward_grid and not segment.alike:
+        if segment.plan.forward == segment.backward_grid and not segment.alike:
             return  # forward's tiles were these
         reducing = [t for t in self.alive if t.node.serial in self.reduced]
         doubtful = [t for t in reducing if t.op.uncertain(self.reduced[t.node.serial][1], segment.alike)]
@@ -330,7 +330,7 @@ class Backward:
         """Scatter-add a tile's input gradient, halo and all, to where the input lives."""
         handle = self.handles.get(id(v))
         if handle is not None:
-            handle.cotangent.add(box, gradient, self.segment.ahead)
+            handle.cotangent.add(box, gradient, self.segment.plan.ahead)
             return
         layout = v.space
         if id(v) not in self.wholes:

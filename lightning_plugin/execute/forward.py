@@ -37,7 +37,7 @@ class Forward:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
         with run.at.courier.pooling():
-            if run.share:
+            if run.scans:
                 self.scan()
             else:
                 self.grid()
@@ -61,7 +61,7 @@ class Forward:
 
     def grid(self) -> None:
         run = self.segment
-        self.expect(lambda: outline(run.program, run.forward_grid))
+        self.expect(lambda: outline(run.program, run.plan.forward))
         if run.team is not None:
             self.together(run.team)
             return
@@ -78,7 +78,7 @@ class Forward:
         def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
             self.emit(i, box, tiles, 1)
 
-        tiles = scan(program, self.segment.forward_grid)
+        tiles = scan(program, self.segment.plan.forward)
         self.expect(lambda: [(tile.reads, tile.owned) for tile in tiles])
         for (tile,) in told([t] for t in tiles):
             if self.segment.trains:
@@ -97,7 +97,7 @@ class Forward:
             looking = len(members) > 1 or self.segment.rehearsal is not None
             key = only_value(stored.space, tiles[0], box) if looking else None
             for other in members[1:]:
-                stored.handle.write(other[i], tiles[0], self.segment.ahead)
+                stored.handle.write(other[i], tiles[0], self.segment.plan.ahead)
             if self.segment.team is not None:
                 self.made[-1].keys[i] = key
                 return
@@ -112,7 +112,7 @@ class Forward:
         """A tile's share of a target, of a reduction as often as there are identical tiles."""
         target = self.segment.program.targets[i]
         if target.stored is not None:
-            target.stored.handle.write(box, tiles[0], self.segment.ahead)  # type: ignore[union-attr]
+            target.stored.handle.write(box, tiles[0], self.segment.plan.ahead)  # type: ignore[union-attr]
             return
         part = target.part(box, tiles, self.vectors, times)
         if self.segment.team is not None:

@@ -35,12 +35,12 @@ def run_segment(run: SegmentRun) -> None:
     """Run a segment forward; leaves the results in their values, with the backward of each of its parts behind them."""
     programs = parts_of(run.program)
     pieces = with_rest(run.program, programs)
-    if run.share and len(pieces) > 1:  # what a scan hands on is all of its program's
+    if run.scans and len(pieces) > 1:  # what a scan hands on is all of its program's
         for program in pieces:
             run_segment(run.part(program))
         return
     for v in run.stored:
-        v.handle = Handle(v.space, v.dtype, v.device, run.at, run.ledger, run.half, run.constants(), run.team)
+        v.handle = Handle(v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(), run.team)
     with torch.no_grad(), torch.autocast(run.kind, enabled=False):
         work = Forward(run, run.inputs())
         found = dict(zip(map(id, run.outputs), map(lasting, work.run()), strict=True))
@@ -91,7 +91,7 @@ class SegmentFunction(torch.autograd.Function):
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.run = run.bare()
-        if run.drop:
+        if run.plan.drop:
             handles = [v.handle for v in run.stored if v.handle is not None]
             again = Again(ctx.run, Inputs.of([t.detach() for t in inputs]), handles, leased(run))
             for handle in handles:

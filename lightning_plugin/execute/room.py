@@ -37,7 +37,7 @@ def make_room(run: SegmentRun, read: Sequence[Handle]) -> None:
     room = ledger.limit - ledger.live_bytes
     if needs <= room:
         return
-    if not run.share:
+    if not run.scans:
         planned = largest_tile(run, run.backward_grid)
         fixed = gradients(run, read)
         for grid in finer(run, run.backward_grid):

@@ -52,13 +52,8 @@ class SegmentRun:
         self.plan = plan
         self.ledger = ledger
         self.place = place
-        self.forward_grid = plan.forward
         self.backward_grid = plan.backward
         self.at = at
-        self.share = plan.halo == "share"
-        self.half = plan.half
-        self.ahead = plan.ahead
-        self.drop = plan.drop
         self.team = team
         self.take(program)
 
@@ -79,7 +74,7 @@ class SegmentRun:
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         known = {id(v): v.handle.constants for v in self.boundaries if v.handle is not None}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.
-        self.alike = not self.share and may_be_alike(program, lambda v: known.get(id(v)))
+        self.alike = not self.scans and may_be_alike(program, lambda v: known.get(id(v)))
 
     def bare(self) -> SegmentRun:
         """What backward needs of a run; see `Program.bare`."""
@@ -135,7 +130,7 @@ class SegmentRun:
     def fetch(self, handles: Mapping[int, Handle], cotangents: Mapping[int, Cotangent] | None = None) -> Fetch | None:
         """What begins to read a tile's part of boundaries, and of the cotangents of targets by their place; None where
         the segment does not transfer ahead."""
-        if not self.ahead:
+        if not self.plan.ahead:
             return None
 
         def fetch(need: Mapping[int, Box], owned: Owned) -> None:
@@ -169,11 +164,11 @@ class SegmentRun:
         self, program: Program, backward: bool, handle: Callable[[Value], Handle | None]
     ) -> Iterator[Sequence[Owned]]:
         """All tiles, each with the tiles that are identical to it."""
-        grid = self.backward_grid if backward else self.forward_grid
+        grid = self.backward_grid if backward else self.plan.forward
         if self.rehearsal is None:
             tiles: Iterable[Owned] = program.owned(grid)
         else:
-            tiles = self.rehearsal.tiles(program, grid, self.ahead or bool(program.announced))
+            tiles = self.rehearsal.tiles(program, grid, self.plan.ahead or bool(program.announced))
 
         def constant(v: Value, box: Box) -> bytes | None:
             found = handle(v)
@@ -187,6 +182,11 @@ class SegmentRun:
     def moments(self, what: str) -> AbstractContextManager[None]:
         """A block whose peaks are those of this segment doing ``what``."""
         return nullcontext() if self.ledger is None else self.ledger.during((self.place, what))
+
+    @property
+    def scans(self) -> bool:
+        """Whether tiles hand rows on, one after the other."""
+        return self.plan.halo == "share"
 
     @property
     def rehearsal(self) -> Rehearsal | None:
