@@ -7,7 +7,6 @@ quarters are there, that one is complete, so no pixel is read, decoded or copied
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..resample import halve
 from .codec import Codec
+from .complete import files_of
 from .files import replace_file
 from .journal import Entry, Journal
 from .layout import CHANNELS, FILL, Layout, shard_key, z_order
@@ -267,8 +267,5 @@ def drop_missing(store: Path, journal: Journal) -> None:
         size = path.stat().st_size if path.is_file() else -1
         if entry.sha256 is not None and size != entry.size:
             del journal.entries[key]
-    for folder, _, names in os.walk(store):
-        for name in names:
-            path = Path(folder) / name
-            if path.relative_to(store).as_posix() not in journal.entries:
-                path.unlink()
+    for key in files_of(store) - journal.entries.keys():
+        (store / key).unlink()
