@@ -24,7 +24,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import spending
-from lightning_plugin.source import TensorSource, TileSource
+from lightning_plugin.source import TensorSource, TileSource, version_of
 
 
 class Op(ABC):
@@ -149,6 +149,11 @@ class Source(Op):
         image = self.image
         return image.tensor if isinstance(image, TensorSource) and image.tensor.device == self.device else None
 
+    @property
+    def changed(self) -> bool:
+        """Whether the pixels are not any more those that were recorded."""
+        return bool(self.version != version_of(self.image))
+
     def read(self, box: Box) -> Tensor:
         with spending("input"):
             return self.image.read(box).to(self.device, non_blocking=True)
@@ -161,6 +166,11 @@ class Captured(Op):
     kind: ClassVar[str] = "captured"
     tensor: Tensor
     version: int
+
+    @property
+    def changed(self) -> bool:
+        """Whether the tensor was written to since it was recorded, other than by the recording (version -1)."""
+        return self.version >= 0 and not self.tensor.is_inference() and self.tensor._version != self.version
 
 
 @dataclass(frozen=True)

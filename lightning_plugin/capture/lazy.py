@@ -25,7 +25,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast, Source
 from lightning_plugin.rules.replaced import replaced
-from lightning_plugin.source import TensorSource, TileSource, batch, version_of
+from lightning_plugin.source import TensorSource, TileSource, batch
 
 
 class LazyTensor(Tensor):
@@ -133,7 +133,7 @@ class LazyImage(LazyTensor):
         """The image as it is now: if its source has changed since it was last looked at, it is another value."""
         value = super()._current(user, func)
         op = value.node.op if value.node is not None else None
-        if isinstance(op, Source) and op.version != version_of(self._source):
+        if isinstance(op, Source) and op.changed:
             node = source_node(self._source, self._fake, value.requires_grad)
             self._session.root().nodes.append(node)
             return node.outputs[0]

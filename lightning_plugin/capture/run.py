@@ -16,7 +16,6 @@ from lightning_plugin.execute.segment import real
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ops import Captured, Gather, Source
 from lightning_plugin.program.fixed import fixed
-from lightning_plugin.source import version_of
 
 
 def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
@@ -73,11 +72,7 @@ def check_versions(nodes: Sequence[Node]) -> None:
     given = {id(n): n for node in nodes for v in node.inputs if (n := v.node) is not None}
     for node in given.values():
         op = node.op
-        if isinstance(op, Captured):
-            changed = op.version >= 0 and not op.tensor.is_inference() and op.tensor._version != op.version
-        else:
-            changed = isinstance(op, Source) and op.version != version_of(op.image)
-        if changed:
+        if isinstance(op, (Captured, Source)) and op.changed:
             users = [n.label for n in nodes if node.outputs[0] in n.inputs]
             what = "an image" if isinstance(op, Source) else "a tensor"
             raise RecordingError(

@@ -31,7 +31,7 @@ from lightning_plugin.ops import Source, Spread
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.program import Program
 from lightning_plugin.progress import told
-from lightning_plugin.source import TensorSource, version_of
+from lightning_plugin.source import TensorSource
 
 #: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.
 Fetch = Callable[[Mapping[int, Box], Owned], None]
@@ -98,7 +98,7 @@ class SegmentRun:
         """Refuse to read an image again that is not the one that forward has read."""
         for v in self.program.reads:
             op = v.node.op if v.node is not None else None
-            if isinstance(op, Source) and op.version != version_of(op.image):
+            if isinstance(op, Source) and op.changed:
                 raise RecordingError(
                     f"an image of shape {v.shape} was changed in place after forward and before backward, which reads "
                     "it again. Pull back first, or give each step a tensor of its own (x.clone())."
