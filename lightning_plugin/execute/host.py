@@ -1,13 +1,17 @@
 """A map in the memory of the host, below a device of its own.
 
-On CUDA the memory is pinned and transfers have a stream of their own: a copy waits for the kernels that were launched
-before it, and nothing else waits for the copy but who asked for it, and who next borrows the buffer it is made from.
-Where the device is the CPU itself, a map here is an ordinary tensor, and a tile of it a view.
+[Note: mapped] On CUDA the memory is pinned, and the device's kernels read and write it where it lies: a tile of any
+strides goes there in one kernel, at the speed of the bus, without a buffer between and without work for the processor.
+Those kernels have a stream of their own: a transfer waits for the kernels that were launched before it, and nothing
+else waits for the transfer but who asked for it. Transfers run in the order in which they were asked for. Where the
+device is the CPU itself, a map here is an ordinary tensor, and a tile of it a view.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +28,22 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+class Bytes:
+    """Pinned memory in the words in which PyTorch takes over memory of a device; it keeps the memory."""
+
+    def __init__(self, data: Tensor) -> None:
+        self.data = data
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.data.nbytes,), "typestr": "|u1", "data": (self.data.data_ptr(), False), "version": 2}
+
+
+def mapped(data: Tensor, device: torch.device) -> Tensor:
+    """Pinned memory as a tensor of the device, whose kernels reach it over the bus."""
+    return torch.as_tensor(Bytes(data), device=device).view(data.dtype).view(data.shape)
+
+
 class HostMemory:
     """One map; see `transfer.Lower`."""
 
@@ -32,37 +52,53 @@ class HostMemory:
         self.whole = Box.whole(layout.extent)
         self.device = device
         self.cuda = device.type == "cuda"
-        make = torch.zeros if zero else torch.empty
-        self.data = make(layout.shape, dtype=dtype, pin_memory=self.cuda)
+        self.data = torch.empty(layout.shape, dtype=dtype, pin_memory=self.cuda)
+        self.read: torch.cuda.Event | None = None
+        if self.cuda and self.data.numel():
+            self.data = mapped(self.data, device)
+        if zero:
+            self.beside(self.data.zero_, self.launched())
+
+    def __del__(self) -> None:
+        read = getattr(self, "read", None)
+        if read is not None:
+            read.synchronize()  # before the memory is another's
 
     def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
-        held, ready = self.staged(tile.to(self.data.dtype), lender), self.launched()
-        return Transfer(held, lambda: self.layout.write_into(self.data, self.whole, self.down(held, ready), box))
+        held, ready = [tile.to(self.data.dtype)], self.launched()
+
+        def write() -> None:
+            self.layout.write_into(self.data, self.whole, held[0], box)
+
+        return Transfer(held, lambda: self.down(write, ready))
 
     def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
-        held, ready = self.staged(tile, lender), self.launched()
-        return Transfer(held, lambda: self.layout.add_into(self.data, self.whole, self.down(held, ready), box))
+        held, ready = [tile], self.launched()
+
+        def add() -> None:
+            self.layout.add_into(self.data, self.whole, held[0], box)
+
+        return Transfer(held, lambda: self.down(add, ready))
 
     def fetching(self, box: Box, lender: Lender) -> Transfer:
-        part = self.layout.narrow(self.data, self.whole, box)
         if not self.cuda:
+            part = self.layout.narrow(self.data, self.whole, box)
             return Transfer([], lambda: None, lambda: part)
-        done = torch.cuda.Event()
-        staged = lender.lend(part.shape, part.dtype, pinned=True, until=done)
-        held = [torch.empty(part.shape, dtype=part.dtype, device=self.device), staged]
-        del staged
-        ready = torch.cuda.current_stream(self.device).record_event()
+        room = torch.empty(self.layout.tile_shape(box), dtype=self.data.dtype, device=self.device)
+        held, ready = [room], self.launched()  # the room may have been another tensor's until now
+        del room
+        done: list[torch.cuda.Event] = []
+
+        def fetch() -> None:
+            held[0].copy_(self.layout.narrow(self.data, self.whole, box))
 
         def run() -> None:
-            held[1].copy_(part)
-            side = side_stream(self.device)
-            with torch.cuda.stream(side):
-                side.wait_event(ready)  # the room may have been another tensor's until now
-                held[0].copy_(held[1], non_blocking=True)
-                done.record(side)
+            self.read = self.beside(fetch, ready)
+            if self.read is not None:
+                done.append(self.read)
 
         def result() -> Tensor:
-            torch.cuda.current_stream(self.device).wait_event(done)
+            torch.cuda.current_stream(self.device).wait_event(done[0])
             return held[0]
 
         return Transfer(held, run, result)
@@ -71,17 +107,19 @@ class HostMemory:
         """What has to be done on the device before a transfer may touch its tile."""
         return torch.cuda.current_stream(self.device).record_event() if self.cuda else None
 
-    def staged(self, tile: Tensor, lender: Lender) -> list[Tensor]:
-        """A tile, and where it will be on the host."""
-        return [tile, lender.lend(tile.shape, tile.dtype, pinned=True)] if self.cuda else [tile]
-
-    def down(self, held: list[Tensor], ready: torch.cuda.Event | None) -> Tensor:
-        """A tile on the host. The device's memory is free again as soon as this returns."""
+    def beside(self, work: Callable[[], object], ready: torch.cuda.Event | None) -> torch.cuda.Event | None:
+        """Launch a transfer on its own stream, after what is to be ready; the event is when it is done."""
         if ready is None:
-            return held[0]
+            work()
+            return None
         side = side_stream(self.device)
         with torch.cuda.stream(side):
             side.wait_event(ready)
-            held[1].copy_(held[0], non_blocking=True)
-            side.record_event().synchronize()
-        return held[1]
+            work()
+            return side.record_event()
+
+    def down(self, work: Callable[[], object], ready: torch.cuda.Event | None) -> None:
+        """Do a transfer to the host. The tile's memory is free again as soon as this returns."""
+        done = self.beside(work, ready)
+        if done is not None:
+            done.synchronize()

@@ -1,4 +1,4 @@
-"""Buffers of the transfers to lower tiers, lent again and again while a segment passes over its tiles.
+"""Buffers of the transfers to the disk, lent again and again while a segment passes over its tiles.
 
 [Note: pool] A pass over a segment's tiles, forward or backward, has one pool, and every transfer of the pass borrows
 from it. What is lent is a tensor with a storage of its own over the buffer's bytes: when nothing refers to that storage
@@ -25,21 +25,13 @@ from lightning_plugin.boxes import Box
 
 @dataclass(eq=False)
 class Buffer:
-    """Bytes that are lent; on CUDA, ``until`` is when a copy from them is done that nobody has waited for."""
+    """Bytes that are lent."""
 
     data: Tensor
-    pinned: bool
-    until: torch.cuda.Event | None = None
 
     @property
     def size(self) -> int:
         return self.data.nbytes
-
-    def wait(self) -> None:
-        """Until its bytes may be written to, or be given back to PyTorch."""
-        until, self.until = self.until, None
-        if until is not None:
-            until.synchronize()
 
     def alias(self, size: int, fakes: bool) -> Tensor:
         """The first bytes, as a tensor with a storage of its own."""
@@ -57,56 +49,39 @@ class Pool:
         self.open = open
         self.fakes = fakes
 
-    def lend(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        least: int = 0,
-        pinned: bool = False,
-        until: torch.cuda.Event | None = None,
-    ) -> Tensor:
-        """A tensor for one transfer, in a buffer of at least so many bytes.
-
-        ``until`` is recorded when the last copy from it has been launched on a device.
-        """
+    def lend(self, shape: Sequence[int], dtype: torch.dtype, least: int = 0) -> Tensor:
+        """A tensor for one transfer, in a buffer of at least so many bytes."""
         size = math.prod(shape) * dtype.itemsize
-        buffer = self.take(max(size, least), pinned)
-        buffer.until = until
+        buffer = self.take(max(size, least))
         lent = buffer.alias(size, self.fakes)
         weakref.finalize(lent.untyped_storage(), self.take_back, buffer).atexit = False
         return lent.view(dtype).view(shape)
 
-    def take(self, size: int, pinned: bool) -> Buffer:
+    def take(self, size: int) -> Buffer:
         """The smallest free buffer that is large enough, or a new one instead of the largest that is not."""
-        free = [b for b in self.free if b.pinned == pinned]
-        fitting = [b for b in free if b.size >= size]
+        fitting = [b for b in self.free if b.size >= size]
         if fitting:
             return self.out(min(fitting, key=lambda b: b.size))
-        if free:
-            self.out(max(free, key=lambda b: b.size))
-        del free  # so that the one that is replaced is gone before memory for the new one is asked for
-        return self.make(size, pinned)
+        if self.free:  # the one that is replaced is gone before memory for the new one is asked for
+            self.out(max(self.free, key=lambda b: b.size))
+        return self.make(size)
 
     def out(self, buffer: Buffer) -> Buffer:
         """A free buffer, no longer among the free ones."""
         self.free.remove(buffer)
-        buffer.wait()
         return buffer
 
-    def make(self, size: int, pinned: bool) -> Buffer:
-        return Buffer(torch.empty(size, dtype=torch.uint8, pin_memory=pinned), pinned)
+    def make(self, size: int) -> Buffer:
+        return Buffer(torch.empty(size, dtype=torch.uint8))
 
     def take_back(self, buffer: Buffer) -> None:
         if self.open:
             self.free.append(buffer)
-        else:
-            buffer.wait()
 
     def close(self) -> None:
         """The pass is over: free buffers go now, and each of the others when what is lent of it does."""
         self.open = False
-        while self.free:
-            self.free.pop().wait()
+        self.free.clear()
 
 
 @dataclass(frozen=True)
@@ -117,13 +92,7 @@ class Lender:
     box: Box
     largest: int
 
-    def lend(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        pinned: bool = False,
-        until: torch.cuda.Event | None = None,
-    ) -> Tensor:
+    def lend(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         here = max(1, self.box.positions)
         least = math.prod(shape) * dtype.itemsize * max(self.largest, here) // here
-        return self.pool.lend(shape, dtype, least, pinned, until)
+        return self.pool.lend(shape, dtype, least)
