@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--operators", action="store_true", help="note which tests reach which rule, for the table of operators"
     )
+    parser.addoption("--device", help="where the tensors of the engine's tests are: cuda")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Plans of tests are those of the built-in rates, also on a machine that was calibrated.
     os.environ["LIGHTNING_PLUGIN_CACHE"] = str(ROOT / ".pytest_cache" / "never-calibrated")
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "ci")
+    if config.getoption("--device"):
+        from tests.on_device import enter
+
+        enter(config.getoption("--device"))
     if config.getoption("--operators"):
         config.pluginmanager.register(OperatorCoverage(RESULTS / "operators.json"))
 
@@ -46,8 +51,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("full") and not full:
             item.add_marker(pytest.mark.skip(reason="runs with --full"))
+        reason = elsewhere(item.nodeid) if config.getoption("--device") else None
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("gpu") and not has_cuda():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def elsewhere(test: str) -> str | None:
+    """Why a test does not move to another device."""
+    from tests.on_device import ELSEWHERE
+
+    return next((reason for part, reason in ELSEWHERE.items() if part in test), None)
 
 
 def has_cuda() -> bool:

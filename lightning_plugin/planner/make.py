@@ -16,6 +16,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import ancestors
+from lightning_plugin.ops import Source
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
@@ -55,14 +56,14 @@ def make_plan(
     ``image`` is a shape ``(N, C, *spatial)``, a tensor or a `LazyImage`. Nothing is read and no activation is
     allocated: parameters may even be on the meta device. ``device`` names the device whose rates rank the plans
     (``"cuda:a100"``, ``"cpu"``); it need not be there. Where it is this machine's own and was calibrated (see
-    `calibrate`), what was measured counts; without ``device`` the built-in figures of a CPU do. The options, of which
-    ``budget`` is one that has to be given, are those of `Options`.
+    `calibrate`), what was measured counts; without ``device`` it is where the module's parameters are, and for a CPU
+    the built-in figures count. The options, of which ``budget`` is one that has to be given, are those of `Options`.
     """
     asked = Options.parse(options)
     if asked.budget is None:
         raise ValueError('a plan is made for a budget, such as budget="2GiB"')
     with recorded(module, image, dtype) as (network, shape):
-        policy = policy_of(asked.policy, asked.halo)
+        policy, device = policy_of(asked.policy, asked.halo), device or accelerator(network)
         plan = choose_plan(network, rates_for(device), asked.budget, lower_tiers(device, asked), policy, asked.calls)
     return dataclasses.replace(plan, shape=shape)
 
@@ -73,11 +74,12 @@ def recorded(
 ) -> Iterator[tuple[Network, tuple[int, ...]]]:
     """What a step of a module on an image runs, and the image's shape; the recording is gone after the block."""
     if isinstance(image, LazyImage):
-        lazy = LazyImage(image.source)
+        lazy = LazyImage(image.source, device=image.device)
     elif isinstance(image, Tensor):
         lazy = LazyImage.from_tensor(image)
     else:
-        lazy = LazyImage(Blank(tuple(image), dtype))
+        device = next((p.device for p in module.parameters() if not p.is_meta), None)
+        lazy = LazyImage(Blank(tuple(image), dtype), device=device)
     with unchanged(module):
         try:
             out = module(lazy)
@@ -88,6 +90,12 @@ def recorded(
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
     values = [scalar(t)._value for t in leaves]
     yield Network(tuple(ancestors(values))), tuple(lazy.shape)
+
+
+def accelerator(network: Network) -> str | None:
+    """The kind of device that a network's image is on, where it is not a CPU."""
+    kinds = {n.outputs[0].device.type for n in network.nodes if isinstance(n.op, Source)}
+    return next(iter(kinds - {"cpu"}), None)
 
 
 def rates_for(device: str | None) -> Rates:

@@ -17,7 +17,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.plan_table import sweep_table
 from lightning_plugin.planner.choose import Chooser, budget_for
 from lightning_plugin.planner.lower import lower_tiers
-from lightning_plugin.planner.make import rates_for, recorded
+from lightning_plugin.planner.make import accelerator, rates_for, recorded
 from lightning_plugin.planner.policies import policy_of
 
 #: A budget under which every network is left whole.
@@ -63,6 +63,7 @@ def sweep(
     chosen = Options.parse(options)
     with recorded(module, image, dtype) as (network, shape):
         policy = policy_of(chosen.policy, chosen.halo)
+        device = device or accelerator(network)
         chooser = Chooser(network, rates_for(device), lower_tiers(device, chosen), policy)
         asked: Plan | None = None
         plans: list[Plan] = []

@@ -165,12 +165,22 @@ def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
 def upsample_nearest(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes = args[0], args[1]
     mode = "nearest-exact" if "exact" in name_of(func) else "nearest"
+    given = factors(args, 2, len(sizes))
+    if copied(x, sizes, given):
+        return NotImplemented
     how = rounding(x, sizes)
     samplers = [
-        Nearest(size, out, factor, mode, how)
-        for size, out, factor in zip(x.shape[-len(sizes) :], sizes, factors(args, 2, len(sizes)), strict=True)
+        Nearest(size, out, factor, mode, how, str(x.device))
+        for size, out, factor in zip(x.shape[-len(sizes) :], sizes, given, strict=True)
     ]
     return resample(rec, x, samplers, outs[0], func, ())
+
+
+def copied(x: Value, sizes: Sequence[int], given: Sequence[float | None]) -> bool:
+    """Whether some axis keeps its size although a factor was given, on CUDA: forward or backward copies it there, or
+    neither, depending on the operator. That is left to PyTorch."""
+    axes = zip(given, x.shape[-len(sizes) :], sizes, strict=True)
+    return x.device.type == "cuda" and any(f not in (None, 1.0) and size == out for f, size, out in axes)
 
 
 def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
@@ -192,7 +202,7 @@ def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
 def upsample(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes, align = args[:3]
     given = factors(args, 3, len(sizes))
-    if not x.dtype.is_floating_point:
+    if not x.dtype.is_floating_point or copied(x, sizes, given):
         return NotImplemented
     name = name_of(func)
     if "cubic" in name and tuple(outs[0].shape) == x.shape and any(f not in (None, 1.0) for f in given):

@@ -59,8 +59,11 @@ class Normalization(torch.autograd.Function):
         if x.device.type == "cpu" and channels_last(x):
             dx, scaled, total = channels_last_sums(grad, x, unit, mean, rstd)
         else:
+            saved = mean.new_empty(0)  # of a forward that was given its statistics
+            # The sums of the CUDA kernel are wrong where the input's gradient is not asked for (seen in 2.11).
+            wanted = [ctx.needs_input_grad[0] or x.device.type != "cpu", True, True]
             dx, scaled, total = aten.native_batch_norm_backward(
-                grad, x, unit, mean, var, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True]
+                grad, x, unit, mean, var, saved, saved, False, ctx.eps, wanted
             )
         d_mean = -unit * rstd * total
         d_var = -0.5 * unit * rstd.square() * scaled

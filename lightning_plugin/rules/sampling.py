@@ -194,15 +194,16 @@ class Rounding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Nearest(Sampler):
-    """One neighbour, the one that PyTorch takes."""
+    """One neighbour, the one that PyTorch takes on a device."""
 
     factor: float | None
     mode: str
     rounding: Rounding
+    device: str = "cpu"
 
     def table(self, rounding: Rounding | None = None) -> Tensor:
         """The input position of every output."""
-        return neighbours(self.size, self.out, self.factor, self.mode, rounding or self.rounding)
+        return neighbours(self.size, self.out, self.factor, self.mode, rounding or self.rounding, self.device)
 
     @with_values
     def reach(self, lo: int, hi: int) -> tuple[int, int]:
@@ -226,17 +227,19 @@ class Nearest(Sampler):
 
 @lru_cache(maxsize=64)
 @with_values
-def neighbours(size: int, out: int, factor: float | None, mode: str, rounding: Rounding) -> Tensor:
-    """What PyTorch makes of a ramp of indices."""
-    ramp = torch.arange(size, dtype=torch.float32 if rounding is Rounding.SINGLE else torch.float64)
+def neighbours(size: int, out: int, factor: float | None, mode: str, rounding: Rounding, device: str) -> Tensor:
+    """What PyTorch makes of a ramp of indices on a device."""
+    # On CUDA positions are float32 whatever the type of the map is, and a ramp in float64 is exact at any length.
+    single = rounding is Rounding.SINGLE and torch.device(device).type != "cuda"
+    ramp = torch.arange(size, dtype=torch.float32 if single else torch.float64, device=device)
     exact = mode == "nearest-exact"
     with torch.inference_mode(False), torch.no_grad():
         if rounding is not Rounding.DIRECT:
             line = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
-            return line.default(ramp.view(1, 1, size), [out], factor).view(-1).long()
+            return line.default(ramp.view(1, 1, size), [out], factor).view(-1).long().cpu()
         area = aten._upsample_nearest_exact2d if exact else aten.upsample_nearest2d
         image = ramp.view(1, 1, size, 1).expand(1, 4, size, 1).contiguous(memory_format=torch.channels_last)
-        return area.default(image, [out, 1], factor, None)[0, 0].reshape(-1).long()
+        return area.default(image, [out, 1], factor, None)[0, 0].reshape(-1).long().cpu()
 
 
 def mix(x: Tensor, dim: int, index: Tensor, weight: Tensor) -> Tensor:

@@ -1,0 +1,47 @@
+"""All benchmarks, or some: `python -m benchmarks [NAME ...]`. Each says with --help how to run a part of it."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+#: What each measures, in the order of how long it takes: minutes first, hours last.
+ALL = {
+    "planner_speed": "processor seconds of planning",
+    "strategy_overhead": "what the strategies cost where there is nothing to tile",
+    "depths": "how deep maps are dropped, and what it costs",
+    "slides": "converting and reading slides",
+    "invisible_label": "a label that only whole slides show",
+    "time_ranking": "whether predicted times rank plans as measured ones do",
+    "policies": "published techniques beside ours",
+    "largest_image": "the largest image under a limit",
+    "against_plain": "steps under a budget against plain PyTorch",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; all, if none is named")
+    parser.add_argument("--list", action="store_true", help="only say what there is")
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in ALL:
+            parser.error(f"there is no benchmark {name!r}; there are {', '.join(ALL)}")
+    table = Table("benchmark", "measures")
+    for name, about in ALL.items():
+        table.add_row(name, about)
+    Console().print(table)
+    if options.list:
+        return
+    for name in options.names or ALL:
+        Console().rule(name)
+        sys.argv = [name]
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
