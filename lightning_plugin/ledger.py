@@ -1,9 +1,13 @@
 """What is really live on the device during a step.
 
-On a CPU a ledger watches the operators and counts the storages they make, each once, until it dies. Operators that
-autograd runs by itself, between segments, are seen through hooks. On CUDA the ledger asks the allocator. What existed
-before the step (the user's own tensors) is not counted as made by it; parameters, and gradients that exist already, are
-what the ledger starts with.
+A ledger watches the operators and counts the storages they make, each once, until it dies. Operators that autograd
+runs by itself, between segments, are seen through hooks. What existed before the step (the user's own tensors) is not
+counted as made by it; parameters, and gradients that exist already, are what the ledger starts with.
+
+[Note: allocator] On CUDA, watching the operators of every tile would cost more than they do. There the ledger counts
+what outlives an operator's segment (boundaries, cotangents, what autograd keeps, results), which is what may be beside
+a later call, and the allocator knows the peak: the most that it gave out since the step began, less what was there
+before and is not the step's. So the peak has in it whatever else the process makes on the device during the step.
 
 [Note: step] A step may have several calls, images and losses, and its budget is for all of them. What one call has left
 on the device (what its backward still needs, results that somebody holds, another network's parameters) is *beside* the
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -23,6 +27,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from lightning_plugin.sums import Sums
 
 
 @dataclass(eq=False)
@@ -66,46 +72,33 @@ class Ledger:
         self._refs: dict[int, tuple[Any, int, int]] = {}
         self._seen = self._graph = 0
         self._now = Moment()
-        self._allocated = 0
-        self._held: dict[int, int] = {}
+        self._foreign = 0
+        self.sums = Sums()
 
     def begin(self) -> None:
         """A step begins: its peak counts from what is live now."""
         self.moments.clear()
         self.leave()
         self.peak = self.live
-        self._held.clear()
         if self.allocator:
             torch.cuda.reset_peak_memory_stats(self.device)
-            self._allocated = torch.cuda.memory_allocated(self.device)
+            self._foreign = torch.cuda.memory_allocated(self.device) - self.live
 
     def hold(self, tensor: Tensor) -> None:
         """Count a tensor that the step starts with, and the gradient it has already."""
+        before = self.live
         for t in with_gradients([tensor]):
-            if not self.allocator:
-                self.see(t)
-            else:
-                self._held[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
-
-    @property
-    def live_bytes(self) -> int:
-        """What is live now."""
-        if not self.allocator:
-            return self.live
-        return sum(self._held.values()) + torch.cuda.memory_allocated(self.device) - self._allocated
+            self.see(t)
+        self._foreign -= self.live - before
 
     def beside(self, tensors: Iterable[Tensor]) -> int:
         """What is live beside some tensors and their gradients: see [Note: step]."""
-        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in with_gradients(tensors)}
-        if not self.allocator:
-            return self.live - sum(self._refs[key][1] for key in storages if key in self._refs)
-        mine = sum(size for key, size in storages.items() if key not in self._held)  # made since the step began
-        others = sum(size for key, size in self._held.items() if key not in storages)
-        return max(0, others + torch.cuda.memory_allocated(self.device) - self._allocated - mine)
+        storages = {t.untyped_storage()._cdata for t in with_gradients(tensors)}
+        return self.live - sum(self._refs[key][1] for key in storages if key in self._refs)
 
     @property
     def allocator(self) -> bool:
-        """Whether the device's own allocator keeps the books."""
+        """Whether the device's own allocator knows the peak: see [Note: allocator]."""
         return self.device.type == "cuda" and not self.fakes
 
     def see(self, tensor: Tensor) -> None:
@@ -114,18 +107,24 @@ class Ledger:
         key = storage._cdata
         if key in self._refs or (storage.device.type == "meta") != self.fakes:
             return
-        if self.fakes and tensor.device.type != self.device.type:
-            return
+        if tensor.device.type != self.device.type:
+            return  # what lies on the host below a device is not the device's
         storage_bytes = storage.nbytes()
         if not storage_bytes:
             return
         self._seen += 1
         self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), storage_bytes, self._seen)
         self.live += storage_bytes
-        if self.live > self.peak:
-            self.peak = self.live
+        held = self.live + self.sums.held
+        if held > self.peak:
+            self.peak = held
         if self.fakes:
             self._now.see(self.live)
+
+    @property
+    def held(self) -> int:
+        """What is live now, with sums that wait for a leaf: see [Note: sums] in `sums`."""
+        return self.live + self.sums.held
 
     def ignore(self, tensor: Tensor) -> None:
         """Never count this tensor's storage, which existed before."""
@@ -136,6 +135,7 @@ class Ledger:
 
     def enter(self, who: Any, goes_on: bool = False) -> None:
         """From now on it is ``who``'s moment: a new one, or, where it ``goes_on``, the one that began before."""
+        self.sums.forget()
         found = self.moments.setdefault(who, Moment(self.live))
         if not goes_on:
             found.began, found.released = self.live, 0
@@ -165,7 +165,7 @@ class Ledger:
     def peak_bytes(self) -> int:
         """The most that was live until now."""
         if self.allocator:
-            return sum(self._held.values()) + max(0, torch.cuda.max_memory_allocated(self.device) - self._allocated)
+            return max(self.peak, torch.cuda.max_memory_allocated(self.device) - self._foreign)
         return self.peak
 
     def _gone(self, key: int, _: Any = None) -> None:
@@ -176,9 +176,9 @@ class Ledger:
                 self._now.released += found[1]
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Count what the operators in this block make."""
-        if self.allocator or torch.utils._python_dispatch._get_current_dispatch_mode() is self.watcher:
+    def watching(self, tiles: bool = False) -> Iterator[None]:
+        """Count what the operators in this block make; ``tiles``: those of a segment's tiles are among them."""
+        if (tiles and self.allocator) or torch.utils._python_dispatch._get_current_dispatch_mode() is self.watcher:
             yield
             return
         with self.watcher:
@@ -187,7 +187,7 @@ class Ledger:
     def hook(self, tensor: Tensor, until: Iterable[Tensor] = ()) -> None:
         """Count the gradients that autograd makes on its way back through a tensor's operator, down to those of
         ``until``."""
-        if self.allocator or tensor.grad_fn is None:
+        if tensor.grad_fn is None:
             return
         known = {t.grad_fn for t in until}
         stack, seen = [tensor.grad_fn], set(known)
@@ -199,17 +199,34 @@ class Ledger:
             if hasattr(function, "variable"):  # a gradient in another layout than its parameter's is copied there
                 function.register_hook(partial(self._see_gradient, function.variable))
                 continue
-            function.register_hook(self._see_gradients)
+            self.hook_function(function)
             stack += [f for f, _ in function.next_functions if f is not None]
 
+    def hook_function(self, function: Any) -> None:
+        """Count the gradients that one function of autograd makes, and what waits for its leaves."""
+        leaves = tuple(getattr(f, "variable", None) for f, _ in function.next_functions)
+        function.register_hook(partial(self._see_gradients, leaves))
+
     def _see_gradient(self, leaf: Tensor, made: Any, given: Any) -> None:
+        self.sums.taken(leaf)
         if leaf.grad is not None:
             self.see(leaf.grad)
 
-    def _see_gradients(self, made: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+    def _see_gradients(self, leaves: tuple[Tensor | None, ...], made: tuple[Any, ...], given: tuple[Any, ...]) -> None:
         for g in (*given, *made):
             if isinstance(g, Tensor):
                 self.see(g)
+        if self.fakes:
+            return  # a rehearsal watches autograd's own additions
+        for leaf, g in zip(leaves, made, strict=True):
+            if leaf is not None and isinstance(g, Tensor):
+                self.sums.arrives(leaf, g.nbytes)
+                self.peak = max(self.peak, self.held)
+
+
+def watched(ledger: Ledger | None, tiles: bool = False) -> AbstractContextManager[None]:
+    """A block whose operators a ledger counts, if there is one; see `Ledger.watching`."""
+    return nullcontext() if ledger is None else ledger.watching(tiles)
 
 
 def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

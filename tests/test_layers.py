@@ -30,6 +30,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ops", "dropped", "plan_table"),
     ("layout", "source", "plan_fields", "options"),
     ("boxes", "errors", "fakes", "ledger", "progress", "units"),
+    ("sums",),
+    ("passes",),  # what autograd says of the pass under way
 )
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
-from lightning_plugin.execute.passes import will_run
 from lightning_plugin.execute.segment import SegmentRun, outline, read_tile
 from lightning_plugin.execute.store import Adder, Cotangent, Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Reduction
+from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import ScanTile, run_tile, scan
 from lightning_plugin.progress import told

@@ -7,6 +7,7 @@ backward, so that it goes when autograd lets go of it: after the segment's backw
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.leaves import lasting
 from lightning_plugin.execute.parts import parts_of, with_rest
 from lightning_plugin.execute.room import make_room
-from lightning_plugin.execute.segment import SegmentRun, watched
+from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.store import Handle
+from lightning_plugin.ledger import Ledger, watched
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,7 @@ def run_segment(run: SegmentRun) -> None:
     with torch.no_grad(), torch.autocast(run.kind, enabled=False):
         work = Forward(run, run.inputs())
         found = dict(zip(map(id, run.outputs), map(lasting, work.run()), strict=True))
+    seen(run.ledger, found.values())
     # On the segment's device, so that autograd runs all segments in one thread, in one order.
     found |= {id(v): torch.zeros((), device=v.device) for v in run.stored}
     for program in programs:
@@ -55,6 +58,13 @@ def run_segment(run: SegmentRun) -> None:
         v.real = result.view_as(result) if several and result.requires_grad else result
     for v in run.stored:
         v.token = found[id(v)]
+
+
+def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
+    """Have a ledger count what a segment hands on, where it does not watch its tiles."""
+    for t in results if ledger is not None else ():
+        if t is not None:
+            ledger.see(t)  # type: ignore[union-attr]
 
 
 def connect(run: SegmentRun, found: dict[int, Tensor], carried: list[dict[int, Tensor]]) -> None:
@@ -73,6 +83,8 @@ def connect(run: SegmentRun, found: dict[int, Tensor], carried: list[dict[int, T
         results = [found[id(v)] for v in made]
         results = SegmentFunction.apply(run, results, carried, marker, *run.inputs())
     found.update(zip(map(id, made), results, strict=True))
+    if run.ledger is not None and results and results[0].grad_fn is not None:
+        run.ledger.hook_function(results[0].grad_fn)
 
 
 def leased(run: SegmentRun) -> list[Handle]:
@@ -117,6 +129,8 @@ class SegmentFunction(torch.autograd.Function):
         ledger = ctx.run.ledger
         if ledger is not None:
             ledger.enter((ctx.run.place, "backward"))
-        make_room(ctx.run, [ref() for ref in ctx.handles])
-        with watched(ledger):
-            return Backward(ctx, inputs, grads).run()
+        make_room(ctx.run, [ref() for ref in ctx.handles], inputs)
+        with watched(ledger, tiles=True):
+            found = Backward(ctx, inputs, grads).run()
+        seen(ledger, found)
+        return found

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_plugin.execute.segment import watched
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Value
+from lightning_plugin.ledger import watched
 
 
 class GatherFunction(torch.autograd.Function):
@@ -22,7 +22,8 @@ class GatherFunction(torch.autograd.Function):
         ctx.whole = handle.whole
         ctx.ledger = handle.ledger
         ctx.team = handle.team
-        out = handle.read(handle.whole)
+        with watched(handle.ledger):
+            out = handle.read(handle.whole)
         if not value.requires_grad:
             ctx.mark_non_differentiable(out)
         return out

@@ -17,9 +17,9 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.gather import GatherFunction
 from lightning_plugin.execute.leaves import as_used, lasting
-from lightning_plugin.execute.segment import real, watched
+from lightning_plugin.execute.segment import real
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ledger import Ledger
+from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.program.fuse import batch_norm
 from lightning_plugin.rules.norm import Normalize
@@ -155,5 +155,8 @@ class ReduceFunction(torch.autograd.Function):
         wanted = [t for t in inputs if t.requires_grad]
         if not live or not wanted:
             return [None for _ in inputs]
-        found = iter(torch.autograd.grad([p for p, _ in live], wanted, [g for _, g in live], allow_unused=True))
+        made = torch.autograd.grad([p for p, _ in live], wanted, [g for _, g in live], allow_unused=True)
+        # A mean's cotangent is one number everywhere. Kernels add up such a view with fewer digits than a map in
+        # memory, which is what PyTorch's own mean makes of it.
+        found = (g if g is None or 0 not in g.stride() else g.contiguous() for g in made)
         return [next(found) if t.requires_grad else None for t in inputs]

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
-from lightning_plugin.execute.passes import current_pass, retains_graph
 from lightning_plugin.execute.segment import SegmentRun, outline
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.rules.reduce import wide
 from lightning_plugin.units import format_bytes
@@ -28,13 +28,13 @@ from lightning_plugin.units import format_bytes
 MARGIN = 1.1
 
 
-def make_room(run: SegmentRun, read: Sequence[Handle]) -> None:
+def make_room(run: SegmentRun, read: Sequence[Handle], inputs: Sequence[Tensor]) -> None:
     """Choose smaller tiles for backward where those that were planned do not fit beside what is held; ``read``
-    are the boundaries that the segment reads."""
+    are the boundaries that the segment reads, ``inputs`` its tensors."""
     ledger, needs = run.ledger, needed(run.plan)
     if ledger is None or ledger.limit is None or not needs:
         return
-    room = ledger.limit - ledger.live_bytes
+    room = ledger.limit - ledger.held - ledger.sums.coming(leaves(inputs))
     if needs <= room:
         return
     if not run.scans:
@@ -64,6 +64,7 @@ class Guard:
 
     def __init__(self, plan: SegmentPlan, ledger: Ledger | None) -> None:
         self.plan, self.ledger = plan, ledger
+        self.leaves: list[Tensor] = []
         self.looked_in = -1
 
     @property
@@ -75,8 +76,14 @@ class Guard:
         if self.looked_in == current_pass() or ledger is None or ledger.limit is None:
             return
         self.looked_in = current_pass()
-        if ledger.live_bytes + needs > ledger.limit:
+        needs += ledger.sums.coming(self.leaves)
+        if ledger.held + needs > ledger.limit:
             raise no_room(self.plan.path, needs, ledger)
+
+
+def leaves(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors whose gradients autograd collects for the user."""
+    return [t for t in inputs if t.is_leaf and t.requires_grad]
 
 
 def needed(plan: SegmentPlan) -> int:
@@ -85,9 +92,9 @@ def needed(plan: SegmentPlan) -> int:
 
 
 def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
-    smallest = ledger.live_bytes + needs
+    smallest = ledger.held + needs
     return BudgetError(
-        f"the backward of '{path}' needs {format_bytes(needs)} beside the {format_bytes(ledger.live_bytes)} that the "
+        f"the backward of '{path}' needs {format_bytes(needs)} beside the {format_bytes(ledger.held)} that the "
         f"step holds, more than the budget of {format_bytes(ledger.limit or 0)}: other calls, whose backward is still "
         "to come, hold more than was planned for. Pull back all losses together, or each call's before the next call, "
         f"or give at least {format_bytes(smallest)}.",

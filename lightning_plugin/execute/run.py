@@ -13,13 +13,13 @@ from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.rehearsal import REHEARSAL
-from lightning_plugin.execute.room import Guard
-from lightning_plugin.execute.segment import SegmentRun, real, watched
+from lightning_plugin.execute.room import Guard, leaves
+from lightning_plugin.execute.segment import SegmentRun, real
 from lightning_plugin.execute.store import Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier
 from lightning_plugin.graph import Node, Value, ancestors
-from lightning_plugin.ledger import Ledger
+from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.fuse import pairs
@@ -37,7 +37,7 @@ def run_plan(
     stages = prepare(plan, nodes, ledger, team, folder)
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
-        with watched(ledger):
+        with watched(ledger, tiles=True):
             for stage in stages:
                 if ledger is not None:
                     ledger.enter((stage.place, "forward"))
@@ -87,7 +87,8 @@ class Stage:
 
     def run(self) -> None:
         if self.program is None:
-            self.run_kept([t.node for t in self.targets])
+            with watched(self.ledger):
+                self.run_kept([t.node for t in self.targets])
         else:
             self.run_tiled(self.program)
 
@@ -132,6 +133,7 @@ class Stage:
                 continue
             if guard.looks:
                 v.real.register_hook(guard)
+                guard.leaves += leaves([i.real for i in node.inputs if i.real is not None])
             ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
 
 
@@ -171,7 +173,8 @@ def compute(value: Value, ledger: Ledger | None = None) -> None:
         elif isinstance(op, Gather):
             gather(node)
         elif isinstance(op, (VectorOp, Barrier)):
-            call(node)
+            with watched(ledger):
+                call(node)
             if ledger is not None:
                 for v in node.outputs:
                     ledger.hook(real(v), [real(i) for i in node.inputs])

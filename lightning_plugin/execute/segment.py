@@ -249,11 +249,6 @@ def largest(tiles: Sequence[Mapping[int, Box]]) -> dict[int, int]:
     return {key: math.prod(map(max, zip(*found, strict=True))) for key, found in extents.items()}
 
 
-def watched(ledger: Ledger | None) -> AbstractContextManager[None]:
-    """A block whose operators a ledger counts, if there is one."""
-    return nullcontext() if ledger is None else ledger.watching()
-
-
 def take_apart(nodes: Sequence[Node]) -> None:
     for node in nodes:
         for v in node.outputs:

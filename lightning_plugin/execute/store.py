@@ -13,11 +13,11 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Constants
 from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.host import HostMemory
-from lightning_plugin.execute.passes import current_pass
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Layout
-from lightning_plugin.ledger import Ledger
+from lightning_plugin.ledger import Ledger, watched
+from lightning_plugin.passes import current_pass
 from lightning_plugin.plan_fields import DEEPEST
 from lightning_plugin.rules.reduce import wide
 
@@ -76,12 +76,15 @@ class Cotangent:
     pass has left is nothing to this one: see [Note: passes] in `passes`.
     """
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, place: Place):
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, device: torch.device, place: Place, ledger: Ledger | None = None
+    ):
         self.layout = layout
         self.whole = Box.whole(layout.extent)
         self.dtype = dtype
         self.device = device
         self.place = place
+        self.ledger = ledger
         self.data: Memory | Lane | None = None
         self.largest = 0
         self.collected_in = -1
@@ -99,7 +102,8 @@ class Cotangent:
     def room(self) -> Memory | Lane:
         """What holds it, zero until something was added."""
         if not self.begun:
-            self.data = self.place.store(self.layout, wide(self.dtype), self.device, zero=True)
+            with watched(self.ledger):
+                self.data = self.place.store(self.layout, wide(self.dtype), self.device, zero=True)
             self.data.expect(self.largest)
             self.collected_in = current_pass()
         assert self.data is not None
@@ -171,7 +175,7 @@ class Handle:
         self.device = device
         self.place = place or Place()
         self.data: Memory | Lane | None = None
-        self.cotangent = Cotangent(layout, dtype, device, self.place)
+        self.cotangent = Cotangent(layout, dtype, device, self.place, ledger)
         self.constants = constants
         self.team = team
         #: Makes the data again, where it is let go after forward; see [Note: dropped] in `again`.
@@ -179,7 +183,8 @@ class Handle:
         self.make_room()
 
     def make_room(self) -> None:
-        self.data = self.place.store(self.layout, torch.bfloat16 if self.half else self.dtype, self.device)
+        with watched(self.ledger):
+            self.data = self.place.store(self.layout, torch.bfloat16 if self.half else self.dtype, self.device)
 
     @property
     def gone(self) -> bool:

@@ -125,6 +125,13 @@ FOUND: dict[str, Step] = {
         (Call(0, 0), Backward(((0, 0), (0, 1)))),
         Way("tiled", budget=40 * 1024),
     ),
+    "a mean's gradient, one number everywhere, in a segment that is kept": Step(
+        "float32",
+        (Image((12, 12), "noise"),),
+        (CONV,),
+        (Call(0, 0), Backward(((0, 0),))),
+        Way("tiled", budget=20 * 1024),
+    ),
     "a norm's gradients in a segment that is kept": Step(
         "float32",
         (Image((22, 76), "noise"),),
