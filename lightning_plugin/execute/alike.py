@@ -1,8 +1,9 @@
 """Tiles that are alike are computed once.
 
 [Note: identical tiles] Most of a slide is background of one value. Two tiles are *identical* when all they read is
-constant, with the same values, and all their boxes have the same extents and lie at the same borders: then they are
-the same computation. Forward computes one of them, writes it to all of their places and merges its share of each
+constant, with the same values, and all their boxes have the same extents, lie at the same borders and are padded alike
+(a window wider than a tile is padded by another length in each tile near the border): then they are the same
+computation. Forward computes one of them, writes it to all of their places and merges its share of each
 reduction as often as there are tiles. A stored map that comes out constant is known to be so where it was written,
 so that the next segment finds identical tiles in it too.
 
@@ -17,7 +18,7 @@ maximum depends on where a tile lies, so that a segment with such an operator co
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from lightning_plugin.rules.pooling import AvgPool, MaxPool
 from lightning_plugin.rules.positions import ExpSum
 from lightning_plugin.rules.reduce import Extreme, LogSumExp, Norm, Sum, VarMean
 from lightning_plugin.rules.views import Expand, Reshape
-from lightning_plugin.rules.window import Convolution
+from lightning_plugin.rules.window import Convolution, WindowOp
 from lightning_plugin.source import TensorSource
 
 #: Operators whose result on a tile depends on the tile's values and on how it lies to the borders, and on nothing else.
@@ -132,7 +133,14 @@ def likeness(program: Program, owned: Owned, constant: Constant) -> object | Non
         for v in (*program.reads, *(v for n in program.steps for v in n.outputs))
         if v.is_map and id(v) in need
     ]
-    return tuple(values), tuple(lie)
+    return tuple(values), tuple(lie), tuple(padding(program, need))
+
+
+def padding(program: Program, need: Mapping[int, Box]) -> Iterator[tuple[int, ...]]:
+    """What each window pads of a tile."""
+    for node in program.steps:
+        if isinstance(node.op, WindowOp) and id(node.outputs[0]) in need:
+            yield tuple(node.op.pads(need[id(node.outputs[0])]))
 
 
 def lying(box: Box, extent: Sequence[int]) -> tuple[tuple[int, bool, bool], ...]:

@@ -59,9 +59,11 @@ class Normalization(torch.autograd.Function):
         if x.device.type == "cpu" and channels_last(x):
             dx, scaled, total = channels_last_sums(grad, x, unit, mean, rstd)
         else:
-            saved = mean.new_empty(0)  # of a forward that was given its statistics
-            # The sums of the CUDA kernel are wrong where the input's gradient is not asked for (seen in 2.11).
-            wanted = [ctx.needs_input_grad[0] or x.device.type != "cpu", True, True]
+            # CUDA's kernel wants what a forward that was given its statistics saves, a CPU's in half precision none.
+            # Its sums are wrong where the input's gradient is not asked for (seen in 2.11).
+            cuda = x.device.type == "cuda"
+            saved = mean.new_empty(0) if cuda else None
+            wanted = [ctx.needs_input_grad[0] or cuda, True, True]
             dx, scaled, total = aten.native_batch_norm_backward(
                 grad, x, unit, mean, var, saved, saved, False, ctx.eps, wanted
             )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
@@ -148,6 +150,52 @@ def test_what_differs_at_a_border_is_not_shared() -> None:
     source = slide()
     out = materialize(TiledModule(net, tiles=(7, 5))(LazyImage(source)))
     assert torch.allclose(out, net(source.tensor), atol=1e-12)
+
+
+LAYERS = st.one_of(
+    st.builds(
+        lambda kernel, stride, dilation, pad: nn.Conv2d(3, 3, kernel, stride, pad * (kernel // 2), dilation),
+        st.sampled_from([1, 3, 7, 9, 13]), st.integers(1, 2), st.integers(1, 2), st.sampled_from([0, 1, 1]),
+    ),
+    st.builds(lambda kernel: nn.MaxPool2d(kernel, 1, kernel // 2), st.integers(2, 7)),
+    st.builds(lambda kernel, counts: nn.AvgPool2d(kernel, 2, kernel // 2, count_include_pad=counts),
+              st.integers(2, 7), st.booleans()),
+    st.builds(lambda factor: nn.Upsample(scale_factor=factor), st.sampled_from([1.5, 2, 3])),
+    st.just(nn.Tanh()),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@example(layers=[nn.Conv2d(3, 3, 13, 1, 6)], size=(9, 9), tissue=0, tiles=(3, 9), back=(9, 9))
+@given(
+    layers=st.lists(LAYERS, min_size=1, max_size=4),
+    size=st.tuples(st.integers(5, 30), st.integers(5, 12)),
+    tissue=st.sampled_from([0, 0, 0, 3]),
+    tiles=st.tuples(st.integers(1, 6), st.integers(4, 12)),
+    back=st.tuples(st.integers(1, 6), st.integers(4, 12)),
+)
+def test_windows_of_any_size_on_glass(
+    layers: list[nn.Module], size: tuple[int, int], tissue: int, tiles: tuple[int, int], back: tuple[int, int]
+) -> None:
+    """Also windows that are wider than tiles, of which each near the border is padded by another length."""
+    torch.manual_seed(size[0])
+    plain = nn.Sequential(nn.Conv2d(3, 3, 1), *copy.deepcopy(layers)).double()
+    for p in plain.parameters():
+        p.data.normal_()
+    net = copy.deepcopy(plain)
+    x = torch.full((1, 3, *size), 0.7, dtype=torch.float64)
+    x[..., :tissue, :tissue] = torch.randn(tissue, tissue, dtype=torch.float64)
+    try:
+        expected = plain(x)
+    except RuntimeError:
+        assume(False)  # PyTorch refuses: nothing is left of the image
+    source = Glass(x, Box((0, 0), (tissue, tissue)), 0.7)
+    actual = TiledModule(net, tiles=tiles, backward_tiles=back)(LazyImage(source))
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    (materialize(actual) * weights).sum().backward()
+    found = compare(plain, net, [materialize(actual)], [expected], (None, None))
+    assert max(found.values()) < TOLERANCE, found
 
 
 @pytest.mark.parametrize("budget", ["150KiB", "400KiB"])

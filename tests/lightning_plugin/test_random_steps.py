@@ -132,6 +132,14 @@ FOUND: dict[str, Step] = {
         (Call(0, 0), Backward(((0, 0),))),
         Way("tiled", budget=20 * 1024),
     ),
+    "a norm in bfloat16 in a segment that is kept": Step(
+        "bfloat16",
+        (Image((12, 12), "noise"),),
+        (Network(("conv1", "batch"), ("mean",)),),
+        (Call(0, 0), Backward(((0, 0),))),
+        Way("tiled", (1, 1), budget=20 * 1024),
+        width=4,
+    ),
     "a norm's gradients in a segment that is kept": Step(
         "float32",
         (Image((22, 76), "noise"),),
