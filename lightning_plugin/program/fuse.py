@@ -61,5 +61,7 @@ def batch_norm(statistics: Node, user: Node, x: Tensor, vectors: Sequence[Tensor
     # With a momentum of one, running statistics are this batch's own.
     mean = torch.zeros(x.shape[1], dtype=wide(x.dtype), device=x.device)
     unbiased = torch.zeros_like(mean)
+    # Kernels want all vectors in one type, the statistics'; a module in half precision has its weight in half.
+    weight, bias = (None if v is None else v.to(mean.dtype) for v in (weight, bias))
     out = torch.batch_norm(x, weight, bias, mean, unbiased, True, 1.0, op.eps, torch.backends.cudnn.enabled)
     return out, unbiased * ((size - 1) / size), mean
