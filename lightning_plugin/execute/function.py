@@ -51,7 +51,7 @@ def run_segment(run: SegmentRun) -> None:
     found |= {id(v): torch.zeros((), device=v.device) for v in run.stored}
     for program in programs:
         connect(run if program is run.program else run.part(program), found, work.carried)
-    several = sum(v.requires_grad for v in run.outputs) > 1
+    several = sum(v.requires_grad for v in (*run.outputs, *run.stored)) > 1
     for v in run.outputs:
         result = found[id(v)]
         # With a node of its own: autograd shows hooks on one of several results the missing gradients of others.

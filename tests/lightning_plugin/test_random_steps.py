@@ -132,6 +132,15 @@ FOUND: dict[str, Step] = {
         (Call(0, 0), Backward(((0, 0),))),
         Way("tiled", budget=20 * 1024),
     ),
+    "a hook on a result beside a map that is stored": Step(
+        "float32",
+        (Image((12, 12), "whole"),),
+        (CONV, Network(("conv1",), ("amax", "max of rows"), small="v.register_hook(double)")),
+        (Call(0, 0), Call(1, 0), Backward(((0, 0), (1, 0)), retain=True), Backward(((1, 1),))),
+        Way("tiled", (1, 1)),
+        width=4,
+        whole=True,
+    ),
     "a norm in bfloat16 in a segment that is kept": Step(
         "bfloat16",
         (Image((12, 12), "noise"),),
