@@ -10,8 +10,9 @@ box, which is always said in axes, whatever the user does to the shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -128,6 +129,18 @@ class Layout:
             sizes.pop(0)
         return None if factors else Layout(tuple(dims), self.extent)
 
+    def part(self, held: Box, wanted: Box) -> Part | None:
+        """`narrow` for all tiles whose boxes lie like these to each other; None where the part is all of it."""
+        if held == wanted:
+            return None
+        if any(len(dim) != 1 and any(isinstance(f, Axis) for f in dim) for dim in self.dims):
+            return partial(self.narrow, held=held, wanted=wanted)
+        cuts = []
+        for d, (f, *_) in enumerate(self.dims):
+            if isinstance(f, Axis) and (held.lo[f.index], held.hi[f.index]) != (wanted.lo[f.index], wanted.hi[f.index]):
+                cuts.append((d, wanted.lo[f.index] - held.lo[f.index], wanted.hi[f.index] - wanted.lo[f.index]))
+        return partial(cut, tuple(cuts))
+
     def narrow(self, tile: Tensor, held: Box, wanted: Box) -> Tensor:
         """The part ``wanted`` of a tile that holds ``held``."""
         if held == wanted:
@@ -176,6 +189,17 @@ class Layout:
 
     def empty(self, box: Box, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(self.tile_shape(box), dtype=dtype, device=device)
+
+
+#: What gives a part of a tile.
+Part = Callable[[Tensor], Tensor]
+
+
+def cut(cuts: tuple[tuple[int, int, int], ...], tile: Tensor) -> Tensor:
+    """A part of a tile: from where and how long, for each dimension that is cut."""
+    for d, start, length in cuts:
+        tile = tile.narrow(d, start, length)
+    return plain_strides(tile)
 
 
 #: How PyTorch calls tensors of these ranks whose channels lie last in memory.

@@ -4,10 +4,14 @@ A ledger watches the operators and counts the storages they make, each once, unt
 runs by itself, between segments, are seen through hooks. What existed before the step (the user's own tensors) is not
 counted as made by it; parameters, and gradients that exist already, are what the ledger starts with.
 
-[Note: allocator] On CUDA, watching the operators of every tile would cost more than they do. There the ledger counts
-what outlives an operator's segment (boundaries, cotangents, what autograd keeps, results), which is what may be beside
-a later call, and the allocator knows the peak: the most that it gave out since the step began, less what was there
-before and is not the step's. So the peak has in it whatever else the process makes on the device during the step.
+[Note: watched] Watching an operator takes longer than many an operator does. Tiles of one kind hold the same: the first
+of each kind is watched, and of the others only what outlives its segment (boundaries, cotangents, results), each by
+itself. Where something of a tile may be there when the next begins (transfers and reads ahead, ranks that exchange,
+scans), all tiles are watched.
+
+[Note: allocator] On CUDA no tile is watched. There the ledger counts what outlives a segment, which is what may be
+beside a later call, and the allocator knows the peak: the most that it gave out since the step began, less what was
+there before and is not the step's. So the peak has in it whatever else the process makes on the device meanwhile.
 
 [Note: step] A step may have several calls, images and losses, and its budget is for all of them. What one call has left
 on the device (what its backward still needs, results that somebody holds, another network's parameters) is *beside* the
@@ -176,9 +180,9 @@ class Ledger:
                 self._now.released += found[1]
 
     @contextmanager
-    def watching(self, tiles: bool = False) -> Iterator[None]:
-        """Count what the operators in this block make; ``tiles``: those of a segment's tiles are among them."""
-        if (tiles and self.allocator) or torch.utils._python_dispatch._get_current_dispatch_mode() is self.watcher:
+    def watching(self) -> Iterator[None]:
+        """Count what the operators in this block make."""
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is self.watcher:
             yield
             return
         with self.watcher:
@@ -224,9 +228,9 @@ class Ledger:
                 self.peak = max(self.peak, self.held)
 
 
-def watched(ledger: Ledger | None, tiles: bool = False) -> AbstractContextManager[None]:
-    """A block whose operators a ledger counts, if there is one; see `Ledger.watching`."""
-    return nullcontext() if ledger is None else ledger.watching(tiles)
+def watched(ledger: Ledger | None) -> AbstractContextManager[None]:
+    """A block whose operators a ledger counts, if there is one."""
+    return nullcontext() if ledger is None else ledger.watching()
 
 
 def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

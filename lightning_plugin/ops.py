@@ -13,9 +13,10 @@ The executor knows nothing about convolutions or losses. It knows these kinds:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,9 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import spending
 from lightning_plugin.source import TensorSource, TileSource, version_of
+
+#: What computes a tile from tiles and vectors.
+Kernel = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 class Op(ABC):
@@ -43,6 +47,15 @@ class TileOp(Op):
     @abstractmethod
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         """The output on ``box`` from input tiles that hold exactly ``need(box)``."""
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """What the output on an interval of an axis depends on besides the tiles and their sizes: where it lies, unless
+        the operator says otherwise. See [Note: tapes] in `tape`."""
+        return lo, hi
+
+    def bound(self, box: Box) -> Kernel:
+        """`apply` on a box, or on any other that has the same sizes and marks."""
+        return partial(self.apply, box)
 
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         """All of the output from whole maps as plain PyTorch computes it, or None where `apply` does as well."""
@@ -230,6 +243,9 @@ class Call:
             return self.func(*args, **kwargs)
         with self.autocast.replay():
             return self.func(*args, **kwargs)
+
+    def on_tiles(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+        return self([*tiles, *vectors])
 
 
 def fill(template: Any, tensors: Sequence[Tensor]) -> Any:

@@ -21,6 +21,7 @@ from lightning_plugin.ops import Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import ScanTile, run_tile, scan
+from lightning_plugin.program.tape import Tapes
 from lightning_plugin.progress import told
 
 #: Identical tiles whose cotangents differ are looked through this often for others that are equal to them.
@@ -62,6 +63,7 @@ class Backward:
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
         self.followed = {key for key, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
         self.needs = needs
+        self.tapes: Tapes | None = None
         self.adders = {i: Adder(t) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
         self.wholes: dict[int, tuple[Tensor, Layout]] = {}
         if self.segment.team is not None:
@@ -127,12 +129,14 @@ class Backward:
         segment = self.segment
         self.recount()
         program = segment.program.narrow(self.alive)
+        self.tapes = Tapes(program, segment.backward_grid)
         cotangents = self.given(program)
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
         for members in segment.loop(program, True, self.handle, fetch):
-            for tile in self.parted(program, members):
-                self.tile(program, tile)
+            with segment.watching(self.tapes.fresh(members[0])):
+                for tile in self.parted(program, members):
+                    self.tile(program, tile)
 
     def recount(self) -> None:
         """Find results that depend on the last bits of tiles as backward's tiles come to them, in a pass of its own."""
@@ -156,6 +160,7 @@ class Backward:
             return read_tile(v, box, self.spreads, self.handles.get(id(v))).detach()
 
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, {})
+        tapes = Tapes(program, segment.backward_grid)
         with torch.no_grad():
             fetch = segment.fetch(self.handles)
             for members in segment.loop(program, True, self.handle, fetch, planned=False):
@@ -165,7 +170,7 @@ class Backward:
                     part = t.part(box, tiles, self.vectors, times)
                     found[i] = t.op.merge(found[i], part) if i in found else part
 
-                program.run(members[0], read, self.vectors, emit, grad=False)
+                tapes.run(members[0], read, self.vectors, emit, grad=False)
         if segment.team is not None:
             ranks = segment.team.gather({i: part.to("cpu") for i, part in found.items()})
             parts = {i: [r[i].to(t.map.device) for r in ranks if i in r] for i, t in enumerate(program.targets)}
@@ -187,7 +192,8 @@ class Backward:
         self.segment.expect(lambda: [(t.reads, t.owned) for t, _ in tiles], self.handles, self.given(program))
         back: dict[int, Tensor] = {}
         for ((tile, carried),) in told([pair] for pair in reversed(tiles)):
-            back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
+            with self.segment.watching():
+                back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
 
     def parted(self, program: Program, members: Sequence[Owned]) -> Iterator[Tile]:
         """Identical tiles by what can be pulled back together; see [Note: identical tiles] in `alike`."""
@@ -296,7 +302,8 @@ class Backward:
         emit: Callable[[int, Box, Sequence[Tensor]], None],
     ) -> dict[int, Tensor]:
         if work.scan is None:
-            program.run(work.members[0], read, self.vectors, emit, grad=True)
+            assert self.tapes is not None
+            self.tapes.run(work.members[0], read, self.vectors, emit, grad=True)
             return {}
         grads = {n.serial: n.outputs[0].requires_grad for n in program.steps}
         work.carried = {s: t.detach().requires_grad_(grads[s]) for s, t in work.carried.items()}

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
-from lightning_plugin.execute.segment import SegmentRun, announced, outline, read_tile
+from lightning_plugin.execute.segment import SegmentRun, outline, read_tile
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Reduction
 from lightning_plugin.program.scan import run_tile, scan
+from lightning_plugin.program.tape import Tapes
 from lightning_plugin.progress import told
 
 
@@ -27,6 +28,7 @@ class Forward:
         self.segment = run
         self.vectors = {id(v): t.detach() for v, t in zip(program.vectors, inputs, strict=False)}
         self.spreads = {id(v): t.detach() for v, t in zip(run.spreads, inputs[len(program.vectors) :], strict=False)}
+        self.tapes = Tapes(program, run.plan.forward)
         self.totals: dict[int, Reduction] = {}
         #: What each tile of a scan was handed: backward begins with it.
         self.carried: list[dict[int, Tensor]] = []
@@ -66,7 +68,8 @@ class Forward:
             self.together(run.team)
             return
         for members in run.loop(run.program, False, lambda v: v.handle, run.fetch(self.handles)):
-            self.tile(members)
+            with run.watching(self.tapes.fresh(members[0])):
+                self.tile(members)
 
     def read(self, v: Value, box: Box) -> Tensor:
         return read_tile(v, box, self.spreads, v.handle)
@@ -83,7 +86,8 @@ class Forward:
         for (tile,) in told([t] for t in tiles):
             if self.segment.trains:
                 self.carried.append(handed)
-            handed = run_tile(program, tile, handed, self.read, self.vectors, emit, grad=False)
+            with self.segment.watching():
+                handed = run_tile(program, tile, handed, self.read, self.vectors, emit, grad=False)
 
     def tile(self, members: Sequence[Owned]) -> None:
         """Evaluate a tile once, for all that are identical to it."""
@@ -106,7 +110,7 @@ class Forward:
 
         if self.segment.team is not None:
             self.made.append(Made())
-        self.segment.program.run(members[0], self.read, self.vectors, emit, grad=False)
+        self.tapes.run(members[0], self.read, self.vectors, emit, grad=False)
 
     def emit(self, i: int, box: Box, tiles: Sequence[Tensor], times: int) -> None:
         """A tile's share of a target, of a reduction as often as there are identical tiles."""
@@ -131,8 +135,9 @@ class Forward:
         run = self.segment
         for dealt in team.rounds(run.work(run.program, False, lambda v: v.handle)):
             mine = (members for owner, members in dealt if owner == team.rank)
-            for members in told(announced(run.program, mine, run.fetch(self.handles))):
-                self.tile(members)
+            for members in told(run.announced(run.program, mine, run.fetch(self.handles))):
+                with run.watching():
+                    self.tile(members)
             made = [iter(rank) for rank in team.gather([m.on("cpu") for m in self.made])]
             self.made.clear()
             for owner, members in dealt:

@@ -23,7 +23,7 @@ from lightning_plugin.execute.parts import parts_of, with_rest
 from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.store import Handle
-from lightning_plugin.ledger import Ledger, watched
+from lightning_plugin.ledger import Ledger
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,6 @@ class SegmentFunction(torch.autograd.Function):
         if ledger is not None:
             ledger.enter((ctx.run.place, "backward"))
         make_room(ctx.run, [ref() for ref in ctx.handles], inputs)
-        with watched(ledger, tiles=True):
-            found = Backward(ctx, inputs, grads).run()
+        found = Backward(ctx, inputs, grads).run()
         seen(ledger, found)
         return found

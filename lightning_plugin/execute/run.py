@@ -37,24 +37,23 @@ def run_plan(
     stages = prepare(plan, nodes, ledger, team, folder)
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
-        with watched(ledger, tiles=True):
-            for stage in stages:
-                if ledger is not None:
-                    ledger.enter((stage.place, "forward"))
-                stage.run()
-                for node in gathers:
-                    if stage.makes(node.inputs[0]):
-                        compute(node.outputs[0], ledger)
-                for v in stage.last:
-                    if v.handle is not None:
-                        v.handle.let_go()
-                    v.handle = v.real = None
-            for node in nodes:
-                for v in node.outputs:
-                    if not v.is_map:
-                        compute(v, ledger)
+        for stage in stages:
             if ledger is not None:
-                ledger.leave()
+                ledger.enter((stage.place, "forward"))
+            stage.run()
+            for node in gathers:
+                if stage.makes(node.inputs[0]):
+                    compute(node.outputs[0], ledger)
+            for v in stage.last:
+                if v.handle is not None:
+                    v.handle.let_go()
+                v.handle = v.real = None
+        for node in nodes:
+            for v in node.outputs:
+                if not v.is_map:
+                    compute(v, ledger)
+        if ledger is not None:
+            ledger.leave()
     finally:
         for node in nodes:
             for v in (*node.inputs, *node.outputs):

@@ -124,8 +124,31 @@ class SegmentRun:
         work = self.work(program, backward, handle)
         if self.team is not None:
             work = self.team.mine(work)
-        work = announced(program, work, fetch)
+        work = self.announced(program, work, fetch)
         return told(work) if planned and self.rehearsal is None else work
+
+    def announced(
+        self, program: Program, work: Iterator[Sequence[Owned]], fetch: Fetch | None
+    ) -> Iterator[Sequence[Owned]]:
+        """The same work; sources that can prefetch, and lower tiers, hear of the next tile's boxes while this one is
+        computed."""
+        sources = program.announced
+        if not sources and fetch is None:
+            yield from work
+            return
+        now = next(work, None)
+        while now is not None:
+            after = next(work, None)
+            if after is not None:
+                need = program.boxes(after[0])
+                with self.watching():
+                    for v in sources:
+                        if id(v) in need:
+                            v.node.op.image.prefetch([need[id(v)]])  # type: ignore[union-attr]
+                    if fetch is not None:
+                        fetch(need, after[0])
+            yield now
+            now = after
 
     def fetch(self, handles: Mapping[int, Handle], cotangents: Mapping[int, Cotangent] | None = None) -> Fetch | None:
         """What begins to read a tile's part of boundaries, and of the cotangents of targets by their place; None where
@@ -179,6 +202,14 @@ class SegmentRun:
 
         return groups(program, tiles, constant) if self.alike else ([owned] for owned in tiles)
 
+    def watching(self, fresh: bool = True) -> AbstractContextManager[None]:
+        """A block of a tile whose operators the ledger counts where it has to; ``fresh``: the tile is the first of its
+        kind. See [Note: watched] in `ledger`."""
+        if self.ledger is None or self.ledger.allocator:
+            return nullcontext()
+        left = self.plan.ahead or self.team is not None or self.program.announced
+        return self.ledger.watching() if fresh or left else nullcontext()
+
     def moments(self, what: str) -> AbstractContextManager[None]:
         """A block whose peaks are those of this segment doing ``what``."""
         return nullcontext() if self.ledger is None else self.ledger.during((self.place, what))
@@ -204,27 +235,6 @@ class SegmentRun:
     def constants(self) -> Constants | None:
         """A new page on which tiles of a stored map may be noted as constant, where any may be."""
         return Constants() if self.alike else None
-
-
-def announced(program: Program, work: Iterator[Sequence[Owned]], fetch: Fetch | None) -> Iterator[Sequence[Owned]]:
-    """The same work; sources that can prefetch, and lower tiers, hear of the next tile's boxes while this one is
-    computed."""
-    sources = program.announced
-    if not sources and fetch is None:
-        yield from work
-        return
-    now = next(work, None)
-    while now is not None:
-        after = next(work, None)
-        if after is not None:
-            need = program.boxes(after[0])
-            for v in sources:
-                if id(v) in need:
-                    v.node.op.image.prefetch([need[id(v)]])  # type: ignore[union-attr]
-            if fetch is not None:
-                fetch(need, after[0])
-        yield now
-        now = after
 
 
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:

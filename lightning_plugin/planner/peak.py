@@ -1,6 +1,6 @@
 """Memory of one tile of a segment, predicted without running anything.
 
-A tile's life is followed node by node, as `Program.run` would run it: tiles are made, read for the last time and let
+A tile's life is followed node by node, as a tape would run it: tiles are made, read for the last time and let
 go; with grad, what an operator saves stays until its turn in backward comes, where the gradients of its inputs are
 made and that of its output is let go.
 """

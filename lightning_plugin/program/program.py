@@ -12,7 +12,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.fakes import unbound
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread, TileOp
+from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread
 from lightning_plugin.plan import Plan
 from lightning_plugin.rules.norm import Normalize
 from lightning_plugin.source import prefetches
@@ -163,48 +163,6 @@ class Program:
                 held = need.get(id(v))
                 need[id(v)] = wanted if held is None else held.hull(wanted)
         return need
-
-    def run(
-        self,
-        owned: Sequence[Box],
-        read: Callable[[Value, Box], Tensor],
-        vectors: Mapping[int, Tensor],
-        emit: Callable[[int, Box, Sequence[Tensor]], None],
-        grad: bool,
-    ) -> None:
-        """Evaluate one tile; ``emit(i, box, tiles)`` gets each target's share: its tile, or a reduction's inputs."""
-        need = self.boxes(owned)
-        held: dict[int, Tensor] = {id(v): read(v, need[id(v)]) for v in self.reads if id(v) in need}
-        stored = {t.node.serial: i for i, t in enumerate(self.targets) if t.stored is not None}
-        reducing = {t.node.serial: i for i, t in enumerate(self.targets) if t.stored is None}
-        for place, node in enumerate(self.steps):
-            if isinstance(node.op, ReduceOp):
-                i = reducing[node.serial]
-                if not owned[i].empty:
-                    emit(i, owned[i], self.tiles(node, node.op.need(owned[i]), held, need, grad))
-            elif id(node.outputs[0]) in need:
-                box = need[id(node.outputs[0])]
-                assert isinstance(node.op, TileOp)
-                tiles = self.tiles(node, node.op.need(box), held, need, grad)
-                with torch.set_grad_enabled(grad and node.outputs[0].requires_grad):
-                    operands = [vectors[id(v)] for v in node.vectors]
-                    if node.serial in self.overwrite and need[id(node.maps[0])] == box:
-                        tile = node.op.in_place(node.inplace, tiles, operands)  # type: ignore[attr-defined]
-                    else:
-                        tile = node.op.apply(box, tiles, operands)
-                del tiles
-                i = stored.get(node.serial, -1)
-                if i >= 0 and not owned[i].empty:
-                    with torch.set_grad_enabled(grad):
-                        share = node.outputs[0].space.narrow(tile, box, owned[i])
-                    emit(i, owned[i], [share])
-                    del share
-                if self.last_use.get(id(node.outputs[0]), -1) > place:
-                    held[id(node.outputs[0])] = tile
-                del tile
-            for v in node.inputs:
-                if self.last_use.get(id(v)) == place:
-                    held.pop(id(v), None)
 
     @staticmethod
     def tiles(

@@ -170,7 +170,7 @@ def run_tile(
     emit: Callable[[int, Box, Sequence[Tensor]], None],
     grad: bool,
 ) -> dict[int, Tensor]:
-    """Evaluate one tile of a scan, as `Program.run` does of a grid; returns what it hands on, by serial."""
+    """Evaluate one tile of a scan, as `Tape.run` does of a grid; returns what it hands on, by serial."""
     serial_of = {id(n.outputs[0]): n.serial for n in program.steps if not isinstance(n.op, ReduceOp)}
     boxes = {key: tile.reads.get(key) or tile.held(serial_of[key]) for key in held_keys(program, tile, serial_of)}
     held: dict[int, Tensor] = {id(v): read(v, tile.reads[id(v)]) for v in program.reads if id(v) in tile.reads}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -110,6 +110,9 @@ class Normalize(TileOp):
 
     def need(self, box: Box) -> tuple[Box, ...]:
         return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return None
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]

@@ -6,7 +6,7 @@ meets a map as a map: each tile takes its slice of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout, canonical
-from lightning_plugin.ops import Call, TileOp
+from lightning_plugin.ops import Call, Kernel, TileOp
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -39,9 +39,18 @@ class Local(TileOp):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return self.call([*tiles, *vectors])
 
-    def in_place(self, func: Any, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return None
+
+    def bound(self, box: Box) -> Kernel:
+        return self.call.on_tiles
+
+    def writing(self, func: Any) -> Kernel:
         """The call's in-place form, which writes into its first map."""
-        return replace(self.call, func=func)([*tiles, *vectors])
+        return replace(self.call, func=func).on_tiles
+
+    def in_place(self, func: Any, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        return self.writing(func)(tiles, vectors)
 
 
 def local(rec: Any, func: Any, args: Any, kwargs: Any, out: Tensor, layout: Layout, **how: Any) -> Value:

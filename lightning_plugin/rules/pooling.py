@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -144,20 +144,26 @@ class AvgPool(Pool):
                 out = out * scale.view(shape)
         return out
 
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """What a window pads, and what counts."""
+        pads = super().mark(axis, lo, hi)
+        places = [i for i, a in enumerate(self.axes) if a == axis]
+        return pads, *(tuple(self.counted(i, lo, hi) or ()) for i in places)
+
     def counts(self, box: Box) -> list[list[int] | None]:
         """For each dimension, how many positions of each window count; None where all do."""
-        found: list[list[int] | None] = []
-        for w, a, p in zip(self.windows, self.axes, self.padding, strict=True):
-            size = self.extent[a]
-            line = []
-            for o in range(box.lo[a], box.hi[a]):
-                start = o * w.stride - w.before
-                end = min(start + w.kernel, size + p)
-                if not self.count_padding:
-                    start, end = max(start, 0), min(end, size)
-                line.append(end - start)
-            found.append(None if all(c == w.kernel for c in line) else line)
-        return found
+        return [self.counted(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
+
+    def counted(self, i: int, lo: int, hi: int) -> list[int] | None:
+        w, size = self.windows[i], self.extent[self.axes[i]]
+        line = []
+        for o in range(lo, hi):
+            start = o * w.stride - w.before
+            end = min(start + w.kernel, size + self.padding[i])
+            if not self.count_padding:
+                start, end = max(start, 0), min(end, size)
+            line.append(end - start)
+        return None if all(c == w.kernel for c in line) else line
 
 
 @ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)

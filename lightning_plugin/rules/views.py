@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +30,9 @@ class Reshape(TileOp):
     def need(self, box: Box) -> tuple[Box, ...]:
         return (box,)
 
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return None
+
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return tiles[0].reshape(self.layout.tile_shape(box))
 
@@ -43,6 +46,9 @@ class Expand(TileOp):
 
     def need(self, box: Box) -> tuple[Box, ...]:
         return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return None
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return tiles[0].expand(self.layout.tile_shape(box))

@@ -7,8 +7,9 @@ interior tile pads nothing, and a border tile pads only on the side where the ma
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Clip, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Kernel, TileOp
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -64,6 +65,23 @@ class SlidingOp(WindowOp):
             return self.slide(box, tiles[0], vectors, padding)
         x = F.pad(tiles[0], self.pads(box), value=self.blank(tiles[0]))
         return self.slide(box, x, vectors, [0] * len(self.windows))
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """What a window pads."""
+        for w, a in zip(self.windows, self.axes, strict=True):
+            if a == axis:
+                clip = Clip.at(*w.need(lo, hi), self.extent[a])
+                return clip.before, clip.after
+        return None
+
+    def bound(self, box: Box) -> Kernel:
+        padding = self.own_padding(box)
+        if padding is not None:
+            return partial(self.slid, box, padding)
+        return partial(self.apply, box)
+
+    def slid(self, box: Box, padding: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        return self.slide(box, tiles[0], vectors, padding)
 
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         padding = self.own_padding(box, whole=True)
