@@ -64,7 +64,8 @@ class Backward:
         self.followed = {key for key, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
         self.needs = needs
         self.tapes: Tapes | None = None
-        self.adders = {i: Adder(t) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
+        tiles = self.segment.backward_grid.tiles
+        self.adders = {i: Adder(t, tiles) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
         self.wholes: dict[int, tuple[Tensor, Layout]] = {}
         if self.segment.team is not None:
             self.complete(self.segment.team)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.segment import SegmentRun, outline
-from lightning_plugin.execute.store import Handle
+from lightning_plugin.execute.store import Handle, type_of_sum
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
@@ -39,21 +39,25 @@ def make_room(run: SegmentRun, read: Sequence[Handle], inputs: Sequence[Tensor])
         return
     if not run.scans:
         planned = largest_tile(run, run.backward_grid)
-        fixed = gradients(run, read)
+        before = gradients(run, read, run.backward_grid)
         for grid in finer(run, run.backward_grid):
+            fixed = gradients(run, read, grid)
             part = largest_tile(run, grid) / max(1, planned)
-            if fixed + MARGIN * part * max(0, needs - fixed) <= room:
+            if fixed + MARGIN * part * max(0, needs - before) <= room:
                 run.backward_grid = grid
                 return
     raise no_room(run.plan.path, needs, ledger)
 
 
-def gradients(run: SegmentRun, read: Sequence[Handle]) -> int:
+def gradients(run: SegmentRun, read: Sequence[Handle], grid: Grid) -> int:
     """The bytes of the gradients that backward makes whole, whatever its tiles are."""
-    wholes = [v for v in (*run.program.vectors, *run.spreads, *run.images) if v.requires_grad]
+    added = [v for v in run.program.vectors if v.requires_grad]
+    wholes = [v for v in (*run.spreads, *run.images) if v.requires_grad]
     made = [h.cotangent for h in read if h.place.tier == "device" and not h.cotangent.begun]
-    sizes = [(math.prod(v.shape), v.dtype) for v in wholes] + [(math.prod(c.layout.shape), c.dtype) for c in made]
-    return sum(count * wide(dtype).itemsize for count, dtype in sizes)
+    sizes = [(math.prod(v.shape), type_of_sum(v.dtype, v.device, grid.tiles)) for v in added]
+    sizes += [(math.prod(v.shape), wide(v.dtype)) for v in wholes]
+    sizes += [(math.prod(c.layout.shape), wide(c.dtype)) for c in made]
+    return sum(count * dtype.itemsize for count, dtype in sizes)
 
 
 class Guard:

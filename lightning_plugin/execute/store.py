@@ -229,12 +229,23 @@ class Handle:
             self.data.rest()
 
 
-class Adder:
-    """Sums gradients of one tensor over tiles, in float32 or wider."""
+#: Over so many tiles, float32 numbers may be added up in float32: a sum of n equal ones is off by half of n roundings.
+FEW = 16
 
-    def __init__(self, like: Tensor):
+
+def type_of_sum(dtype: torch.dtype, device: torch.device, tiles: int) -> torch.dtype:
+    """The type in which gradients of so many tiles are added up."""
+    several = tiles > FEW and dtype == torch.float32 and device.type != "mps"
+    return torch.float64 if several else wide(dtype)
+
+
+class Adder:
+    """Sums gradients of one tensor over so many tiles, in float32 or wider."""
+
+    def __init__(self, like: Tensor, tiles: int = 1):
         self.like = like
         self.dtype = like.dtype
+        self.kept = type_of_sum(like.dtype, like.device, tiles)
         self.total: Tensor | None = None
 
     def add(self, gradient: Tensor | None, times: int = 1) -> None:
@@ -242,7 +253,7 @@ class Adder:
             return
         if self.total is None:
             # In the tensor's own layout: autograd would make a copy of any other.
-            self.total = torch.empty_like(self.like, dtype=wide(self.dtype)).copy_(gradient)
+            self.total = torch.empty_like(self.like, dtype=self.kept).copy_(gradient)
             if times > 1:
                 self.total.mul_(times)
         else:
@@ -250,7 +261,7 @@ class Adder:
 
     def blank(self) -> Tensor:
         """The sum of nothing."""
-        return torch.zeros_like(self.like, dtype=wide(self.dtype), memory_format=torch.contiguous_format)
+        return torch.zeros_like(self.like, dtype=self.kept, memory_format=torch.contiguous_format)
 
     def result(self) -> Tensor | None:
         return None if self.total is None else self.total.to(self.dtype)

@@ -19,12 +19,17 @@ said:
 * a maximum was decided by the last digit: which of two nearly equal values it is, is chance, in plain PyTorch as well.
   Where the engine is further off than twice, plain PyTorch's own distance is the largest of `TRIALS` runs whose
   parameters are one rounding off (pixels are not touched: what is equal by content stays equal, and an engine that
-  loses the gradient of ties is not excused by it). Tests count these steps and bound their share.
+  loses the gradient of ties is not excused by it). Tests count these steps and bound their share;
+* which kernel PyTorch takes, and how it rounds, depends on the size of a map: the weight gradient of one convolution on
+  an image of one value is 1.4e-8 off at 10 rows, and 7.3e-7 at 9. A tile has another size than its image. Where the
+  engine is further off still, plain PyTorch's own distance is the largest on images of half the rows, half the columns
+  and half of both, of the same content, relative to the truth there. These steps are counted too, and bounded.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -157,10 +162,25 @@ def near(step: Step, plain: Outcome, tiled: Outcome, safe: bool) -> Verdict:
             trials = [run_plain(step, safe=safe, jitter=eps / 2, seed=1 + i) for i in range(TRIALS)]
             own = max([own, *((pick(t, truth) - true).norm().item() for t in trials if t.error is None)])
             kind = "decided by a tie"
+        if not off <= 2 * own:
+            own = max([own, *(share * true.norm().item() for share in at_other_sizes(step, pick, safe))])
+            kind = "rounded as at another size"
         worst = max(worst, off / own if own else 0.0)
         if not off <= 2 * own:
             wrong.append(f"{name} are {off:.3g} from float64, plain PyTorch's {own:.3g}, of {true.norm().item():.3g}")
     return Verdict(wrong, kind, worst)
+
+
+def at_other_sizes(step: Step, pick: Callable[[Outcome, Outcome], Tensor], safe: bool) -> Iterator[float]:
+    """Plain PyTorch's distance on smaller images, relative to the truth there."""
+    for rows, columns in ((2, 1), (1, 2), (2, 2)):
+        images = tuple(replace(i, side=(i.side[0] // rows, i.side[1] // columns)) for i in step.images)
+        smaller = replace(step, images=images)
+        plain, truth = run_plain(smaller, safe=safe), run_plain(smaller, torch.float64, safe=safe)
+        if plain.error is None and truth.error is None and finite(truth) and finite(plain):
+            true = pick(truth, truth)
+            if true.norm() > 0:
+                yield ((pick(plain, truth) - true).norm() / true.norm()).item()
 
 
 def results(outcome: Outcome, like: Outcome) -> Tensor:

@@ -88,6 +88,7 @@ def test_five_hundred_steps_round_no_more_than_plain(record_result: Callable[[st
     run(tally, 500, 200, FEW)
     assert tally.total >= 500
     assert tally.kinds["decided by a tie"] <= 0.1 * tally.total, tally.kinds
+    assert tally.kinds["rounded as at another size"] <= 0.1 * tally.total, tally.kinds
     record_result("exactness_steps_few_digits", tally.result())
 
 
