@@ -200,16 +200,24 @@ class Ledger:
             if function in seen:
                 continue
             seen.add(function)
-            if hasattr(function, "variable"):  # a gradient in another layout than its parameter's is copied there
-                function.register_hook(partial(self._see_gradient, function.variable))
-                continue
             self.hook_function(function)
-            stack += [f for f, _ in function.next_functions if f is not None]
+            stack += [f for f, _ in function.next_functions if f is not None and not hasattr(f, "variable")]
 
     def hook_function(self, function: Any) -> None:
         """Count the gradients that one function of autograd makes, and what waits for its leaves."""
         leaves = tuple(getattr(f, "variable", None) for f, _ in function.next_functions)
-        function.register_hook(partial(self._see_gradients, leaves))
+        if self.hooks_once(function):
+            function.register_hook(partial(self._see_gradients, leaves))
+        for f, _ in function.next_functions:
+            # A gradient in another layout than its parameter's is copied there.
+            if hasattr(f, "variable") and self.hooks_once(f):
+                f.register_hook(partial(self._see_gradient, f.variable))
+
+    def hooks_once(self, function: Any) -> bool:
+        """Whether a function of autograd is hooked for the first time: it may be come to from several of its users."""
+        before = function.metadata.get(Ledger)
+        function.metadata[Ledger] = self
+        return before is not self
 
     def _see_gradient(self, leaf: Tensor, made: Any, given: Any) -> None:
         self.sums.taken(leaf)
