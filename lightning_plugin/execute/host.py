@@ -53,16 +53,15 @@ class HostMemory:
         self.device = device
         self.cuda = device.type == "cuda"
         self.data = torch.empty(layout.shape, dtype=dtype, pin_memory=self.cuda)
-        self.read: torch.cuda.Event | None = None
         if self.cuda and self.data.numel():
             self.data = mapped(self.data, device)
-        if zero:
-            self.beside(self.data.zero_, self.launched())
+        #: When the last transfer that nobody waits for is done; those before it are done too.
+        self.last = self.beside(self.data.zero_, self.launched()) if zero else None
 
     def __del__(self) -> None:
-        read = getattr(self, "read", None)
-        if read is not None:
-            read.synchronize()  # before the memory is another's
+        last = getattr(self, "last", None)
+        if last is not None:
+            last.synchronize()  # before the memory is another's
 
     def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
         held, ready = [tile.to(self.data.dtype)], self.launched()
@@ -87,17 +86,17 @@ class HostMemory:
         room = torch.empty(self.layout.tile_shape(box), dtype=self.data.dtype, device=self.device)
         held, ready = [room], self.launched()  # the room may have been another tensor's until now
         del room
-        done: list[torch.cuda.Event] = []
+        done: list[torch.cuda.Event | None] = []
 
         def fetch() -> None:
             held[0].copy_(self.layout.narrow(self.data, self.whole, box))
 
         def run() -> None:
-            self.read = self.beside(fetch, ready)
-            if self.read is not None:
-                done.append(self.read)
+            self.last = self.beside(fetch, ready)
+            done.append(self.last)
 
         def result() -> Tensor:
+            assert done[0] is not None
             torch.cuda.current_stream(self.device).wait_event(done[0])
             return held[0]
 
