@@ -118,6 +118,24 @@ class ReduceOp(Op):
     ) -> tuple[Tensor | None, ...]:
         """One differentiable tensor for each output (None for one without gradient)."""
 
+    def pulled(
+        self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """`pull`, with grad, and with a gradient of each tile that lies in memory.
+
+        The gradient of a sum is one number, seen everywhere. Kernels add up such a view with fewer digits than a map in
+        memory, which is what PyTorch's own mean makes of it.
+        """
+        for tile in tiles:
+            if tile.requires_grad:
+                tile.register_hook(in_memory)
+        with torch.enable_grad():
+            return self.pull(box, tiles, vectors, outputs)
+
+
+def in_memory(gradient: Tensor) -> Tensor:
+    return gradient.contiguous() if 0 in gradient.stride() else gradient
+
 
 @dataclass(frozen=True)
 class VectorOp(Op):

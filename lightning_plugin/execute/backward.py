@@ -320,8 +320,7 @@ class Backward:
             yield tiles[0], self.maps[serial].read(box) if ready is None else ready
         elif serial in self.reduced:
             grads, results = self.reduced[serial]
-            with torch.enable_grad():
-                values = target.op.pull(box, tiles, target.operands(self.vectors), results)
+            values = target.op.pulled(box, tiles, target.operands(self.vectors), results)
             # A vector's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
             count = 1 if work.cotangents is None else len(work.members)
             for value, g in zip(values, grads, strict=True):

@@ -147,16 +147,12 @@ class ReduceFunction(torch.autograd.Function):
 
     @staticmethod
     def pull(ctx: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        with torch.enable_grad():
-            pulls = ctx.op.pull(ctx.box, inputs[: ctx.maps], inputs[ctx.maps :], ctx.results)
+        pulls = ctx.op.pulled(ctx.box, inputs[: ctx.maps], inputs[ctx.maps :], ctx.results)
         live = [
             (p, g) for p, g in zip(pulls, grads, strict=True) if p is not None and g is not None and p.requires_grad
         ]
         wanted = [t for t in inputs if t.requires_grad]
         if not live or not wanted:
             return [None for _ in inputs]
-        made = torch.autograd.grad([p for p, _ in live], wanted, [g for _, g in live], allow_unused=True)
-        # A mean's cotangent is one number everywhere. Kernels add up such a view with fewer digits than a map in
-        # memory, which is what PyTorch's own mean makes of it.
-        found = (g if g is None or 0 not in g.stride() else g.contiguous() for g in made)
+        found = iter(torch.autograd.grad([p for p, _ in live], wanted, [g for _, g in live], allow_unused=True))
         return [next(found) if t.requires_grad else None for t in inputs]

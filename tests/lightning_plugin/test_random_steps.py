@@ -133,6 +133,14 @@ FOUND: dict[str, Step] = {
         (Call(0, 0), Backward(((0, 0),))),
         Way("tiled", budget=20 * 1024),
     ),
+    "a mean's gradient, one number everywhere, in a segment of tiles": Step(
+        "float32",
+        (Image((12, 12), "noise"),),
+        (CONV,),
+        (Call(0, 0), Backward(((0, 0),))),
+        Way("tiled", (1, 1)),
+        width=4,
+    ),
     "a hook on a result beside a map that is stored": Step(
         "float32",
         (Image((12, 12), "whole"),),
