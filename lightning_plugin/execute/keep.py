@@ -54,7 +54,7 @@ def keep(node: Node, uses: Uses, fused: Mapping[int, Node], ledger: Ledger | Non
             result, *moments = batch_norm(partner, node, tiles[0], vectors)
             node.outputs[0].real = result
             for v, moment in zip(partner.outputs, moments, strict=True):
-                v.real = moment
+                v.real = moment.to(v.dtype)
         elif isinstance(node.op, ReduceOp):
             vectors = [real(v) for v in node.vectors]
             box = Box.whole(node.maps[0].space.extent)

@@ -44,20 +44,21 @@ class Normalization(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, var, weight)
         ctx.eps, ctx.bias = eps, None if bias is None else bias.dtype
-        # Kernels want all vectors in one type, the statistics'; a module in half precision has its weight in half.
-        scale, shift = (None if v is None else v.to(mean.dtype) for v in (weight, bias))
+        mean, var, scale, shift = in_one_type(x, mean, var, weight, bias)
         return torch.batch_norm(x, scale, shift, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, mean, var, weight = ctx.saved_tensors
-        rstd = (var + ctx.eps).rsqrt()
+        x, exact_mean, exact_var, weight = ctx.saved_tensors
+        exact = exact_mean.dtype
+        mean, var, unit = in_one_type(x, exact_mean, exact_var, weight)
         # Without a weight the kernel skips Σ g·x̂, which the variance needs.
-        unit = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        unit = torch.ones_like(mean) if unit is None else unit
+        rstd = (exact_var + ctx.eps).rsqrt()
         grad = plain_strides(grad if grad.is_contiguous(memory_format=torch.channels_last) else grad.contiguous())
         if x.device.type == "cpu" and channels_last(x):
-            dx, scaled, total = channels_last_sums(grad, x, unit, mean, rstd)
+            dx, scaled, total = channels_last_sums(grad, x, unit, mean, rstd.to(mean.dtype))
         else:
             # CUDA's kernel wants what a forward that was given its statistics saves, a CPU's in half precision none.
             # Its sums are wrong where the input's gradient is not asked for (seen in 2.11).
@@ -67,8 +68,9 @@ class Normalization(torch.autograd.Function):
             dx, scaled, total = aten.native_batch_norm_backward(
                 grad, x, unit, mean, var, saved, saved, False, ctx.eps, wanted
             )
-        d_mean = -unit * rstd * total
-        d_var = -0.5 * unit * rstd.square() * scaled
+        # What goes back to the map in all, with the sign turned; see `type_of_statistics`.
+        d_mean = -unit.to(exact) * rstd * total if dx is None else -channel_sums(dx).to(exact)
+        d_var = -0.5 * unit.to(exact) * rstd.square() * scaled
         return (
             dx,
             d_mean,
@@ -77,6 +79,28 @@ class Normalization(torch.autograd.Function):
             None if ctx.bias is None else total.to(ctx.bias),
             None,
         )
+
+
+def in_one_type(x: Tensor, *vectors: Tensor | None) -> list[Any]:
+    """Vectors as kernels want them: all in one type, that of a map's sums."""
+    return [None if v is None else v.to(wide(x.dtype)) for v in vectors]
+
+
+#: Powers of two of equal numbers are added up without any rounding, if they are added up in pairs.
+BLOCK = 64
+
+
+def channel_sums(x: Tensor) -> Tensor:
+    """Each channel's sum, in float64; elsewhere than on CUDA, where that takes a copy, of what blocks come to."""
+    dims = [d for d in range(x.dim()) if d != 1]
+    if x.device.type == "cuda":
+        return x.sum(dims, dtype=torch.float64)
+    if not x.is_contiguous() or x.device.type == "mps":
+        return x.sum(dims, dtype=wide(x.dtype))
+    flat = x.flatten(2)
+    whole = flat.shape[2] // BLOCK * BLOCK
+    blocks = flat[..., :whole].unflatten(2, (-1, BLOCK)).sum(3, dtype=wide(x.dtype))
+    return blocks.sum((0, 2), dtype=torch.float64) + flat[..., whole:].sum((0, 2), dtype=torch.float64)
 
 
 def channels_last(x: Tensor) -> bool:
@@ -134,10 +158,20 @@ def arguments(func: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any
     return dict(call.arguments)
 
 
+def type_of_statistics(x: Value) -> torch.dtype:
+    """Statistics of a map in float32 are in float64.
+
+    What goes back to the map directly and by its mean cancels (where a mean follows the normalisation, to nothing).
+    PyTorch's kernel takes one from the other; here each is collected by itself, and what the mean's cotangent lost by
+    rounding would be off by the same at every position.
+    """
+    return torch.float64 if x.dtype == torch.float32 and x.device.type != "mps" else wide(x.dtype)
+
+
 def statistics(rec: Any, x: Value, dims: Sequence[int], shape: Sequence[int]) -> tuple[Value, Value, int]:
     """(mean, biased variance, count) of a map over dimensions that hold all of space."""
     size = math.prod(x.shape[d] for d in dims)
-    dtype = wide(x.dtype)
+    dtype = type_of_statistics(x)
     fakes = [rec.fake(shape, dtype, x.device) for _ in range(2)]
     var, mean = rec.emit(VarMean(tuple(dims), False, dtype, size), [x], fakes, None, "statistics")
     return mean, var, size

@@ -141,6 +141,14 @@ FOUND: dict[str, Step] = {
         Way("tiled", (1, 1)),
         width=4,
     ),
+    "a mean of what was normalised, whose gradients cancel": Step(
+        "float32",
+        (Image((12, 12), "noise"),),
+        (Network(("conv3", "valid3", "valid3", "batch"), ("mean",)),),
+        (Call(0, 0), Backward(((0, 0),))),
+        Way("tiled", (1, 2)),
+        width=4,
+    ),
     "a hook on a result beside a map that is stored": Step(
         "float32",
         (Image((12, 12), "whole"),),
