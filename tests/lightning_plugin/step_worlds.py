@@ -118,6 +118,9 @@ class Plain:
         self.nets, self.tensors, self.safe = nets, tensors, safe
         for net in nets:
             net.safe = safe
+            for module in net.modules():
+                if isinstance(module, nn.ReLU):
+                    module.inplace &= not safe
 
     def call(self, network: int, image: int) -> Any:
         net, x = self.nets[network], self.tensors[image]

@@ -149,6 +149,14 @@ FOUND: dict[str, Step] = {
         Way("tiled", (1, 2)),
         width=4,
     ),
+    "a ReLU in place upon a ReLU in place": Step(
+        "float32",
+        (Image((12, 12), "noise"),),
+        (Network(("conv1", "instance", "relu_", "relu_"), ("mean",)),),
+        (Call(0, 0), Backward(((0, 0),))),
+        Way("tiled", (1, 1)),
+        width=4,
+    ),
     "a hook on a result beside a map that is stored": Step(
         "float32",
         (Image((12, 12), "whole"),),
