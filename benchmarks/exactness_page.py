@@ -46,14 +46,18 @@ DEFERRED = (ROOT / "benchmarks" / "deferred.md").read_text()
 
 def write_page() -> Path:
     """Write the page from whatever has been measured."""
-    parts = [INTRODUCTION, DEFERRED, random_part(), zoo_part(), timm_part(), precision_part()]
+    parts = [INTRODUCTION, DEFERRED, random_part(), steps_part(), zoo_part(), timm_part(), precision_part()]
     path = ROOT / "docs" / "exactness.md"
     path.write_text("\n".join(p for p in parts if p))
     return path
 
 
 def measured(name: str) -> Any:
-    path = RESULTS / f"exactness_{name}.json"
+    return result(f"exactness_{name}")
+
+
+def result(name: str) -> Any:
+    path = RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -82,6 +86,36 @@ def random_part() -> str:
         + table(["", "count"], counts)
         + f"\nHow often each operator was drawn: {used}.\n"
     )
+
+
+def steps_part() -> str:
+    exact, few, memory = measured("steps"), measured("steps_few_digits"), result("step_memory")
+    if exact is None or few is None:
+        return ""
+    columns = [exact["values"], few["values"]]
+    kinds = sorted({k for c in columns for k, n in c.items() if isinstance(n, int)} - {"steps"})
+    rows = [[k, *(str(c.get(k, 0)) for c in columns)] for k in ("steps", *kinds)]
+    units = [c["largest error over the bound's unit"] for c in columns]
+    errors = [", ".join(f"{kind} {found:.2f}" for kind, found in u.items()) for u in units]
+    text = (
+        "## Random steps\n\nTraining steps of several calls, networks, images and losses: pulled back in any order, "
+        "twice or never, on repeated and mirrored images, with parameters frozen, images and results changed, results "
+        "dropped, sources that fail, hooks, tied weights, writes in place, nested checkpoints. In float64 the error is "
+        "held to the bound of this page (1 is that bound). In float32, bfloat16 and under autocast the distance to "
+        "float64, over all of a step's numbers, is held to twice plain PyTorch's own (1 is PyTorch's own). Where "
+        "PyTorch refuses a step, because something was written over that it needs, the engine refuses it too or gives "
+        "the number that a copy made in time would have given.\n\n"
+        + table(["", "float64", "fewer digits"], [*rows, ["largest error", *errors]])
+    )
+    if memory is not None:
+        v = memory["values"]
+        text += (
+            f"\nOf {v['steps']} such steps under random budgets, none held more than its budget by the books of "
+            f"PyTorch's own allocator (and 1 KiB for the code around the modules): at most "
+            f"{v['largest held / budget']:.3f} of it, in the median {v['median held / budget']:.2f}. "
+            f"{v['refused before']} were refused smaller budgets before.\n"
+        )
+    return text
 
 
 def zoo_part() -> str:
