@@ -59,6 +59,27 @@ class Moment:
             self.retained = beyond + self.released
 
 
+class Stretch:
+    """A pass over tiles in a rehearsal: the most that was live beyond what was when it began.
+
+    That is said in phases. One ends where room for a whole map is made: with that, the next begins. So what tiles need
+    is known apart from the sizes of whole maps.
+    """
+
+    def __init__(self, live: int) -> None:
+        self.began = live
+        self.needs = [0]
+
+    def see(self, live: int) -> None:
+        if live - self.began > self.needs[-1]:
+            self.needs[-1] = live - self.began
+
+    def next(self, room: int, live: int) -> None:
+        """So much room was made."""
+        self.began += room
+        self.needs.append(max(0, live - self.began))
+
+
 class Ledger:
     """Bytes alive now and at the worst moment, in all and for each segment's forward and backward.
 
@@ -76,6 +97,7 @@ class Ledger:
         self._refs: dict[int, tuple[Any, int, int]] = {}
         self._seen = self._graph = 0
         self._now = Moment()
+        self._stretch: Stretch | None = None
         self._foreign = 0
         self.sums = Sums()
 
@@ -124,6 +146,32 @@ class Ledger:
             self.peak = held
         if self.fakes:
             self._now.see(self.live)
+            if self._stretch is not None:
+                self._stretch.see(self.live)
+
+    def passing(self, size: int) -> None:
+        """So much was live for a moment, in a rehearsal that knows it from before."""
+        self.peak = max(self.peak, self.live + size)
+        self._now.see(self.live + size)
+
+    @contextmanager
+    def stretch(self) -> Iterator[Stretch]:
+        """A pass over tiles."""
+        self._stretch = found = Stretch(self.live)
+        try:
+            yield found
+        finally:
+            self._stretch = None
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A block that makes room for a whole map."""
+        stretch, self._stretch, before = self._stretch, None, self.live
+        with self.watching():
+            yield
+        if stretch is not None:
+            stretch.next(self.live - before, self.live)
+        self._stretch = stretch
 
     @property
     def held(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
-from lightning_plugin.execute.segment import SegmentRun, outline, read_tile
+from lightning_plugin.execute.rehearsal import Pass
+from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over, read_tile
 from lightning_plugin.execute.store import Adder, Cotangent, Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
@@ -63,7 +66,7 @@ class Backward:
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
         self.followed = {key for key, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
         self.needs = needs
-        self.tapes: Tapes | None = None
+        self.rooms: list[int] = []
         tiles = self.segment.backward_grid.tiles
         self.adders = {i: Adder(t, tiles) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
         self.wholes: dict[int, tuple[Tensor, Layout]] = {}
@@ -99,14 +102,9 @@ class Backward:
         if self.alive and any(self.needs):
             for handle in self.handles.values():
                 handle.bring_back()
-            with torch.autocast(segment.kind, enabled=False), segment.at.courier.pooling():
-                if segment.scans:
-                    self.scan()
-                else:
-                    self.grid()
-                for handle in self.handles.values():
-                    handle.rest()
-                    handle.cotangent.rest()
+            self.program = segment.program if segment.scans else segment.program.narrow(self.alive)
+            self.tapes = Tapes(self.program, segment.backward_grid)
+            pass_over(self, segment, self.likeness())
             if segment.team is not None:
                 self.together(segment.team)
         for cotangent in self.maps.values():
@@ -119,6 +117,52 @@ class Backward:
         tokens = [torch.zeros((), device=d) if need else None for d, need in zip(kinds, needs, strict=True)]
         return (None, None, None, None, *vectors, *spreads, *images, *tokens)
 
+    def over_tiles(self) -> None:
+        """All tiles."""
+        segment = self.segment
+        with torch.autocast(segment.kind, enabled=False), segment.at.courier.pooling():
+            if segment.scans:
+                self.scan()
+            else:
+                self.grid()
+            for handle in self.handles.values():
+                handle.rest()
+                handle.cotangent.rest()
+
+    def likeness(self) -> Hashable:
+        """What passes like this one have in common; see [Note: known] in `rehearsal`."""
+        segment = self.segment
+        if segment.rehearsal is None:
+            return None
+        reads = []
+        for v in self.program.reads:
+            handle = self.handles.get(id(v))
+            begun = handle is not None and handle.cotangent.begun
+            reads.append((lies(v, handle), self.wanted(v), begun))
+        given = tuple(
+            None if t.node.serial in self.maps else tuple(g is None for g in self.reduced[t.node.serial][0])
+            for t in self.alive
+        )
+        leaves = tuple(t.requires_grad for t in self.leaves)
+        same = segment.plan.forward == segment.backward_grid
+        adders = tuple((i, adder.kept) for i, adder in self.adders.items())
+        return segment.likeness(self.tapes, self.leaves, "backward", *reads, given, leaves, same, adders)
+
+    def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """What a pass like this one has to make."""
+        return tuple(self.rooms), tuple(i for i, adder in self.adders.items() if adder.total is not None)
+
+    def make(self, known: Pass) -> None:
+        """Make what a pass like this one made."""
+        ledger = self.segment.ledger
+        assert ledger is not None
+        for needs, place in zip_longest(known.needs, known.rooms):
+            ledger.passing(needs)
+            if place is not None:
+                self.room_for(self.program.reads[place])
+        for i in known.made:
+            self.adders[i].total = self.adders[i].blank()
+
     def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
         found = self.wholes.get(id(v))
         return None if found is None else found[0].to(dtype)
@@ -127,10 +171,8 @@ class Backward:
 
     def grid(self) -> None:
         """Tile by tile, identical tiles together; only what leads to a cotangent is computed again."""
-        segment = self.segment
+        segment, program = self.segment, self.program
         self.recount()
-        program = segment.program.narrow(self.alive)
-        self.tapes = Tapes(program, segment.backward_grid)
         cotangents = self.given(program)
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
@@ -303,7 +345,6 @@ class Backward:
         emit: Callable[[int, Box, Sequence[Tensor]], None],
     ) -> dict[int, Tensor]:
         if work.scan is None:
-            assert self.tapes is not None
             self.tapes.run(work.members[0], read, self.vectors, emit, grad=True)
             return {}
         grads = {n.serial: n.outputs[0].requires_grad for n in program.steps}
@@ -335,14 +376,26 @@ class Backward:
 
     def give(self, v: Value, box: Box, gradient: Tensor) -> None:
         """Scatter-add a tile's input gradient, halo and all, to where the input lives."""
+        self.room_for(v)
         handle = self.handles.get(id(v))
         if handle is not None:
             handle.cotangent.add(box, gradient, self.segment.plan.ahead)
             return
-        layout = v.space
-        if id(v) not in self.wholes:
-            self.wholes[id(v)] = (self.blank(v), layout)
-        layout.add_into(self.wholes[id(v)][0], Box.whole(layout.extent), gradient.to(self.wholes[id(v)][0].device), box)
+        whole, layout = self.wholes[id(v)]
+        layout.add_into(whole, Box.whole(layout.extent), gradient.to(whole.device), box)
+
+    def room_for(self, v: Value) -> None:
+        """Room for the gradient of something that is read, unless it is there."""
+        handle = self.handles.get(id(v))
+        if id(v) in self.wholes or (handle is not None and handle.cotangent.begun):
+            return
+        if handle is not None:
+            handle.cotangent.room()
+        else:
+            ledger = self.segment.ledger
+            with nullcontext() if ledger is None else ledger.apart():
+                self.wholes[id(v)] = (self.blank(v), v.space)
+        self.rooms.append(next(i for i, read in enumerate(self.program.reads) if read is v))
 
     def blank(self, v: Value) -> Tensor:
         """Room for the gradient of something that is an ordinary tensor."""

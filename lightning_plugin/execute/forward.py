@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
-from lightning_plugin.execute.segment import SegmentRun, outline, read_tile
+from lightning_plugin.execute.rehearsal import Pass
+from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over, read_tile
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
@@ -26,6 +28,7 @@ class Forward:
     def __init__(self, run: SegmentRun, inputs: Sequence[Tensor]) -> None:
         program = run.program
         self.segment = run
+        self.inputs = inputs
         self.vectors = {id(v): t.detach() for v, t in zip(program.vectors, inputs, strict=False)}
         self.spreads = {id(v): t.detach() for v, t in zip(run.spreads, inputs[len(program.vectors) :], strict=False)}
         self.tapes = Tapes(program, run.plan.forward)
@@ -38,6 +41,17 @@ class Forward:
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
+        where = (lies(v, v.handle) for v in run.program.reads)
+        pass_over(self, run, run.likeness(self.tapes, self.inputs, "forward", *where))
+        results: list[Tensor] = []
+        for i, target in enumerate(run.program.targets):
+            if target.stored is None:
+                results.extend(target.finish(self.totals[i], self.vectors))
+        return results
+
+    def over_tiles(self) -> None:
+        """All tiles."""
+        run = self.segment
         with run.at.courier.pooling():
             if run.scans:
                 self.scan()
@@ -45,11 +59,22 @@ class Forward:
                 self.grid()
             for v in (*run.stored, *run.boundaries):
                 v.handle.rest()  # type: ignore[union-attr]
-        results: list[Tensor] = []
-        for i, target in enumerate(run.program.targets):
-            if target.stored is None:
-                results.extend(target.finish(self.totals[i], self.vectors))
-        return results
+
+    def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """What a pass like this one has to make; see [Note: known] in `rehearsal`."""
+        return (), tuple(
+            (i, replace(total, parts=()), [(p.shape, p.stride(), p.dtype) for p in total.parts])
+            for i, total in self.totals.items()
+        )
+
+    def make(self, known: Pass) -> None:
+        """Make what a pass like this one made."""
+        assert self.segment.ledger is not None
+        self.segment.ledger.passing(known.needs[0])
+        for i, total, parts in known.made:
+            device = self.segment.program.targets[i].map.device
+            tensors = (torch.empty_strided(*lie, dtype=dtype, device=device) for *lie, dtype in parts)
+            self.totals[i] = replace(total, parts=tuple(tensors))
 
     @property
     def handles(self) -> dict[int, Handle]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, key_of, may_be_alike
 from lightning_plugin.execute.leaves import as_used
-from lightning_plugin.execute.rehearsal import Rehearsal
+from lightning_plugin.execute.rehearsal import Pass, Rehearsal
 from lightning_plugin.execute.store import Cotangent, Handle, Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Node, Value
@@ -30,6 +31,7 @@ from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Source, Spread
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.program import Program
+from lightning_plugin.program.tape import Tapes
 from lightning_plugin.progress import told
 from lightning_plugin.source import TensorSource
 
@@ -202,6 +204,18 @@ class SegmentRun:
 
         return groups(program, tiles, constant) if self.alike else ([owned] for owned in tiles)
 
+    def likeness(self, tapes: Tapes, tensors: Sequence[Tensor], *more: Hashable) -> Hashable:
+        """What passes have in common of which a rehearsal runs one; None where it has to run each, or in a real run.
+        See [Note: known] in `rehearsal`."""
+        if self.rehearsal is None or self.scans:
+            return None
+        program, plan = tapes.program, self.plan
+        tiles = self.rehearsal.likeness(tapes, plan.ahead or bool(program.announced))
+        if tiles is None:
+            return None
+        lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
+        return tiles, (plan.tier, plan.half, plan.ahead, plan.drop > 0), self.alike, lie, more
+
     def watching(self, fresh: bool = True) -> AbstractContextManager[None]:
         """A block of a tile whose operators the ledger counts where it has to; ``fresh``: the tile is the first of its
         kind. See [Note: watched] in `ledger`."""
@@ -237,6 +251,28 @@ class SegmentRun:
         return Constants() if self.alike else None
 
 
+class TilePass(Protocol):
+    """Forward or backward of a segment."""
+
+    def over_tiles(self) -> None: ...
+    def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]: ...
+    def make(self, known: Pass) -> None: ...
+
+
+def pass_over(work: TilePass, run: SegmentRun, likeness: Hashable) -> None:
+    """Run a pass over tiles, or, in a rehearsal that has run one like it, make what that made."""
+    if likeness is None or run.rehearsal is None or run.ledger is None:
+        work.over_tiles()
+        return
+    known = run.rehearsal.known.get(likeness)
+    if known is not None:
+        work.make(known)
+        return
+    with run.ledger.stretch() as stretch:
+        work.over_tiles()
+    run.rehearsal.known[likeness] = Pass(tuple(stretch.needs), *work.made_now())
+
+
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:
     """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
     axis depends on nothing but the tile's index there."""
@@ -263,6 +299,19 @@ def take_apart(nodes: Sequence[Node]) -> None:
     for node in nodes:
         for v in node.outputs:
             v.node = None
+
+
+def strides_order(t: Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor as they lie in memory, from the outermost."""
+    return tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
+
+
+def lies(v: Value, handle: Handle | None) -> Hashable:
+    """Where a pass over tiles reads a map from."""
+    if handle is not None:
+        return handle.place.tier, handle.half
+    op = v.node.op if v.node is not None else None
+    return (type(op.image).__name__, op.here is not None) if isinstance(op, Source) else "here"
 
 
 def resident(v: Value) -> Tensor | None:

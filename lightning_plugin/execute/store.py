@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -102,7 +103,7 @@ class Cotangent:
     def room(self) -> Memory | Lane:
         """What holds it, zero until something was added."""
         if not self.begun:
-            with watched(self.ledger):
+            with nullcontext() if self.ledger is None else self.ledger.apart():
                 self.data = self.place.store(self.layout, wide(self.dtype), self.device, zero=True)
             self.data.expect(self.largest)
             self.collected_in = current_pass()

@@ -8,11 +8,12 @@ ones are where little is alive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from lightning_plugin.execute.rehearsal import Pass, kind_of
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Captured, Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.planner.describe import describe
@@ -28,6 +29,9 @@ class Network:
 
     nodes: tuple[Node, ...]
     accumulates: bool = False
+    #: What rehearsals have run; see [Note: known] in `execute.rehearsal`.
+    rehearsed: dict[Hashable, Pass] = field(default_factory=dict)
+    _described: dict[int, Hashable] = field(default_factory=dict)
 
     def has_gradient(self, node: Node) -> bool:
         """Whether a step begins with a gradient of a tensor that the network uses."""
@@ -70,6 +74,13 @@ class Network:
                 known[key] = profile(n)
             found[n.serial] = known[key]
         return found
+
+    def likeness(self, node: Node) -> Hashable:
+        """What two nodes have in common that compute the same on boxes of the same sizes."""
+        if node.serial not in self._described:
+            outputs = tuple(kind_of(v) for v in node.outputs)
+            self._described[node.serial] = type(node.op), describe(node.op), outputs, node.inplace is not None
+        return self._described[node.serial]
 
     @cached_property
     def made(self) -> dict[int, int]:

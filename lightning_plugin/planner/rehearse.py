@@ -124,7 +124,7 @@ def rehearse(plan: Plan, network: Network) -> Account:
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
 
-    rehearsal = REHEARSAL.set(Rehearsal(tiles, away))
+    rehearsal = REHEARSAL.set(Rehearsal(tiles, away, network.likeness, network.rehearsed))
     try:
         with torch.inference_mode(False), MODES.planning, dressed(network, ledger), ledger.watcher:
             ledger.begin()

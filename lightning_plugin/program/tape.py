@@ -141,6 +141,7 @@ class Tapes:
 
     def __init__(self, program: Program, grid: Grid) -> None:
         self.program = program
+        self.grid = grid
         self.counts = grid.counts
         self.ends = grid.ends([t.map.space.extent for t in program.targets])
         self.lines: dict[tuple[int, int], Line] = {}
