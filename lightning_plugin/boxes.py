@@ -128,9 +128,10 @@ class Clip:
         return Clip(inside_lo, inside_hi, inside_lo - lo, hi - inside_hi)
 
 
-def cuts(size: int, pieces: int) -> tuple[int, ...]:
-    """Where ``pieces`` intervals of one length (the last may be shorter, later ones empty) cut ``[0, size)``."""
-    step = -(-size // max(1, pieces))
+def cuts(size: int, pieces: int, step: int = 0) -> tuple[int, ...]:
+    """Where ``pieces`` intervals of one length (the last may be shorter, later ones empty) cut ``[0, size)``; the
+    length is ``step``, or as short as it can be."""
+    step = step or -(-size // max(1, pieces))
     return (*(min(size, step * i) for i in range(pieces)), size)
 
 
@@ -171,13 +172,19 @@ def telling(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A tile grid: into how many tiles each spatial axis is cut."""
+    """A tile grid: into how many tiles each spatial axis is cut.
+
+    ``sides`` are how long tiles are on each axis of the smallest map, where that is given: else as short as can be.
+    """
 
     counts: tuple[int, ...]
+    sides: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.counts or any(c < 1 for c in self.counts):
             raise ValueError(f"a tile grid needs at least one tile on each axis, got {self.counts}")
+        if self.sides and (len(self.sides) != len(self.counts) or any(s < 1 for s in self.sides)):
+            raise ValueError(f"a tile grid of {self} tiles has no tiles of sides {self.sides}")
 
     @property
     def tiles(self) -> int:
@@ -206,7 +213,8 @@ class Grid:
     def ends(self, extents: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
         """Where the grid cuts each axis of each map."""
         reference = reference_of(extents)
-        first = [cuts(size, pieces) for size, pieces in zip(reference, self.counts, strict=False)]
+        sides = self.sides or (0,) * len(self.counts)
+        first = [cuts(*axis) for axis in zip(reference, self.counts, sides, strict=False)]
         return [
             [scaled_cuts(first[a], size) if a < len(first) else (0, size) for a, size in enumerate(extent)]
             for extent in extents

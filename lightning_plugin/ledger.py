@@ -23,9 +23,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,40 +35,28 @@ from torch.utils._pytree import tree_leaves
 from lightning_plugin.sums import Sums
 
 
-@dataclass(eq=False)
-class Moment:
-    """A segment's forward or backward: how much was live while it ran.
+class Note(NamedTuple):
+    """Something that a rehearsal's ledger has noted: ``what``, how many bytes, and whose it is."""
 
-    ``peak`` is the most that was live, ``needs`` the most beyond what was live when it began, and ``retained`` the same
-    if nothing of what the graph of autograd keeps had been let go on the way, as under ``retain_graph=True``.
-    """
-
-    began: int = 0
-    released: int = 0
-    peak: int = 0
-    needs: int = 0
-    retained: int = 0
-
-    def see(self, live: int) -> None:
-        if live > self.peak:
-            self.peak = live
-        beyond = live - self.began
-        if beyond > self.needs:
-            self.needs = beyond
-        if beyond + self.released > self.retained:
-            self.retained = beyond + self.released
+    what: str
+    size: int = 0
+    who: Any = None
 
 
 class Stretch:
     """A pass over tiles in a rehearsal: the most that was live beyond what was when it began.
 
     That is said in phases. One ends where room for a whole map is made: with that, the next begins. So what tiles need
-    is known apart from the sizes of whole maps.
+    is known apart from the sizes of whole maps. ``born`` is what was made since and is still there, but for the rooms;
+    ``lost`` what was there before and has gone.
     """
 
     def __init__(self, live: int) -> None:
         self.began = live
         self.needs = [0]
+        self.rooms: list[int] = []
+        self.born: dict[int, int] = {}
+        self.lost: list[Note] = []
 
     def see(self, live: int) -> None:
         if live - self.began > self.needs[-1]:
@@ -77,14 +65,25 @@ class Stretch:
     def next(self, room: int, live: int) -> None:
         """So much room was made."""
         self.began += room
+        self.rooms.append(room)
         self.needs.append(max(0, live - self.began))
+
+    def notes(self) -> Iterator[Note]:
+        """What a ledger notes of it: the same of two passes, whether they were run or known."""
+        for needs, room in zip_longest(self.needs, self.rooms):
+            yield Note("passing", needs)
+            if room is not None:
+                yield Note("made", room)
+        for size in sorted(self.born.values()):
+            yield Note("made", size)
+        yield from self.lost
 
 
 class Ledger:
-    """Bytes alive now and at the worst moment, in all and for each segment's forward and backward.
+    """Bytes alive now and at the worst moment.
 
-    ``enter`` says whose moment it is from then on; only a rehearsal of a plan, which counts the storages of fake
-    tensors (``fakes``), looks at moments. ``limit`` is the budget, where one is kept.
+    The ledger of a rehearsal counts the storages of fake tensors (``fakes``), and ``notes`` what happens in which order
+    and at whose turn (``enter``): `planner.account` reads them. ``limit`` is the budget, where one is kept.
     """
 
     def __init__(self, device: torch.device | None = None, fakes: bool = False) -> None:
@@ -92,20 +91,18 @@ class Ledger:
         self.device = device or torch.device("cpu")
         self.fakes = fakes
         self.limit: int | None = None
-        self.moments: dict[Any, Moment] = {}
+        self.notes: list[Note] | None = None
         self.watcher = Watcher(self)
         self._refs: dict[int, tuple[Any, int, int]] = {}
         self._seen = self._graph = 0
-        self._now = Moment()
         self._stretch: Stretch | None = None
         self._foreign = 0
         self.sums = Sums()
 
     def begin(self) -> None:
         """A step begins: its peak counts from what is live now."""
-        self.moments.clear()
-        self.leave()
         self.peak = self.live
+        self.note("begin", self.live)
         if self.allocator:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._foreign = torch.cuda.memory_allocated(self.device) - self.live
@@ -144,15 +141,21 @@ class Ledger:
         held = self.live + self.sums.held
         if held > self.peak:
             self.peak = held
-        if self.fakes:
-            self._now.see(self.live)
-            if self._stretch is not None:
-                self._stretch.see(self.live)
+        if self._stretch is not None:
+            self._stretch.see(self.live)
+            self._stretch.born[key] = storage_bytes
+        elif self.notes is not None:
+            self.notes.append(Note("made", storage_bytes))
+
+    def note(self, what: str, size: int = 0, who: Any = None) -> None:
+        """Note something, in a rehearsal."""
+        if self.notes is not None:
+            self.notes.append(Note(what, size, who))
 
     def passing(self, size: int) -> None:
         """So much was live for a moment, in a rehearsal that knows it from before."""
-        self.peak = max(self.peak, self.live + size)
-        self._now.see(self.live + size)
+        if self._stretch is not None:
+            self._stretch.see(self.live + size)
 
     @contextmanager
     def stretch(self) -> Iterator[Stretch]:
@@ -162,16 +165,22 @@ class Ledger:
             yield found
         finally:
             self._stretch = None
+        if self.notes is not None:
+            self.notes += found.notes()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """A block that makes room for a whole map."""
-        stretch, self._stretch, before = self._stretch, None, self.live
+        stretch, self._stretch = self._stretch, None
+        notes, self.notes = self.notes, None
+        before = self.live
         with self.watching():
             yield
+        self.notes, self._stretch = notes, stretch
         if stretch is not None:
             stretch.next(self.live - before, self.live)
-        self._stretch = stretch
+        else:
+            self.note("made", self.live - before)
 
     @property
     def held(self) -> int:
@@ -186,32 +195,28 @@ class Ledger:
             self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), 0, 0)
 
     def enter(self, who: Any, goes_on: bool = False) -> None:
-        """From now on it is ``who``'s moment: a new one, or, where it ``goes_on``, the one that began before."""
+        """From now on it is ``who``'s turn: a new one, or, where it ``goes_on``, the one that began before."""
         self.sums.forget()
-        found = self.moments.setdefault(who, Moment(self.live))
-        if not goes_on:
-            found.began, found.released = self.live, 0
-        found.see(self.live)
-        self._now = found
+        self.note("goes on" if goes_on else "enter", who=who)
 
     @contextmanager
     def during(self, who: Any) -> Iterator[None]:
-        """A block that is ``who``'s moment; after it, it is again the one it was before."""
-        former = self._now
-        self.enter(who)
+        """A block that is ``who``'s turn; after it, it is again whose it was before."""
+        self.sums.forget()
+        self.note("within", who=who)
         try:
             yield
         finally:
-            self._now = former
-            former.see(self.live)
+            self.note("back")
 
     def leave(self) -> None:
-        """From now on it is nobody's moment."""
-        self._now = Moment()
+        """From now on it is nobody's turn."""
+        self.note("leave")
 
     def graph_is_made(self) -> None:
         """What is live now is kept by the graph of autograd, which may be asked to retain it."""
         self._graph = self._seen
+        self.note("graph")
 
     @property
     def peak_bytes(self) -> int:
@@ -224,8 +229,16 @@ class Ledger:
         found = self._refs.pop(key, None)
         if found is not None:
             self.live -= found[1]
-            if found[2] <= self._graph:
-                self._now.released += found[1]
+            if self.notes is not None and found[1]:
+                self.let_go(key, Note("gone", found[1], found[2] <= self._graph))
+
+    def let_go(self, key: int, note: Note) -> None:
+        """Note what has gone: of a stretch, only what was there before it."""
+        assert self.notes is not None
+        if self._stretch is None:
+            self.notes.append(note)
+        elif self._stretch.born.pop(key, None) is None:
+            self._stretch.lost.append(note)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -45,6 +45,6 @@ class Plan(BarePlan):
 def _segment(data: dict[str, Any]) -> SegmentPlan:
     known = dict(data)
     for name in ("forward", "backward"):
-        known[name] = Grid(tuple(known[name]["counts"]))
+        known[name] = Grid(*(tuple(known[name].get(k, ())) for k in ("counts", "sides")))
     known["targets"] = tuple(known["targets"])
     return SegmentPlan(**known)

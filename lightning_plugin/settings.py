@@ -20,12 +20,13 @@ from lightning_plugin.ops import Barrier, Captured, Source
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
-from lightning_plugin.planner.choose import choose_plan, exact_bytes, usable
-from lightning_plugin.planner.describe import signature
+from lightning_plugin.planner.choose import choose_recipe, exact_bytes, usable
+from lightning_plugin.planner.describe import signature, structure
 from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.recipe import Recipe
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.source import TensorSource
 from lightning_plugin.units import format_bytes
@@ -59,6 +60,7 @@ class Settings:
     barriers: tuple[str, ...] = field(default=(), init=False)
     reserved: int = field(default=0, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
+    _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
     @property
     def folder(self) -> str | None:
@@ -129,7 +131,12 @@ class Settings:
         self.rates = self.rates or local_rates(device)
         lower = lower_tiers(device, self.options)
         policy = policy_of(self.options.policy, self.options.halo)
-        plan = choose_plan(Network(tuple(nodes), self.accumulates), self.rates, budget, lower, policy, calls)
+        network = Network(tuple(nodes), self.accumulates)
+        recipes = self._recipes.setdefault((structure(nodes, not self.accumulates), budget, calls), [])
+        plan = known_for(recipes, network, budget, calls)
+        if plan is None:
+            recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
+            plan = recipes[-1].plan
         return replace(plan, shape=tuple(images[0].shape) if images else ())
 
     def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:
@@ -149,6 +156,16 @@ class Settings:
         for tensor in tensors_of(nodes):
             self.ledger.hold(tensor)
         return self.ledger
+
+
+def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:
+    """What a recipe for about this size comes to, where it keeps the budget."""
+    for recipe in recipes:
+        if recipe.near(network.nodes):
+            plan = recipe.at(network)
+            if plan.peak_bytes + (calls - 1) * plan.held_bytes <= usable(budget):
+                return plan
+    return None
 
 
 def tensors_of(nodes: Sequence[Node]) -> list[Tensor]:

@@ -10,7 +10,7 @@ has used is let go on the way, and it needs more room than planned.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.segment import SegmentRun, outline
 from lightning_plugin.execute.store import Handle, type_of_sum
+from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
@@ -63,26 +64,66 @@ def gradients(run: SegmentRun, read: Sequence[Handle], grid: Grid) -> int:
 class Guard:
     """Refuses to pull back a kept segment, whose tiles cannot be made smaller, where there is no room for it.
 
-    It looks when a pass first comes to the segment: later, part of what backward needs is there already.
+    It looks when a pass first comes to the segment: later, part of what backward needs is there already. And it looks
+    again where some of the segment's ``ends``, the results that none of its nodes reads, have no part in the pass: what
+    only they need is not let go on the way. Autograd comes to what was computed last first, so an end that has not been
+    come to by the time of an earlier node is not in the pass.
     """
 
-    def __init__(self, plan: SegmentPlan, ledger: Ledger | None) -> None:
+    def __init__(self, plan: SegmentPlan, nodes: Sequence[Node], ledger: Ledger | None) -> None:
         self.plan, self.ledger = plan, ledger
         self.leaves: list[Tensor] = []
+        self.readers = readers(nodes)
+        self.ends = {i for i, n in enumerate(nodes) if not self.readers[i] and any(v.requires_grad for v in n.outputs)}
+        #: The values of each node, with their bytes.
+        self.values = [{id(v): v.bytes for v in (*n.maps, *n.outputs)} for n in nodes]
         self.looked_in = -1
+        self.missing: set[int] = set()
+        self.held = 0
 
     @property
     def looks(self) -> bool:
         return self.ledger is not None and self.ledger.limit is not None and bool(self.plan.backward_needs)
 
-    def __call__(self, gradient: Tensor) -> None:
-        ledger, needs = self.ledger, needed(self.plan)
-        if self.looked_in == current_pass() or ledger is None or ledger.limit is None:
+    def __call__(self, gradient: Tensor, place: int) -> None:
+        """The pass comes to the segment's node at a place."""
+        ledger = self.ledger
+        assert ledger is not None and ledger.limit is not None
+        needs = needed(self.plan)
+        if self.looked_in != current_pass():
+            self.looked_in = current_pass()
+            self.missing = set(self.ends)
+            self.held = ledger.held + ledger.sums.coming(self.leaves)
+        elif not self.missing:
             return
-        self.looked_in = current_pass()
-        needs += ledger.sums.coming(self.leaves)
-        if ledger.held + needs > ledger.limit:
-            raise no_room(self.plan.path, needs, ledger)
+        self.missing.discard(place)
+        late = {end for end in self.missing if end > place}
+        self.missing -= late
+        needs = min(self.plan.retained_needs, needs + self.staying(late))
+        if self.held + needs > ledger.limit:
+            raise no_room(self.plan.path, self.held + needs - ledger.held, ledger)
+
+    def staying(self, ends: Collection[int]) -> int:
+        """The bytes of what only these ends need."""
+        only = set(ends)
+        for i in reversed(range(len(self.readers))):
+            if self.readers[i] and self.readers[i] <= only:
+                only.add(i)
+        found: dict[int, int] = {}
+        for i in only:
+            found |= self.values[i]
+        return sum(found.values())
+
+
+def readers(nodes: Sequence[Node]) -> list[set[int]]:
+    """For each of some nodes, those among them that read its results."""
+    made = {id(v): i for i, n in enumerate(nodes) for v in n.outputs}
+    found: list[set[int]] = [set() for _ in nodes]
+    for i, n in enumerate(nodes):
+        for v in n.inputs:
+            if id(v) in made:
+                found[made[id(v)]].add(i)
+    return found
 
 
 def leaves(inputs: Sequence[Tensor]) -> list[Tensor]:

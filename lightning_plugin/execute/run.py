@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -107,8 +108,8 @@ class Stage:
         run_segment(SegmentRun(program, self.plan, at, self.ledger, self.place, self.team))
 
     def run_kept(self, nodes: Sequence[Node]) -> None:
-        guard = Guard(self.plan, self.ledger)
-        for node in nodes:
+        guard = Guard(self.plan, nodes, self.ledger)
+        for place, node in enumerate(nodes):
             partner = self.fused.get(node.serial)
             for v in node.inputs:
                 if v.is_map:
@@ -118,9 +119,9 @@ class Stage:
                     compute(v, self.ledger)
             keep(node, self.uses, self.fused, self.ledger)
             if self.ledger is not None:
-                self.mark(node, self.ledger, guard)
+                self.mark(node, self.ledger, partial(guard, place=place) if guard.looks else None, guard)
 
-    def mark(self, node: Node, ledger: Ledger, guard: Guard) -> None:
+    def mark(self, node: Node, ledger: Ledger, look: Callable[[Tensor], None] | None, guard: Guard) -> None:
         """Let the ledger know when backward comes by, and what autograd makes there by itself, and have the budget
         looked at before."""
         who = (self.place, "backward")
@@ -130,8 +131,8 @@ class Stage:
             if ledger.fakes:
                 v.real.register_hook(lambda g: ledger.enter(who, goes_on=True))
                 continue
-            if guard.looks:
-                v.real.register_hook(guard)
+            if look is not None:
+                v.real.register_hook(look)
                 guard.leaves += leaves([i.real for i in node.inputs if i.real is not None])
             ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
 

@@ -265,12 +265,13 @@ def pass_over(work: TilePass, run: SegmentRun, likeness: Hashable) -> None:
         work.over_tiles()
         return
     known = run.rehearsal.known.get(likeness)
-    if known is not None:
-        work.make(known)
-        return
     with run.ledger.stretch() as stretch:
-        work.over_tiles()
-    run.rehearsal.known[likeness] = Pass(tuple(stretch.needs), *work.made_now())
+        if known is not None:
+            work.make(known)
+        else:
+            work.over_tiles()
+    if known is None:
+        run.rehearsal.known[likeness] = Pass(tuple(stretch.needs), *work.made_now())
 
 
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from lightning_plugin.errors import BarrierError, BudgetError
+from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Barrier
-from lightning_plugin.plan import Plan
+from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.planner.account import account
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.planner.recipe import Recipe, with_account
+from lightning_plugin.planner.rehearse import noted
 from lightning_plugin.planner.search import Search
 from lightning_plugin.units import format_bytes
 
@@ -48,6 +51,7 @@ class Chooser:
     lower: Lower
     policy: Policy = POLICIES["auto"]
     rehearsed: dict[Plan, Plan] = field(default_factory=dict)
+    notes: dict[tuple[SegmentPlan, ...], list[Note]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.search = Search(self.network, self.rates, self.lower, self.policy)
@@ -155,22 +159,19 @@ class Chooser:
     def true(self, plan: Plan) -> Plan:
         """A plan with the figures of its rehearsal in place of the model's."""
         if plan not in self.rehearsed:
-            account = rehearse(plan, self.network)
-            self.search.learn(plan, account.forward, account.backward)
-            segments = tuple(
-                dataclasses.replace(
-                    s,
-                    forward_bytes=account.forward.get(i, 0),
-                    backward_bytes=account.backward.get(i, 0),
-                    backward_needs=account.needs.get(i, 0),
-                    retained_needs=account.retained.get(i, 0),
-                )
-                for i, s in enumerate(plan.segments)
-            )
+            notes = noted(plan, self.network)
+            found = account(notes)
+            self.search.learn(plan, found.forward, found.backward)
+            segments = tuple(with_account(s, i, found) for i, s in enumerate(plan.segments))
             self.rehearsed[plan] = dataclasses.replace(
-                plan, segments=segments, peak_bytes=account.peak, held_bytes=account.held, budget=None
+                plan, segments=segments, peak_bytes=found.peak, held_bytes=found.held, budget=None
             )
+            self.notes[segments] = notes
         return self.rehearsed[plan]
+
+    def recipe(self, plan: Plan) -> Recipe:
+        """A plan that was chosen, for other sizes too."""
+        return Recipe.of(plan, self.network, self.notes[plan.segments])
 
     @cached_property
     def frugal(self) -> Plan:
@@ -240,5 +241,12 @@ def choose_plan(
     network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"], calls: int = 1
 ) -> Plan:
     """The fastest plan within the budget, or an error that says what would be enough."""
+    return choose_recipe(network, rates, budget, lower, policy, calls).plan
+
+
+def choose_recipe(
+    network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"], calls: int = 1
+) -> Recipe:
+    """The same, for other sizes too."""
     chooser = Chooser(network, rates, lower, policy)
-    return chooser.choose(budget) if calls == 1 else chooser.choose_for(calls, budget)
+    return chooser.recipe(chooser.choose(budget) if calls == 1 else chooser.choose_for(calls, budget))

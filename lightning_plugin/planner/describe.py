@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +20,23 @@ def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
 
     ``gradients``: also which parameters have a gradient already.
     """
+    values = tuple((v.shape, str(v.dtype), v.requires_grad) for n in nodes for v in n.outputs)
+    return structure(nodes, gradients, frozenset()), values
+
+
+def structure(nodes: Sequence[Node], gradients: bool, sizes: frozenset[int] | None = None) -> tuple[Any, ...]:
+    """What two recordings have in common if they differ in nothing but the sizes of their images: a recipe of one is
+    the other's. Numbers that an operator has from its maps' ``sizes`` do not count."""
     place = {id(v): i for i, v in enumerate(v for n in nodes for v in n.outputs)}
     return tuple(
         (
             type(n.op).__name__,
-            describe(n.op),
+            describe(n.op, sizes_of(n) if sizes is None else sizes),
             tuple(place.get(id(v), -1) for v in n.inputs),
-            tuple((v.shape, str(v.dtype), v.requires_grad) for v in n.outputs),
+            tuple(
+                (v.layout.dims if v.layout is not None else len(v.shape), str(v.dtype), v.requires_grad)
+                for v in n.outputs
+            ),
             n.inplace is not None,
             isinstance(n.op, Source) and (prefetches(n.op.image), n.op.here is not None),
             gradients and isinstance(n.op, Captured) and n.op.tensor.is_leaf and n.op.tensor.grad is not None,
@@ -34,23 +45,40 @@ def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
     )
 
 
-def describe(thing: Any) -> Any:
-    """A description that is equal for equal operators, without the tensors and functions' identities."""
+#: Smaller numbers are kernels and strides, whatever sizes maps have.
+LEAST = 9
+
+
+def sizes_of(node: Node) -> frozenset[int]:
+    """The numbers that a node's operator may have from the sizes of its maps."""
+    found: set[int] = set()
+    for v in (*node.inputs, *node.outputs):
+        if v.layout is not None:
+            found |= {*v.space.extent, *v.shape, math.prod(v.shape), math.prod(v.space.extent)}
+            found.add(math.prod(v.space.extent) * v.shape[0])
+    return frozenset(n for n in found if n >= LEAST)
+
+
+def describe(thing: Any, sizes: frozenset[int] = frozenset()) -> Any:
+    """A description that is equal for equal operators, without the tensors and functions' identities, and without these
+    numbers."""
     if isinstance(thing, Tensor) or hasattr(thing, "read"):
         return "tensor"
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return (
             type(thing).__name__,
             *(
-                describe(getattr(thing, f.name))
+                describe(getattr(thing, f.name), sizes)
                 for f in dataclasses.fields(thing)
                 if f.name not in ("tensor", "version", "image")
             ),
         )
     if isinstance(thing, dict):
-        return tuple((k, describe(v)) for k, v in thing.items())
+        return tuple((k, describe(v, sizes)) for k, v in thing.items())
     if isinstance(thing, (list, tuple)):
-        return tuple(describe(t) for t in thing)
+        return tuple(describe(t, sizes) for t in thing)
     if callable(thing):
         return getattr(thing, "__qualname__", None) or str(thing)
+    if isinstance(thing, (int, float)) and thing in sizes:
+        return "size"
     return thing if isinstance(thing, (int, float, str, bool, type(None))) else str(thing)

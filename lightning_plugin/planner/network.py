@@ -16,7 +16,7 @@ from typing import Any
 from lightning_plugin.execute.rehearsal import Pass, kind_of
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Captured, Gather, ReduceOp, Source, Spread, TileOp
-from lightning_plugin.planner.describe import describe
+from lightning_plugin.planner.describe import describe, sizes_of
 from lightning_plugin.planner.profile import Profile, profile
 from lightning_plugin.program.fixed import stages
 from lightning_plugin.program.fuse import pairs
@@ -79,7 +79,12 @@ class Network:
         """What two nodes have in common that compute the same on boxes of the same sizes."""
         if node.serial not in self._described:
             outputs = tuple(kind_of(v) for v in node.outputs)
-            self._described[node.serial] = type(node.op), describe(node.op), outputs, node.inplace is not None
+            self._described[node.serial] = (
+                type(node.op),
+                describe(node.op, sizes_of(node)),
+                outputs,
+                node.inplace is not None,
+            )
         return self._described[node.serial]
 
     @cached_property

@@ -24,33 +24,14 @@ from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.ledger import Ledger
+from lightning_plugin.ledger import Ledger, Note
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.account import Account, account
 from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.peak import is_padded, tile_bytes
-from lightning_plugin.planner.tiles import samples, with_neighbours
+from lightning_plugin.planner.representative import effort, representative
 from lightning_plugin.program.program import Program
 from lightning_plugin.source import TensorSource, prefetches, version_of
-
-#: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
-EFFORT = 240
-#: But not more than so many tiles beside the first: with nine, none of 29 plans was found to hold more.
-MOST_TILES = 4
-
-
-@dataclass(frozen=True)
-class Account:
-    """What a rehearsal found: the peak of the step, of each segment's forward and backward, and what each backward
-    needs beyond what is held when it begins, also if the graph is retained; ``held`` is what is left of forward when
-    backward begins."""
-
-    peak: int
-    held: int
-    forward: dict[int, int]
-    backward: dict[int, int]
-    needs: dict[int, int]
-    retained: dict[int, int]
 
 
 class Unfiled(DiskFile):
@@ -112,14 +93,19 @@ class Announced(Scenery):
 
 
 def rehearse(plan: Plan, network: Network) -> Account:
-    """Run a plan on fake tensors."""
+    """What a plan holds."""
+    return account(noted(plan, network))
+
+
+def noted(plan: Plan, network: Network) -> list[Note]:
+    """Run a plan on fake tensors, and give what its ledger notes."""
     network.profiles  # noqa: B018  found before the ledger looks on
     nodes = network.nodes
     images = [n for n in nodes if isinstance(n.op, Source)]
     ledger = Ledger(images[0].outputs[0].device if images else None, fakes=True)
 
     def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
-        return representative(program, grid, min(MOST_TILES, max(1, EFFORT // len(network.order))), ahead)
+        return representative(program, grid, effort(network), ahead)
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
@@ -127,28 +113,19 @@ def rehearse(plan: Plan, network: Network) -> Account:
     rehearsal = REHEARSAL.set(Rehearsal(tiles, away, network.likeness, network.rehearsed))
     try:
         with torch.inference_mode(False), MODES.planning, dressed(network, ledger), ledger.watcher:
+            ledger.notes = []
             ledger.begin()
-            before = ledger.live
             with torch.set_grad_enabled(network.trains):
                 run_plan(plan, nodes, ledger)
             results = left(nodes)
-            held = ledger.live - before
             ledger.graph_is_made()
             if network.trains:
                 with torch.autograd.set_multithreading_enabled(False):  # this thread's modes and ledger go with it
                     backward(results)
+            notes, ledger.notes = ledger.notes, None
     finally:
         REHEARSAL.reset(rehearsal)
-    forward = {who[0]: m for who, m in ledger.moments.items() if who[1] == "forward"}
-    pulled = {who[0]: m for who, m in ledger.moments.items() if who[1] == "backward"}
-    return Account(
-        ledger.peak,
-        held,
-        {place: m.peak for place, m in forward.items()},
-        {place: m.peak for place, m in pulled.items()},
-        {place: m.needs for place, m in pulled.items()},
-        {place: m.retained for place, m in pulled.items()},
-    )
+    return notes
 
 
 def left(nodes: Sequence[Node]) -> list[Tensor]:
@@ -175,35 +152,6 @@ def backward(results: Sequence[Tensor]) -> None:
 def differentiable(vector: Value) -> bool:
     """Whether a computed vector leads back to something that wants a gradient."""
     return not vector.is_map and vector.real is not None and vector.real.grad_fn is not None
-
-
-def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[Sequence[Box]]:
-    """The first tile, and the ``worst`` of those that stand for all: the ones whose maps are largest together, copies
-    that are padded at borders included. Of those that hold and pad the same, one; where transfers go ahead, in the
-    order of the grid and between the tiles before and after each, whose transfers it meets."""
-    extents = [t.map.space.extent for t in program.targets]
-    maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
-    found: dict[tuple[object, ...], tuple[int, tuple[int, ...], tuple[Box, ...]]] = {}
-    (start, first), *rest = samples(grid, extents)
-    for index, owned in rest:
-        need = program.boxes(owned)
-        sizes = [(key, box.extent) for key, box in need.items() if key in maps]
-        pads = [padding(node, need) for node in program.steps]
-        weight = sum(tile_bytes(maps[key], need[key]) for key, _ in sizes) + sum(pads)
-        found.setdefault((*sizes, *pads), (weight, index, owned))
-    heaviest = sorted(found.values(), key=lambda c: c[0], reverse=True)[:worst]
-    if ahead:
-        yield from with_neighbours(grid, extents, [start, *(index for _, index, _ in heaviest)])
-        return
-    yield first
-    for _, _, owned in heaviest:
-        yield owned
-
-
-def padding(node: Node, need: dict[int, Box]) -> int:
-    """The copy of its input that a window operator pads by hand."""
-    box = need.get(id(node.outputs[0]))
-    return tile_bytes(node.maps[0], need[id(node.maps[0])]) if box is not None and is_padded(node, box) else 0
 
 
 @contextmanager

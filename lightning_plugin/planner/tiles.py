@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
-from lightning_plugin.boxes import Box, Grid, telling
+from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.program.program import Program
-
-
-def samples(grid: Grid, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], tuple[Box, ...]]]:
-    """Corners, edges and the inside, each with its index; of grids of few tiles, all."""
-    ends = grid.ends(extents)
-    for index in itertools.product(*(telling(c) for c in grid.counts)):
-        boxes = grid.owned(ends, index)
-        if not all(b.empty for b in boxes):
-            yield index, boxes
-
-
-def with_neighbours(
-    grid: Grid, extents: Sequence[tuple[int, ...]], indices: Sequence[tuple[int, ...]]
-) -> Iterator[tuple[Box, ...]]:
-    """The tiles at some indices and those before and after each, in the order of the grid."""
-    ends = grid.ends(extents)
-    places = {int(np.ravel_multi_index(index, grid.counts)) for index in indices}
-    near = {place + step for place in places for step in (-1, 0, 1) if 0 <= place + step < grid.tiles}
-    for place in sorted(near):
-        boxes = grid.owned(ends, [int(i) for i in np.unravel_index(place, grid.counts)])
-        if not all(b.empty for b in boxes):
-            yield boxes
 
 
 def stand_ins(count: int) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ from tests.lightning_plugin.step_draws import answerable, steps
 from tests.lightning_plugin.step_parts import EDITS
 from tests.lightning_plugin.step_runs import Outcome, Run
 from tests.lightning_plugin.step_worlds import Engine, Plain, fresh
-from tests.lightning_plugin.steps import Backward, Call, Image, Network, Step, Way
+from tests.lightning_plugin.steps import Ask, Backward, Call, Drop, Image, Network, Step, Way
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 #: Under smaller budgets, what counts are single numbers and tables of positions, which no plan knows of.
@@ -207,6 +207,33 @@ BARRIERS = Step(
 
 def test_barriers_and_a_retained_graph_keep_their_budget() -> None:
     found = under_budget(BARRIERS, 0.7519827707050775)
+    assert found is not None and found.kept, found
+
+
+#: One of two results is pulled back alone: what only the other needs is not let go on the way.
+APART = Step(
+    "float32",
+    (Image((68, 156), "whole", kind="leaf"),),
+    (Network(("down3", "conv3", "down3", "valid3", "conv3"), ("amax", "max and where"), hook=True),),
+    (
+        Call(0, 0, "frozen"),
+        Ask(0, 0),
+        Call(0, 0),
+        Drop(1),
+        Call(0, 0),
+        Backward(((2, 1),), retain=True),
+        Backward(((2, 0),)),
+        Backward(((0, 1), (0, 0)), retain=True, twice=True, product=True),
+    ),
+    Way("tiled", (4, 2)),
+    width=4,
+    whole=True,
+    seed=428,
+)
+
+
+def test_results_that_are_pulled_back_apart_keep_their_budget() -> None:
+    found = under_budget(APART, 0.6089782214884314)
     assert found is not None and found.kept, found
 
 

@@ -1,0 +1,259 @@
+"""A plan for one size, made one for another.
+
+[Note: recipe] What a plan decides (where the network is cut, what is kept, where maps lie, how large tiles are) does
+not depend on an image's exact size. A *recipe* is a plan with the size it was made for: at another size its tiles have
+the sides they had, and there are as many as it takes. What the plan holds there is known by *formula*. Whatever a
+rehearsal notes is either bounded at all sizes, as what tiles need, whose sides are the same; or it is in proportion to
+some value of the network: a map that is stored or kept, a cotangent. Which of the two is seen from the rehearsals of
+two sizes. So the first size is searched for and rehearsed, the second rehearsed, and others are looked up.
+
+A formula holds where the worst tiles (`representative`) are no larger than some that were rehearsed: a last tile may
+be. A size for which that is not so is rehearsed, and teaches the formula. Where two rehearsals do not agree in what
+they note and in which order, or where a vector has the size of an image's side, there is no formula, and each size is
+rehearsed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from lightning_plugin.boxes import Grid, reference_of
+from lightning_plugin.execute.rehearsal import Pass
+from lightning_plugin.execute.store import FEW
+from lightning_plugin.graph import Node
+from lightning_plugin.ledger import Note
+from lightning_plugin.ops import Source
+from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.planner.account import Account, Reading, account
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.rehearse import noted
+from lightning_plugin.planner.representative import candidates, effort, heaviest, within
+from lightning_plugin.program.program import Program, resolve
+
+#: An image may have so many times the positions of the one that a recipe was made for, or so many times fewer: beyond,
+#: other decisions are worth a search.
+NEAR = 2.0
+#: After so many sizes that a formula did not cover, no more are remembered.
+MOST_EXAMPLES = 8
+
+
+#: The sizes of the tiles of each grid of a plan that a rehearsal runs.
+Worst = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a rehearsal noted at one size: ``bytes`` are those of the network's values, in the order of its nodes."""
+
+    bytes: tuple[int, ...]
+    notes: tuple[Note, ...]
+    worst: Worst
+
+
+#: A size: always the same, or in proportion to values, by their places and factors.
+Term = int | tuple[tuple[int, Fraction], ...]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The notes of a rehearsal at any size whose worst tiles are no larger than one of those that were ``seen``."""
+
+    notes: tuple[Note, ...]
+    terms: tuple[Term, ...]
+    seen: Worst
+
+    def covers(self, worst: Worst) -> bool:
+        return all(
+            all(any(within(tile, other) for other in here) for tile in there)
+            for here, there in zip(self.seen, worst, strict=True)
+        )
+
+    @staticmethod
+    def of(examples: Sequence[Example]) -> Formula | None:
+        """The formula that examples agree in, if they do."""
+        first, *others = examples
+        if any([(n.what, n.who) for n in first.notes] != [(n.what, n.who) for n in e.notes] for e in others):
+            return None
+        values = list(zip(*(e.bytes for e in examples), strict=True))
+        known: dict[tuple[int, ...], Term | None] = {}
+        terms: list[Term] = []
+        for notes in zip(*(e.notes for e in examples), strict=True):
+            sizes = tuple(n.size for n in notes)
+            if sizes not in known:
+                known[sizes] = proportion(sizes, values)
+            term = known[sizes]
+            if notes[0].what == "passing" and not isinstance(term, int):
+                term = max(sizes)  # what tiles need
+            if term is None:
+                return None
+            terms.append(term)
+        seen = tuple(tuple(itertools.chain(*grids)) for grids in zip(*(e.worst for e in examples), strict=True))
+        return Formula(first.notes, tuple(terms), seen)
+
+    def account(self, sizes: Sequence[int]) -> Account:
+        """What is held where the network's values have these sizes."""
+        found = {term: size_of(term, sizes) for term in set(self.terms)}
+        return Reading().read(self.notes, (found[term] for term in self.terms))
+
+
+def proportion(sizes: tuple[int, ...], values: Sequence[tuple[int, ...]]) -> Term | None:
+    """What notes of such sizes, one of each example, are in proportion to."""
+    first = sizes[0]
+    if all(size == first for size in sizes):
+        return first
+    found = [
+        (i, Fraction(first, v[0]))
+        for i, v in enumerate(values)
+        if v[0]
+        and any(b != v[0] for b in v)
+        and all(first * b == size * v[0] for b, size in zip(v, sizes, strict=True))
+    ]
+    return tuple(found) or None
+
+
+def size_of(term: Term, sizes: Sequence[int]) -> int:
+    """Of several values that were in the same proportion in all examples, the one that says most."""
+    return term if isinstance(term, int) else max(math.ceil(sizes[i] * factor) for i, factor in term)
+
+
+#: Which grids of a plan have many tiles, over which gradients are added up in another type (`store.type_of_sum`).
+Many = tuple[bool, ...]
+
+
+@dataclass(eq=False)
+class Recipe:
+    """A plan, and what was seen of it at the sizes it was used for: ``references`` are the smallest maps of its
+    segments at its own, ``known`` what its rehearsals have run."""
+
+    plan: Plan
+    references: tuple[tuple[int, ...], ...]
+    positions: int
+    known: dict[Hashable, Pass]
+    examples: dict[Many, list[Example]] = field(default_factory=dict)
+    formulas: dict[Many, Formula | None] = field(default_factory=dict)
+
+    @staticmethod
+    def of(plan: Plan, network: Network, notes: Sequence[Note]) -> Recipe:
+        """The recipe of a plan that was rehearsed."""
+        nodes = network.nodes
+        recipe = Recipe(plan, references(plan, nodes), positions(nodes), network.rehearsed)
+        recipe.learn(plan, network, notes)
+        return recipe
+
+    def near(self, nodes: Sequence[Node]) -> bool:
+        """Whether an image is of a size for which the plan's decisions are good."""
+        ratio = positions(nodes) / self.positions
+        return 1 / NEAR <= ratio <= NEAR
+
+    def at(self, network: Network) -> Plan:
+        """The plan for a network of the same structure and another size."""
+        nodes = network.nodes
+        plan = self.resized(nodes)
+        formula = self.formulas.get(many(plan))
+        if formula is not None and formula.covers(worst_of(plan, network)):
+            return self.with_figures(plan, formula.account(value_bytes(nodes)), nodes)
+        network.rehearsed = self.known
+        notes = noted(plan, network)
+        self.learn(plan, network, notes)
+        return self.with_figures(plan, account(notes), nodes)
+
+    def learn(self, plan: Plan, network: Network, notes: Sequence[Note]) -> None:
+        """Take a rehearsal as an example."""
+        sizes = value_bytes(network.nodes)
+        examples = self.examples.setdefault(many(plan), [])
+        if len(examples) < MOST_EXAMPLES and all(sizes != e.bytes for e in examples):
+            examples.append(Example(sizes, tuple(notes), worst_of(plan, network)))
+            if len(examples) > 1 and same_vectors(network.nodes, examples):
+                self.formulas[many(plan)] = Formula.of(examples)
+
+    def resized(self, nodes: Sequence[Node]) -> Plan:
+        """The same decisions, with tiles of the same sides."""
+        now = references(self.plan, nodes)
+        segments = tuple(
+            s
+            if s.keep
+            else dataclasses.replace(s, forward=resized(s.forward, was, size), backward=resized(s.backward, was, size))
+            for s, was, size in zip(self.plan.segments, self.references, now, strict=True)
+        )
+        return dataclasses.replace(self.plan, segments=segments)
+
+    def with_figures(self, plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan:
+        """A plan with what it holds, and with seconds in proportion to the image."""
+        ratio = positions(nodes) / self.positions
+        segments = tuple(
+            dataclasses.replace(
+                with_account(s, i, found), seconds=s.seconds * ratio, stored_bytes=int(s.stored_bytes * ratio)
+            )
+            for i, s in enumerate(plan.segments)
+        )
+        return dataclasses.replace(
+            plan,
+            segments=segments,
+            peak_bytes=found.peak + plan.reserve_bytes,
+            held_bytes=found.held,
+            plain_bytes=int(plan.plain_bytes * ratio),
+            index_bytes=int(plan.index_bytes * ratio),
+            seconds=plan.seconds * ratio,
+        )
+
+
+def with_account(segment: SegmentPlan, place: int, found: Account) -> SegmentPlan:
+    """A segment with what an account says of it."""
+    return dataclasses.replace(
+        segment,
+        forward_bytes=found.forward.get(place, 0),
+        backward_bytes=found.backward.get(place, 0),
+        backward_needs=found.needs.get(place, 0),
+        retained_needs=found.retained.get(place, 0),
+    )
+
+
+def value_bytes(nodes: Sequence[Node]) -> tuple[int, ...]:
+    return tuple(v.bytes for n in nodes for v in n.outputs)
+
+
+def positions(nodes: Sequence[Node]) -> int:
+    """Of the images."""
+    return max(1, sum(math.prod(n.outputs[0].shape[2:]) for n in nodes if isinstance(n.op, Source)))
+
+
+def references(plan: Plan, nodes: Sequence[Node]) -> tuple[tuple[int, ...], ...]:
+    """The map of each segment whose cuts the others follow."""
+    return tuple(reference_of([t.map.space.extent for t in targets]) for targets in resolve(plan, nodes))
+
+
+def same_vectors(nodes: Sequence[Node], examples: Sequence[Example]) -> bool:
+    """Whether no vector has the size of an image's side."""
+    maps = [v.is_map for n in nodes for v in n.outputs]
+    sizes = zip(*(e.bytes for e in examples), strict=True)
+    return all(is_map or len(set(size)) == 1 for is_map, size in zip(maps, sizes, strict=True))
+
+
+def worst_of(plan: Plan, network: Network) -> Worst:
+    """The sizes of the worst tiles of a plan's grids."""
+    made: set[int] = set()
+    found: list[tuple[tuple[int, ...], ...]] = []
+    for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
+        if not segment.keep:
+            program = Program.build(targets, lambda v: id(v) in made)
+            grids = (segment.forward, segment.backward)
+            tiles = {g: tuple(c.sizes for c in heaviest(candidates(program, g), effort(network))) for g in set(grids)}
+            found += (tiles[grid] for grid in grids)
+        made.update(id(v) for t in targets for v in t.node.outputs if v.is_map)
+    return tuple(found)
+
+
+def many(plan: Plan) -> Many:
+    return tuple(grid.tiles > FEW for s in plan.segments for grid in (s.forward, s.backward))
+
+
+def resized(grid: Grid, was: Sequence[int], now: Sequence[int]) -> Grid:
+    """A grid of tiles with the sides they had where a map had other extents."""
+    sides = grid.sides or tuple(-(-size // count) for size, count in zip(was, grid.counts, strict=False))
+    counts = tuple(-(-size // side) for size, side in zip(now, sides, strict=False))
+    return Grid(counts, sides)

@@ -1,0 +1,115 @@
+"""The tiles of a grid that a rehearsal runs: those that can be the worst.
+
+Which they are is said by a model: the one whose maps are largest together, copies that are padded at borders included,
+holds most. Of those that hold and pad the same one is run, and none where another has all maps as large.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lightning_plugin.boxes import Box, Grid, telling
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.peak import is_padded, tile_bytes
+from lightning_plugin.program.program import Program
+
+#: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
+EFFORT = 240
+#: But not more than so many tiles beside the first: with nine, none of 29 plans was found to hold more.
+MOST_TILES = 4
+#: Of grids of so few tiles, all are run where transfers go ahead.
+FEW_TILES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A tile that may be the worst: what it owns, the sizes of its maps and padded copies, and their bytes together."""
+
+    owned: tuple[Box, ...]
+    sizes: tuple[int, ...]
+    weight: int
+
+    def within(self, other: Candidate) -> bool:
+        """Whether another tile has all maps as large."""
+        return within(self.sizes, other.sizes)
+
+
+def within(one: Sequence[int], other: Sequence[int]) -> bool:
+    return len(one) == len(other) and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def effort(network: Network) -> int:
+    """How many of the worst tiles are run of each grid."""
+    return min(MOST_TILES, max(1, EFFORT // len(network.order)))
+
+
+def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[Sequence[Box]]:
+    """The first tile, and so many of the worst.
+
+    Where transfers go ahead, a tile meets those of the tiles before and after it: each of the worst runs between two
+    that are as large as any, which are not in all images its neighbours.
+    """
+    if ahead and grid.tiles <= FEW_TILES:
+        yield from grid.partition([t.map.space.extent for t in program.targets])
+        return
+    first, *rest = candidates(program, grid)
+    large = sorted(rest, key=lambda c: c.weight, reverse=True)
+    yield first.owned
+    for c in heaviest(rest, worst):
+        before, after, *_ = [*(other for other in large if other is not c), None, None] if ahead else (None, None)
+        yield from (other.owned for other in (before, c, after) if other is not None)
+
+
+def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
+    """So many of the worst tiles."""
+    kinds = {c.sizes: c for c in reversed(among)}
+    found: list[Candidate] = []
+    for c in sorted(kinds.values(), key=lambda c: c.weight, reverse=True):
+        if len(found) < worst and not any(c.within(other) for other in kinds.values() if other is not c):
+            found.append(c)
+    return found
+
+
+def candidates(program: Program, grid: Grid) -> list[Candidate]:
+    """Corners, edges and the inside; of grids of few tiles, all.
+
+    What a box is on one axis depends on nothing but the tile's index there: the boxes of as many tiles as an axis has
+    telling indices are found, and put together for all others.
+    """
+    extents = [t.map.space.extent for t in program.targets]
+    ends = grid.ends(extents)
+    picks = [telling(count) for count in grid.counts]
+    along = [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
+    maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
+    whole = all(len(v.space.extent) == len(picks) for v in maps.values()) and all(
+        need.keys() == along[0].keys() for need in along
+    )
+    found = []
+    for places in itertools.product(*(range(len(pick)) for pick in picks)):
+        owned = grid.owned(ends, [pick[i] for pick, i in zip(picks, places, strict=True)])
+        if all(b.empty for b in owned):
+            continue
+        need = put_together(along, places) if whole else program.boxes(owned)
+        found.append(candidate(program, maps, owned, need))
+    return found
+
+
+def put_together(along: Sequence[Mapping[int, Box]], places: Sequence[int]) -> dict[int, Box]:
+    """The boxes of a tile that has an index of its own on each axis, from those of tiles that have the same on all."""
+    return {key: Box.of((along[i][key].lo[a], along[i][key].hi[a]) for a, i in enumerate(places)) for key in along[0]}
+
+
+def candidate(program: Program, maps: dict[int, Value], owned: tuple[Box, ...], need: dict[int, Box]) -> Candidate:
+    pads = [padding(node, need) for node in program.steps]
+    sizes = (*(n for key in maps for n in (need[key].extent if key in need else ())), *pads)
+    weight = sum(tile_bytes(maps[key], box) for key, box in need.items() if key in maps) + sum(pads)
+    return Candidate(owned, sizes, weight)
+
+
+def padding(node: Node, need: dict[int, Box]) -> int:
+    """The copy of its input that a window operator pads by hand."""
+    box = need.get(id(node.outputs[0]))
+    return tile_bytes(node.maps[0], need[id(node.maps[0])]) if box is not None and is_padded(node, box) else 0

@@ -1,0 +1,156 @@
+"""A plan found for one size serves others: it is exact there, keeps the budget, and is looked up and not searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import lightning_plugin.settings
+from lightning_plugin import TiledModule
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.options import Options
+from lightning_plugin.planner.choose import choose_recipe
+from lightning_plugin.planner.lower import lower_tiers
+from lightning_plugin.planner.make import recorded
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.rates import RATES
+from lightning_plugin.planner.recipe import Recipe
+from lightning_plugin.planner.rehearse import rehearse
+
+QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+LAYERS: dict[str, Any] = {
+    "conv": lambda: nn.Conv2d(6, 6, 3, padding=1),
+    "wide": lambda: nn.Conv2d(6, 6, 5, padding=2),
+    "valid": lambda: nn.Conv2d(6, 6, 3),
+    "down": lambda: nn.Conv2d(6, 6, 3, stride=2, padding=1),
+    "pool": lambda: nn.MaxPool2d(3, 2, 1),
+    "norm": lambda: nn.BatchNorm2d(6),
+    "relu": lambda: nn.ReLU(True),
+    "up": lambda: nn.Upsample(scale_factor=2),
+}
+
+
+def net(names: list[str], last: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3, padding=1), *(LAYERS[n]() for n in names)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1) if last is None else last, nn.Flatten())
+
+
+@contextmanager
+def network(module: nn.Module, size: tuple[int, int]) -> Iterator[Network]:
+    with recorded(module, (1, 3, *size), torch.float32) as (found, _):
+        yield found
+
+
+def recipe(module: nn.Module, size: tuple[int, int], share: float) -> Recipe:
+    with network(module, size) as found:
+        budget = found.fixed_bytes + int(share * found.plain_bytes)
+        return choose_recipe(found, RATES["cpu"], max(budget, 1 << 20), lower_tiers(None, Options()))
+
+
+sizes = st.tuples(st.integers(330, 600), st.integers(330, 600))
+
+
+def taught(found: Recipe) -> int:
+    return sum(map(len, found.examples.values()))
+
+
+def compare(examples: int, fixed: int | None) -> int:
+    """Formulas with rehearsals, at sizes drawn for networks drawn; how many sizes were looked up."""
+    looked_up = 0
+
+    @settings(max_examples=examples, phases=[Phase.generate], **QUIET)
+    @given(
+        st.lists(st.sampled_from(list(LAYERS)), min_size=2, max_size=5).filter(lambda n: n.count("up") < 2),
+        st.floats(0.15, 0.7),
+        st.lists(sizes, min_size=3, max_size=3),
+    )
+    def every(names: list[str], share: float, others: list[tuple[int, int]]) -> None:
+        nonlocal looked_up
+        module = net(names)
+        found = recipe(module, (450, 440), share)
+        for size in others:
+            with network(module, size) as here:
+                count = taught(found)
+                plan = found.at(here)
+                looked_up += taught(found) == count
+                true = rehearse(plan, Network(here.nodes))
+                assert true.peak <= plan.peak_bytes - plan.reserve_bytes <= 1.01 * true.peak + 1024, (names, size)
+                for place, segment in enumerate(plan.segments):
+                    assert segment.backward_needs >= true.needs.get(place, 0)
+
+    (seed(fixed)(every) if fixed is not None else every)()
+    return looked_up
+
+
+@pytest.mark.parametrize("fixed", [0, None])
+def test_a_formula_says_what_a_rehearsal_finds(fixed: int | None) -> None:
+    compare(3, fixed)
+
+
+@pytest.mark.full
+def test_a_formula_says_what_a_rehearsal_finds_of_a_hundred_networks() -> None:
+    assert compare(100, 1) >= 30
+
+
+def test_one_search_serves_all_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And steps on them are exact and keep the budget, which a fixture looks after."""
+    searches = []
+
+    def counted(*args: Any, **kwargs: Any) -> Recipe:
+        searches.append(args)
+        return choose_recipe(*args, **kwargs)
+
+    monkeypatch.setattr(lightning_plugin.settings, "choose_recipe", counted)
+    module = net(["conv", "norm", "relu", "pool", "conv", "norm", "relu", "down", "conv"]).double()
+    tiled = TiledModule(module, budget="3MiB", calls=1)
+    grids = set()
+    for size in ((260, 250), (251, 243), (232, 260), (257, 201), (199, 250)):
+        image = torch.randn(1, 3, *size, dtype=torch.float64)
+        module.zero_grad()
+        plain = module(image)
+        plain.square().sum().backward()
+        expected = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+        module.zero_grad()
+        found = tiled(image)
+        found.square().sum().backward()
+        assert (found - plain).abs().max() < 1e-9 * plain.abs().max()
+        for p, e in zip(module.parameters(), expected, strict=True):
+            assert p.grad is not None
+            assert (p.grad - e).abs().max() < 1e-9 * max(g.abs().max() for g in expected)
+        assert tiled.plan is not None and tiled.plan.shape == image.shape
+        grids |= {s.forward.sides for s in tiled.plan.segments}
+    assert len(searches) == 1
+    assert any(grids)
+
+
+class Rows(nn.Module):
+    """The largest of each row: a vector that has the size of a side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.amax(3)
+
+
+def test_where_a_vector_has_the_size_of_a_side_each_size_is_rehearsed() -> None:
+    module = net(["conv", "relu"], Rows())
+    found = recipe(module, (300, 310), 0.5)
+    for size in ((290, 300), (280, 305), (270, 310)):
+        with network(module, size) as here:
+            plan = found.at(here)
+            assert not found.formulas
+            assert plan.peak_bytes - plan.reserve_bytes == rehearse(plan, Network(here.nodes)).peak
+
+
+def test_tiles_have_the_sides_that_they_are_given() -> None:
+    grid = Grid((3, 2), (40, 30))
+    owned = [boxes for (boxes,) in grid.partition([(100, 59)])]
+    assert owned[0] == Box((0, 0), (40, 30)) and owned[-1] == Box((80, 30), (100, 59))
+    with pytest.raises(ValueError, match="sides"):
+        Grid((3, 2), (40,))
