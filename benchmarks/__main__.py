@@ -12,6 +12,7 @@ from rich.table import Table
 #: What each measures, in the order of how long it takes: minutes first, hours last.
 ALL = {
     "planner_speed": "processor seconds of planning",
+    "recipes": "planning for slides of many sizes",
     "strategy_overhead": "what the strategies cost where there is nothing to tile",
     "depths": "how deep maps are dropped, and what it costs",
     "slides": "converting and reading slides",

@@ -219,6 +219,32 @@ def planner_speed(data: Any) -> str:
     )
 
 
+def recipes(data: Any) -> str:
+    rows = []
+    for name, c in data["cases"].items():
+        slower = c["predicted time over that of a search"]
+        rows.append(
+            [
+                name,
+                f"{c['side']:,}² ± 20 %",
+                c["budget"],
+                str(c["sizes"]),
+                str(c["searches"]),
+                f"{c['seconds of the first']:.1f} s",
+                f"{c['median seconds of a further size']:.2f} s",
+                f"{c['seconds of all']:.0f} s",
+                f"{c['least of formula over rehearsal']:.3f} to {c['most of formula over rehearsal']:.3f}",
+                f"{slower[0]:.2f} to {slower[1]:.2f}" if slower else "–",
+            ]
+        )
+    head = ["network", "images", "budget", "sizes", "searched", "first", "median of the others", "all"]
+    head += ["memory, formula to rehearsal", "predicted time, to a search's"]
+    return (
+        "### Slides of many sizes\n\nA plan that was found for one size serves those near it. Processor time on one "
+        "thread.\n\n" + table(head, rows)
+    )
+
+
 def planner_memory(data: Any) -> str:
     rows = [[k, f"{v:.4g}" if isinstance(v, float) else str(v)] for k, v in data["values"].items()]
     return (
@@ -278,6 +304,7 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
     "depths": depths,
     "time_ranking": time_ranking,
     "planner_speed": planner_speed,
+    "recipes": recipes,
 }
 
 

@@ -37,7 +37,7 @@ from lightning_plugin.program.program import Program, resolve
 
 #: An image may have so many times the positions of the one that a recipe was made for, or so many times fewer: beyond,
 #: other decisions are worth a search.
-NEAR = 2.0
+NEAR = 1.2
 #: After so many sizes that a formula did not cover, no more are remembered.
 MOST_EXAMPLES = 8
 

@@ -1,0 +1,108 @@
+"""Planning for slides of many sizes: `python -m benchmarks.recipes [NAME ...] [--sizes 50]`.
+
+Every size is planned in turn, as a training comes by them. Seconds are processor time on one thread, for planning
+alone: what a user's step records is not counted. Of all sizes, what was looked up is compared with a rehearsal of the
+same plan; of some, with a search of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from benchmarks.keep import keep_case
+from lightning_plugin.options import Options
+from lightning_plugin.plan import Plan
+from lightning_plugin.planner.make import recorded
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.settings import Settings
+from lightning_plugin.units import parse_bytes
+from tests.zoo import ZOO
+
+DEVICE = "cuda:a100"
+#: Sides differ from the middle one by no more than this share.
+SPREAD = 0.2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network of the zoo, the side in the middle, and the budget."""
+
+    network: str
+    side: int
+    budget: str
+
+
+CASES = {
+    "resnet18": Case("resnet18", 20480, "4GiB"),
+    "vgg16": Case("vgg16", 8192, "4GiB"),
+}
+
+
+def settings_of(case: Case) -> Settings:
+    return Settings(Options(budget=parse_bytes(case.budget)), device=DEVICE, accumulates=True)
+
+
+def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    with torch.device("meta"):
+        net = ZOO[case.network].full().train()  # type: ignore[misc]
+    rng = random.Random(0)
+    sizes = [tuple(int(case.side * rng.uniform(1 - SPREAD, 1 + SPREAD)) for _ in range(2)) for _ in range(count)]
+    used = settings_of(case)
+    seconds, over, slower = [], [], []
+    searches = 0
+    for i, size in enumerate(track(sizes, case.network)):
+        with recorded(net, (1, 3, *size), torch.float32) as (network, _):
+            known = sum(map(len, used._recipes.values()))
+            begin = time.process_time()
+            plan = used.choose(network.nodes)
+            seconds.append(time.process_time() - begin)
+            searches += sum(map(len, used._recipes.values())) - known
+            true = rehearse(plan, Network(network.nodes, accumulates=True))
+            over.append((plan.peak_bytes - plan.reserve_bytes) / true.peak)
+            assert plan.budget is not None and true.peak + plan.reserve_bytes <= plan.budget, size
+            if 0 < i <= searched:
+                slower.append(plan.seconds / own(case, network).seconds)
+    return {
+        "budget": case.budget,
+        "side": case.side,
+        "sizes": count,
+        "searches": searches,
+        "seconds of the first": round(seconds[0], 2),
+        "seconds of all": round(sum(seconds), 2),
+        "median seconds of a further size": round(statistics.median(seconds[1:]), 3),
+        "looked up": sum(s < 0.5 for s in seconds[1:]),
+        "least of formula over rehearsal": min(over),
+        "most of formula over rehearsal": max(over),
+        "predicted time over that of a search": [min(slower), max(slower)] if slower else [],
+    }
+
+
+def own(case: Case, network: Network) -> Plan:
+    """The plan of a search for one size."""
+    return settings_of(case).choose(network.nodes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--sizes", type=int, default=50, help="how many sizes are planned")
+    parser.add_argument("--searched", type=int, default=8, help="how many of them are searched for too")
+    options = parser.parse_args()
+    for name in options.names or CASES:
+        found = measure(CASES[name], options.sizes, options.searched)
+        print(found)
+        keep_case("recipes", name, found)
+
+
+if __name__ == "__main__":
+    main()
