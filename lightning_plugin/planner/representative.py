@@ -47,7 +47,7 @@ def effort(network: Network) -> int:
 
 
 def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[Sequence[Box]]:
-    """The first tile, and so many of the worst.
+    """The first tile, after which gradients are there to be added to, and so many of the worst.
 
     Where transfers go ahead, a tile meets those of the tiles before and after it: each of the worst runs between two
     that are as large as any, which are not in all images its neighbours.
@@ -55,12 +55,15 @@ def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Ite
     if ahead and grid.tiles <= FEW_TILES:
         yield from grid.partition([t.map.space.extent for t in program.targets])
         return
-    first, *rest = candidates(program, grid)
-    large = sorted(rest, key=lambda c: c.weight, reverse=True)
-    yield first.owned
-    for c in heaviest(rest, worst):
-        before, after, *_ = [*(other for other in large if other is not c), None, None] if ahead else (None, None)
-        yield from (other.owned for other in (before, c, after) if other is not None)
+    first, *rest = among = candidates(program, grid)
+    if not ahead:
+        yield first.owned
+        yield from (c.owned for c in heaviest(rest, worst))
+        return
+    large = sorted(among, key=lambda c: c.weight, reverse=True)
+    for c in heaviest(among, worst):
+        before, after, *_ = (other for other in large if other is not c)
+        yield from (before.owned, c.owned, after.owned)
 
 
 def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:

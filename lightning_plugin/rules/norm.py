@@ -97,7 +97,7 @@ def channel_sums(x: Tensor) -> Tensor:
         return x.sum(dims, dtype=torch.float64)
     if not x.is_contiguous() or x.device.type == "mps":
         return x.sum(dims, dtype=wide(x.dtype))
-    flat = x.flatten(2)
+    flat = x.reshape(*x.shape[:2], -1)
     whole = flat.shape[2] // BLOCK * BLOCK
     blocks = flat[..., :whole].unflatten(2, (-1, BLOCK)).sum(3, dtype=wide(x.dtype))
     return blocks.sum((0, 2), dtype=torch.float64) + flat[..., whole:].sum((0, 2), dtype=torch.float64)
