@@ -7,10 +7,10 @@ rehearsal notes is either bounded at all sizes, as what tiles need, whose sides 
 some value of the network: a map that is stored or kept, a cotangent. Which of the two is seen from the rehearsals of
 two sizes. So the first size is searched for and rehearsed, the second rehearsed, and others are looked up.
 
-A formula holds where the worst tiles (`representative`) are no larger than some that were rehearsed: a last tile may
-be. A size for which that is not so is rehearsed, and teaches the formula. Where two rehearsals do not agree in what
-they note and in which order, or where a vector has the size of an image's side, there is no formula, and each size is
-rehearsed.
+A formula holds where the largest tiles have the same sides, and the worst (`representative`) are no larger than some
+that were rehearsed: a last tile may be. A size for which that is not so is rehearsed, and teaches the formula. Where
+two rehearsals do not agree in what they note and in which order, or where a vector has the size of an image's side,
+there is no formula, and each size is rehearsed.
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ def size_of(term: Term, sizes: Sequence[int]) -> int:
     return term if isinstance(term, int) else max(math.ceil(sizes[i] * factor) for i, factor in term)
 
 
-#: Which grids of a plan have many tiles, over which gradients are added up in another type (`store.type_of_sum`).
-Many = tuple[bool, ...]
+#: Of each grid of a plan, the sides of its largest tile, shorter than they should be where a map is; and whether it has
+#: many tiles, over which gradients are added up in another type (`store.type_of_sum`).
+Kinds = tuple[tuple[tuple[int, ...], bool], ...]
 
 
 @dataclass(eq=False)
@@ -134,8 +135,8 @@ class Recipe:
     references: tuple[tuple[int, ...], ...]
     positions: int
     known: dict[Hashable, Pass]
-    examples: dict[Many, list[Example]] = field(default_factory=dict)
-    formulas: dict[Many, Formula | None] = field(default_factory=dict)
+    examples: dict[Kinds, list[Example]] = field(default_factory=dict)
+    formulas: dict[Kinds, Formula | None] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: Plan, network: Network, notes: Sequence[Note]) -> Recipe:
@@ -154,7 +155,7 @@ class Recipe:
         """The plan for a network of the same structure and another size."""
         nodes = network.nodes
         plan = self.resized(nodes)
-        formula = self.formulas.get(many(plan))
+        formula = self.formulas.get(kinds_of(plan, nodes))
         if formula is not None and formula.covers(worst_of(plan, network)):
             return self.with_figures(plan, formula.account(value_bytes(nodes)), nodes)
         network.rehearsed = self.known
@@ -164,12 +165,12 @@ class Recipe:
 
     def learn(self, plan: Plan, network: Network, notes: Sequence[Note]) -> None:
         """Take a rehearsal as an example."""
-        sizes = value_bytes(network.nodes)
-        examples = self.examples.setdefault(many(plan), [])
+        sizes, kinds = value_bytes(network.nodes), kinds_of(plan, network.nodes)
+        examples = self.examples.setdefault(kinds, [])
         if len(examples) < MOST_EXAMPLES and all(sizes != e.bytes for e in examples):
             examples.append(Example(sizes, tuple(notes), worst_of(plan, network)))
             if len(examples) > 1 and same_vectors(network.nodes, examples):
-                self.formulas[many(plan)] = Formula.of(examples)
+                self.formulas[kinds] = Formula.of(examples)
 
     def resized(self, nodes: Sequence[Node]) -> Plan:
         """The same decisions, with tiles of the same sides."""
@@ -248,12 +249,22 @@ def worst_of(plan: Plan, network: Network) -> Worst:
     return tuple(found)
 
 
-def many(plan: Plan) -> Many:
-    return tuple(grid.tiles > FEW for s in plan.segments for grid in (s.forward, s.backward))
+def kinds_of(plan: Plan, nodes: Sequence[Node]) -> Kinds:
+    found = []
+    for s, extent in zip(plan.segments, references(plan, nodes), strict=True):
+        for grid in (s.forward, s.backward):
+            sides = tuple(min(side, size) for side, size in zip(sides_of(grid, extent), extent, strict=False))
+            found.append((sides, grid.tiles > FEW))
+    return tuple(found)
+
+
+def sides_of(grid: Grid, extent: Sequence[int]) -> tuple[int, ...]:
+    """The sides of a grid's tiles on a map."""
+    return grid.sides or tuple(-(-size // count) for size, count in zip(extent, grid.counts, strict=False))
 
 
 def resized(grid: Grid, was: Sequence[int], now: Sequence[int]) -> Grid:
     """A grid of tiles with the sides they had where a map had other extents."""
-    sides = grid.sides or tuple(-(-size // count) for size, count in zip(was, grid.counts, strict=False))
+    sides = sides_of(grid, was)
     counts = tuple(-(-size // side) for size, side in zip(now, sides, strict=False))
     return Grid(counts, sides)
