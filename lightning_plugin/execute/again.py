@@ -89,7 +89,7 @@ class Again:
         for v in run.boundaries:
             v.handle = read[id(v)]
         try:
-            with torch.no_grad(), torch.autocast(run.kind, enabled=False), run.moments("again"):
+            with torch.no_grad(), torch.autocast(run.kind, enabled=False), run.turn("again"):
                 Forward(run, self.used(program)).run()
         finally:
             for v in (*run.stored, *run.boundaries):

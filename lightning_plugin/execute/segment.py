@@ -224,8 +224,8 @@ class SegmentRun:
         left = self.plan.ahead or self.team is not None or self.program.announced
         return self.ledger.watching() if fresh or left else nullcontext()
 
-    def moments(self, what: str) -> AbstractContextManager[None]:
-        """A block whose peaks are those of this segment doing ``what``."""
+    def turn(self, what: str) -> AbstractContextManager[None]:
+        """A block in which it is this segment's turn to do ``what``."""
         return nullcontext() if self.ledger is None else self.ledger.during((self.place, what))
 
     @property

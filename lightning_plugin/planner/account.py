@@ -1,4 +1,4 @@
-"""What a step holds, moment by moment, read off what the ledger of its rehearsal has noted.
+"""What a step holds, turn by turn, read off what the ledger of its rehearsal has noted.
 
 An account can be made without the rehearsal, too: of the notes and of what each of their sizes would be for an image of
 another size (`recipe`).
@@ -28,7 +28,7 @@ class Account:
 
 
 @dataclass(eq=False)
-class Moment:
+class Turn:
     """A segment's forward or backward: how much was live while it ran.
 
     ``peak`` is the most that was live, ``needs`` the most beyond what was live when it began, and ``retained`` the same
@@ -52,15 +52,15 @@ class Reading:
 
     def __init__(self) -> None:
         self.live = self.peak = self.began = self.held = 0
-        self.moments: dict[Any, Moment] = {}
-        self.now = Moment()
-        self.former: list[Moment] = []
+        self.turns: dict[Any, Turn] = {}
+        self.now = Turn()
+        self.former: list[Turn] = []
 
     def read(self, notes: Iterable[Note], sizes: Iterable[int]) -> Account:
         for note, size in zip(notes, sizes, strict=True):
             READ[note.what](self, size, note.who)
-        forward = {who[0]: m for who, m in self.moments.items() if who[1] == "forward"}
-        pulled = {who[0]: m for who, m in self.moments.items() if who[1] == "backward"}
+        forward = {who[0]: m for who, m in self.turns.items() if who[1] == "forward"}
+        pulled = {who[0]: m for who, m in self.turns.items() if who[1] == "backward"}
         return Account(
             self.peak,
             self.held,
@@ -87,12 +87,12 @@ class Reading:
             self.now.released += size
 
     def enter(self, size: int, who: Any) -> None:
-        self.now = self.moments.setdefault(who, Moment(self.live))
+        self.now = self.turns.setdefault(who, Turn(self.live))
         self.now.began, self.now.released = self.live, 0
         self.now.see(self.live)
 
     def goes_on(self, size: int, who: Any) -> None:
-        self.now = self.moments.setdefault(who, Moment(self.live))
+        self.now = self.turns.setdefault(who, Turn(self.live))
         self.now.see(self.live)
 
     def within(self, size: int, who: Any) -> None:
@@ -104,7 +104,7 @@ class Reading:
         self.now.see(self.live)
 
     def leave(self, size: int, who: Any) -> None:
-        self.now = Moment()
+        self.now = Turn()
 
     def graph(self, size: int, who: Any) -> None:
         self.held = self.live - self.began
