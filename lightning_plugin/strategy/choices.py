@@ -77,7 +77,9 @@ class RunSettings(Settings):
                 smallest,
                 refused.operator,
             ) from refused
-        return replace(plan, budget=budget, peak_bytes=plan.peak_bytes + self.reserved)
+        plan = replace(plan, budget=budget, peak_bytes=plan.peak_bytes + self.reserved)
+        # Ranks that share an image may know its size from a formula or from a rehearsal: they go by the first.
+        return plan if self.team is None else Plan.from_json(self.team.gather(plan.to_json())[0])
 
     def reserve(self, size: int) -> None:
         """Leave so much of the budget to optimizers; what was planned with less is planned anew."""
