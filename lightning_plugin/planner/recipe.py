@@ -48,8 +48,10 @@ Worst = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True)
 class Example:
-    """What a rehearsal noted at one size: ``bytes`` are those of the network's values, in the order of its nodes."""
+    """What a rehearsal noted at one size: ``bytes`` are those of the network's values, in the order of its nodes,
+    ``image`` the extents of its images."""
 
+    image: tuple[int, ...]
     bytes: tuple[int, ...]
     notes: tuple[Note, ...]
     worst: Worst
@@ -168,8 +170,9 @@ class Recipe:
         sizes, kinds = value_bytes(network.nodes), kinds_of(plan, network.nodes)
         examples = self.examples.setdefault(kinds, [])
         if len(examples) < MOST_EXAMPLES and all(sizes != e.bytes for e in examples):
-            examples.append(Example(sizes, tuple(notes), worst_of(plan, network)))
-            if len(examples) > 1 and same_vectors(network.nodes, examples):
+            image = tuple(e for n in network.nodes if isinstance(n.op, Source) for e in n.outputs[0].space.extent)
+            examples.append(Example(image, sizes, tuple(notes), worst_of(plan, network)))
+            if tell_apart(network.nodes, examples):
                 self.formulas[kinds] = Formula.of(examples)
 
     def resized(self, nodes: Sequence[Node]) -> Plan:
@@ -228,11 +231,16 @@ def references(plan: Plan, nodes: Sequence[Node]) -> tuple[tuple[int, ...], ...]
     return tuple(reference_of([t.map.space.extent for t in targets]) for targets in resolve(plan, nodes))
 
 
-def same_vectors(nodes: Sequence[Node], examples: Sequence[Example]) -> bool:
-    """Whether no vector has the size of an image's side."""
-    maps = [v.is_map for n in nodes for v in n.outputs]
-    sizes = zip(*(e.bytes for e in examples), strict=True)
-    return all(is_map or len(set(size)) == 1 for is_map, size in zip(maps, sizes, strict=True))
+def tell_apart(nodes: Sequence[Node], examples: Sequence[Example]) -> bool:
+    """Whether examples show what depends on an image's size: it differs on every axis, every map differs with it, and
+    no vector has the size of a side."""
+    values = [v for n in nodes for v in n.outputs]
+    differ = (len(set(sizes)) > 1 for sizes in zip(*(e.bytes for e in examples), strict=True))
+    axes = zip(*(e.image for e in examples), strict=True)
+    return all(len(set(axis)) > 1 for axis in axes) and all(
+        found == v.is_map or (v.is_map and math.prod(v.space.extent) == 1)
+        for v, found in zip(values, differ, strict=True)
+    )
 
 
 def worst_of(plan: Plan, network: Network) -> Worst:

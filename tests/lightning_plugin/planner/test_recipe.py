@@ -154,6 +154,15 @@ def test_where_a_vector_has_the_size_of_a_side_each_size_is_rehearsed() -> None:
             assert plan.peak_bytes - plan.reserve_bytes == rehearse(plan, Network(here.nodes)).peak
 
 
+def test_a_formula_waits_for_sizes_that_differ_on_both_axes() -> None:
+    module = net(["conv", "relu", "conv"])
+    found = recipe(module, (300, 310), 0.3)
+    for size, made in (((300, 305), False), ((295, 306), True)):
+        with network(module, size) as here:
+            found.at(here)
+            assert any(found.formulas.values()) == made
+
+
 def test_tiles_have_the_sides_that_they_are_given() -> None:
     grid = Grid((3, 2), (40, 30))
     owned = [boxes for (boxes,) in grid.partition([(100, 59)])]
