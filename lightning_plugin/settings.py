@@ -26,7 +26,7 @@ from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.recipe import Recipe
+from lightning_plugin.planner.recipe import NEAR, Recipe
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.source import TensorSource
 from lightning_plugin.units import format_bytes
@@ -159,10 +159,14 @@ class Settings:
 
 
 def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:
-    """The fastest of what recipes for about this size come to, where one keeps the budget."""
-    plans = [recipe.at(network) for recipe in recipes if recipe.near(network.nodes)]
-    fitting = [plan for plan in plans if plan.peak_bytes + (calls - 1) * plan.held_bytes <= usable(budget)]
-    return min(fitting, key=lambda plan: plan.seconds, default=None)
+    """What the recipe for the nearest size comes to, of those that keep the budget."""
+    for recipe in sorted(recipes, key=lambda recipe: recipe.distance(network.nodes)):
+        if recipe.distance(network.nodes) > NEAR:
+            break
+        plan = recipe.at(network)
+        if plan.peak_bytes + (calls - 1) * plan.held_bytes <= usable(budget):
+            return plan
+    return None
 
 
 def tensors_of(nodes: Sequence[Node]) -> list[Tensor]:

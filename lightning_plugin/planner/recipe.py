@@ -148,10 +148,10 @@ class Recipe:
         recipe.learn(plan, network, notes)
         return recipe
 
-    def near(self, nodes: Sequence[Node]) -> bool:
-        """Whether an image is of a size for which the plan's decisions are good."""
+    def distance(self, nodes: Sequence[Node]) -> float:
+        """How many times larger or smaller an image is."""
         ratio = positions(nodes) / self.positions
-        return 1 / NEAR <= ratio <= NEAR
+        return max(ratio, 1 / ratio)
 
     def at(self, network: Network) -> Plan:
         """The plan for a network of the same structure and another size."""
