@@ -302,6 +302,11 @@ def watched(ledger: Ledger | None) -> AbstractContextManager[None]:
     return nullcontext() if ledger is None else ledger.watching()
 
 
+def apart(ledger: Ledger | None) -> AbstractContextManager[None]:
+    """A block that makes room for a whole map, which a ledger counts, if there is one."""
+    return nullcontext() if ledger is None else ledger.apart()
+
+
 def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Tensors, and the gradients that leaves among them have."""
     for t in tensors:

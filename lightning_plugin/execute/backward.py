@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import zip_longest
@@ -20,6 +19,7 @@ from lightning_plugin.execute.store import Adder, Cotangent, Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
+from lightning_plugin.ledger import apart
 from lightning_plugin.ops import Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
@@ -392,8 +392,7 @@ class Backward:
         if handle is not None:
             handle.cotangent.room()
         else:
-            ledger = self.segment.ledger
-            with nullcontext() if ledger is None else ledger.apart():
+            with apart(self.segment.ledger):
                 self.wholes[id(v)] = (self.blank(v), v.space)
         self.rooms.append(next(i for i, read in enumerate(self.program.reads) if read is v))
 

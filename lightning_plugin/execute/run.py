@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -119,9 +119,9 @@ class Stage:
                     compute(v, self.ledger)
             keep(node, self.uses, self.fused, self.ledger)
             if self.ledger is not None:
-                self.mark(node, self.ledger, partial(guard, place=place) if guard.looks else None, guard)
+                self.mark(node, place, self.ledger, guard)
 
-    def mark(self, node: Node, ledger: Ledger, look: Callable[[Tensor], None] | None, guard: Guard) -> None:
+    def mark(self, node: Node, place: int, ledger: Ledger, guard: Guard) -> None:
         """Let the ledger know when backward comes by, and what autograd makes there by itself, and have the budget
         looked at before."""
         who = (self.place, "backward")
@@ -131,8 +131,8 @@ class Stage:
             if ledger.fakes:
                 v.real.register_hook(lambda g: ledger.enter(who, goes_on=True))
                 continue
-            if look is not None:
-                v.real.register_hook(look)
+            if guard.looks:
+                v.real.register_hook(partial(guard, place=place))
                 guard.leaves += leaves([i.real for i in node.inputs if i.real is not None])
             ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
 

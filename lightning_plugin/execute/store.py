@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +16,7 @@ from lightning_plugin.execute.host import HostMemory
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Layout
-from lightning_plugin.ledger import Ledger, watched
+from lightning_plugin.ledger import Ledger, apart, watched
 from lightning_plugin.passes import current_pass
 from lightning_plugin.plan_fields import DEEPEST
 from lightning_plugin.rules.reduce import wide
@@ -103,7 +102,7 @@ class Cotangent:
     def room(self) -> Memory | Lane:
         """What holds it, zero until something was added."""
         if not self.begun:
-            with nullcontext() if self.ledger is None else self.ledger.apart():
+            with apart(self.ledger):
                 self.data = self.place.store(self.layout, wide(self.dtype), self.device, zero=True)
             self.data.expect(self.largest)
             self.collected_in = current_pass()

@@ -145,7 +145,7 @@ class Recipe:
         """The recipe of a plan that was rehearsed."""
         nodes = network.nodes
         recipe = Recipe(plan, references(plan, nodes), positions(nodes), network.rehearsed)
-        recipe.learn(plan, network, notes)
+        recipe.learn(plan, network, notes, worst_of(plan, network))
         return recipe
 
     def distance(self, nodes: Sequence[Node]) -> float:
@@ -157,21 +157,21 @@ class Recipe:
         """The plan for a network of the same structure and another size."""
         nodes = network.nodes
         plan = self.resized(nodes)
-        formula = self.formulas.get(kinds_of(plan, nodes))
-        if formula is not None and formula.covers(worst_of(plan, network)):
+        formula, worst = self.formulas.get(kinds_of(plan, nodes)), worst_of(plan, network)
+        if formula is not None and formula.covers(worst):
             return self.with_figures(plan, formula.account(value_bytes(nodes)), nodes)
         network.rehearsed = self.known
         notes = noted(plan, network)
-        self.learn(plan, network, notes)
+        self.learn(plan, network, notes, worst)
         return self.with_figures(plan, account(notes), nodes)
 
-    def learn(self, plan: Plan, network: Network, notes: Sequence[Note]) -> None:
+    def learn(self, plan: Plan, network: Network, notes: Sequence[Note], worst: Worst) -> None:
         """Take a rehearsal as an example."""
         sizes, kinds = value_bytes(network.nodes), kinds_of(plan, network.nodes)
         examples = self.examples.setdefault(kinds, [])
         if len(examples) < MOST_EXAMPLES and all(sizes != e.bytes for e in examples):
             image = tuple(e for n in network.nodes if isinstance(n.op, Source) for e in n.outputs[0].space.extent)
-            examples.append(Example(image, sizes, tuple(notes), worst_of(plan, network)))
+            examples.append(Example(image, sizes, tuple(notes), worst))
             if tell_apart(network.nodes, examples):
                 self.formulas[kinds] = Formula.of(examples)
 
