@@ -64,10 +64,10 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
         with recorded(net, (1, 3, *size), torch.float32) as (network, _):
             known = sum(map(len, used._recipes.values()))
             begin = time.process_time()
-            plan = used.choose(network.nodes)
+            plan = used.choose(network.recording)
             seconds.append(time.process_time() - begin)
             searches += sum(map(len, used._recipes.values())) - known
-            true = rehearse(plan, Network(network.nodes, accumulates=True))
+            true = rehearse(plan, Network(network.recording, accumulates=True))
             over.append((plan.peak_bytes - plan.reserve_bytes) / true.peak)
             assert plan.budget is not None and true.peak + plan.reserve_bytes <= plan.budget, size
             if 0 < i <= searched:
@@ -89,7 +89,7 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
 
 def own(case: Case, network: Network) -> Plan:
     """The plan of a search for one size."""
-    return settings_of(case).choose(network.nodes)
+    return settings_of(case).choose(network.recording)
 
 
 def main() -> None:

@@ -3,12 +3,16 @@
 A *map* is a value with space in its layout and is never held whole unless a plan says so; a *vector* is any other
 value, small, and an ordinary tensor once it is computed. Nodes point at their inputs, so a graph is whatever can be
 reached from the values that are wanted; there is no container to keep in step.
+
+[Note: frozen] A graph holds no data and never changes. What its images and captured tensors are is said by `Bindings`,
+what a run of it has computed by that run's `Frame`: one graph can be run, rehearsed while it runs, and run again.
+Values and nodes point at each other; since no data hangs on them, no tensor waits for the garbage collector.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +27,18 @@ if TYPE_CHECKING:
 _serial = itertools.count()
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Value:
     """One tensor of the recorded network.
 
-    ``fake`` knows shape, dtype and device and holds no data. ``layout`` is None for a vector. ``real`` is the tensor
-    of a vector once it was computed, with its autograd history; ``handle`` is where a map is stored, if it is.
+    ``fake`` knows shape, dtype and device and holds no data. ``layout`` is None for a vector. ``node`` is what makes
+    the value.
     """
 
     fake: Tensor
     layout: Layout | None
     requires_grad: bool
-    node: Node | None = None
-    real: Tensor | None = None
-    handle: Any = None
-    token: Tensor | None = None
+    node: Node | None = field(default=None, init=False)
 
     @property
     def is_map(self) -> bool:
@@ -71,7 +72,7 @@ class Value:
         return self.node.label if self.node is not None else f"tensor of shape {self.shape}"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Node:
     """One operator call: its rule's operator, what it reads and what it makes.
 
@@ -86,6 +87,10 @@ class Node:
     path: str = ""
     inplace: Any = None
     serial: int = field(default_factory=lambda: next(_serial))
+
+    def __post_init__(self) -> None:
+        for v in self.outputs:
+            object.__setattr__(v, "node", self)  # the one knot: neither can be made before the other
 
     @property
     def maps(self) -> tuple[Value, ...]:
@@ -115,14 +120,15 @@ class Effect:
     dormant: bool = False
 
 
-def ancestors(wanted: Iterable[Value]) -> list[Node]:
-    """The nodes that still have to run to make the wanted values, in the order in which they were recorded."""
+def ancestors(wanted: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
+    """The nodes that still have to run to make the wanted values, beside those that are known, in the order in which
+    they were recorded."""
     seen: dict[int, Node] = {}
     stack = list(wanted)
     while stack:
         value = stack.pop()
         node = value.node
-        if node is None or value.real is not None or value.handle is not None or node.serial in seen:
+        if node is None or node.serial in seen or value in known:
             continue
         seen[node.serial] = node
         stack.extend(node.inputs)

@@ -17,24 +17,27 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
-from lightning_plugin.progress import spending
-from lightning_plugin.source import TensorSource, TileSource, version_of
 
 #: What computes a tile from tiles and vectors.
 Kernel = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 class Op(ABC):
-    """Anything that a node can do."""
+    """Anything that a node can do.
+
+    ``uniform``: on a tile of one value, the result depends on that value and on how the tile lies to the borders, and
+    on nothing else; see [Note: identical tiles] in `execute.alike`.
+    """
 
     kind: ClassVar[str]
+    uniform: ClassVar[bool] = False
 
 
 class TileOp(Op):
@@ -52,6 +55,20 @@ class TileOp(Op):
         """What the output on an interval of an axis depends on besides the tiles and their sizes: where it lies, unless
         the operator says otherwise. See [Note: tapes] in `tape`."""
         return lo, hi
+
+    def pads(self, box: Box) -> Sequence[int]:
+        """What is padded of a tile to compute a box, where anything may be."""
+        return ()
+
+    def pads_by_hand(self, box: Box) -> bool:
+        """Whether computing a box makes a padded copy of its input."""
+        return False
+
+    @property
+    def views(self) -> bool:
+        """Whether the result is made as a view of a fresh one: autograd pays with copies for what is written into it in
+        place."""
+        return False
 
     def bound(self, box: Box) -> Kernel:
         """`apply` on a box, or on any other that has the same sizes and marks."""
@@ -165,43 +182,21 @@ class Barrier(Op):
         return VectorOp(self.call, self.rebind).run(tensors)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Source(Op):
-    """An image read box by box; ``device`` is where the tiles go, ``version`` the one that was recorded."""
+    """An image read box by box: out of a tensor on the device ("here"), out of one elsewhere in memory ("memory"), or
+    by a source of its own ("elsewhere"), that may want to hear of boxes before they are read."""
 
     kind: ClassVar[str] = "source"
-    image: TileSource
-    device: torch.device
-    version: Any = None
-
-    @property
-    def here(self) -> Tensor | None:
-        """The image's tensor, where it lies on the device already: reading a tile of it takes no memory."""
-        image = self.image
-        return image.tensor if isinstance(image, TensorSource) and image.tensor.device == self.device else None
-
-    @property
-    def changed(self) -> bool:
-        """Whether the pixels are not any more those that were recorded."""
-        return bool(self.version != version_of(self.image))
-
-    def read(self, box: Box) -> Tensor:
-        with spending("input"):
-            return self.image.read(box).to(self.device, non_blocking=True)
+    lies: Literal["here", "memory", "elsewhere"]
+    prefetches: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Captured(Op):
     """A real tensor that the recorded code used: a parameter, a buffer, a target."""
 
     kind: ClassVar[str] = "captured"
-    tensor: Tensor
-    version: int
-
-    @property
-    def changed(self) -> bool:
-        """Whether the tensor was written to since it was recorded, other than by the recording (version -1)."""
-        return self.version >= 0 and not self.tensor.is_inference() and self.tensor._version != self.version
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """What a step is doing, told while it does it: tiles that are done, seconds spent on pixels and on lower tiers.
 
-Whoever wants to hear of it adds a listener. Backward may run in a thread of autograd, so listeners are the process's
-and not a context's; they are told from whichever thread the work is done in.
+Backward may run in a thread of autograd: listeners are told from whichever thread the work is done in.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 Kind = Literal["input", "spill"]
@@ -26,29 +26,31 @@ class Listener(Protocol):
     def spent(self, kind: Kind, seconds: float) -> None: ...
 
 
-LISTENERS: list[Listener] = []
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """Tells listeners of the steps of one module or strategy."""
 
+    listeners: list[Listener] = field(default_factory=list)
 
-def told(work: Iterable[S]) -> Iterator[S]:
-    """Groups of identical tiles, each announced when it is done."""
-    for tiles in work:
-        yield tiles
-        for listener in LISTENERS:
-            listener.tile(len(tiles))
-            if len(tiles) > 1:
-                listener.alike(len(tiles) - 1)
+    def told(self, work: Iterable[S]) -> Iterator[S]:
+        """Groups of identical tiles, each announced when it is done."""
+        for tiles in work:
+            yield tiles
+            for listener in self.listeners:
+                listener.tile(len(tiles))
+                if len(tiles) > 1:
+                    listener.alike(len(tiles) - 1)
 
-
-@contextmanager
-def spending(kind: Kind) -> Iterator[None]:
-    """A block whose time goes to the source ("input") or to a lower tier ("spill")."""
-    if not LISTENERS:
-        yield
-        return
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds = time.perf_counter() - begin
-        for listener in LISTENERS:
-            listener.spent(kind, seconds)
+    @contextmanager
+    def spending(self, kind: Kind) -> Iterator[None]:
+        """A block whose time goes to the source ("input") or to a lower tier ("spill")."""
+        if not self.listeners:
+            yield
+            return
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - begin
+            for listener in self.listeners:
+                listener.spent(kind, seconds)

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
+from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
-from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.ops import Barrier, Captured, Source
+from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner import shelf
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_recipe, exact_bytes, usable
 from lightning_plugin.planner.describe import signature, structure
@@ -28,7 +29,8 @@ from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.recipe import NEAR, Recipe
 from lightning_plugin.program.fixed import fixed
-from lightning_plugin.source import TensorSource
+from lightning_plugin.progress import Progress
+from lightning_plugin.recording import Recording
 from lightning_plugin.units import format_bytes
 
 #: What is held beside a network is rounded up to such a part of the budget, so that a plan does for many steps.
@@ -46,7 +48,7 @@ class Settings:
     for all steps of a training. ``team`` are the ranks that share an image's tiles, where there are several.
     ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
     when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
-    ran, ``ledger`` what its step used where a budget is kept.
+    ran, ``ledger`` what its step used where a budget is kept. ``progress`` tells of steps while they last.
     """
 
     options: Options = field(default_factory=Options)
@@ -59,27 +61,24 @@ class Settings:
     ledger: Ledger | None = field(default=None, init=False)
     barriers: tuple[str, ...] = field(default=(), init=False)
     reserved: int = field(default=0, init=False)
+    progress: Progress = field(default_factory=Progress, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
-    @property
-    def folder(self) -> str | None:
-        return self.options.folder
-
-    def choose(self, nodes: Sequence[Node]) -> Plan:
+    def choose(self, recording: Recording) -> Plan:
         if self.given is not None:
-            validate(self.given, nodes)
+            validate(self.given, recording)
             return self.given
         options = self.options
         if options.budget is None:
             forward = Grid(options.tiles) if options.tiles else None
             backward = Grid(options.backward_tiles) if options.backward_tiles else None
-            return fixed(nodes, forward, backward, halo=options.halo)
+            return fixed(recording.nodes, forward, backward, halo=options.halo)
 
-        known = self._plans.setdefault(signature(nodes, gradients=not self.accumulates), [])
-        return self.within(known, nodes, options.budget)
+        known = self._plans.setdefault(signature(recording, gradients=not self.accumulates), [])
+        return self.within(known, recording, options.budget)
 
-    def within(self, known: list[Plan], nodes: Sequence[Node], budget: int) -> Plan:
+    def within(self, known: list[Plan], recording: Recording, budget: int) -> Plan:
         """The fastest of the known plans that fits beside what the step holds already, or a new one; see [Note: step]
         in `ledger`."""
 
@@ -87,28 +86,28 @@ class Settings:
             room = usable(budget - self.reserved - held)
             return [plan for plan in known if plan.peak_bytes - self.reserved <= room]
 
-        held = self.beside(nodes)
+        held = self.beside(recording)
         if held > SCRAPS and not fitting():
             gc.collect()  # what only waits for it is not held
-            held = self.beside(nodes)
+            held = self.beside(recording)
         held = held if held > SCRAPS else 0
         found = fitting()
         if not found:
-            found = [replace(self.beside_others(nodes, budget, held), budget=budget)]
+            found = [replace(self.beside_others(recording, budget, held), budget=budget)]
             known += found
         return min(found, key=lambda plan: plan.seconds)
 
-    def beside_others(self, nodes: Sequence[Node], budget: int, held: int) -> Plan:
+    def beside_others(self, recording: Recording, budget: int, held: int) -> Plan:
         """A plan within what is left of a budget: if it can be, of a little less."""
 
         if not held:
-            return self.search(nodes, budget, self.options.calls)
+            return self.search(recording, budget, self.options.calls)
         rounded = -(-held * STEPS // budget) * budget // STEPS
         try:
-            return self.search(nodes, max(1, budget - rounded))
+            return self.search(recording, max(1, budget - rounded))
         except BudgetError as refused:
             if refused.smallest <= budget - held:
-                return self.search(nodes, budget - held)
+                return self.search(recording, budget - held)
             smallest = refused.smallest + held
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
@@ -119,43 +118,50 @@ class Settings:
                 refused.operator,
             ) from refused
 
-    def beside(self, nodes: Sequence[Node]) -> int:
+    def beside(self, recording: Recording) -> int:
         """What is on the device beside what some nodes use."""
-        return 0 if self.ledger is None else self.ledger.beside(tensors_of(nodes))
+        return 0 if self.ledger is None else self.ledger.beside(tensors_of(recording))
 
-    def search(self, nodes: Sequence[Node], budget: int, calls: int = 1) -> Plan:
+    def search(self, recording: Recording, budget: int, calls: int = 1) -> Plan:
         """A plan within a budget, for so many calls that wait for one backward."""
 
-        images = [n.outputs[0] for n in nodes if isinstance(n.op, Source)]
+        images = recording.images
         device = self.device or (images[0].device.type if images else "cpu")
         self.rates = self.rates or local_rates(device)
         lower = lower_tiers(device, self.options)
         policy = policy_of(self.options.policy, self.options.halo)
-        network = Network(tuple(nodes), self.accumulates)
-        recipes = self._recipes.setdefault((structure(nodes, not self.accumulates), budget, calls), [])
+        described = repr((self.rates, lower, policy))
+        network = Network(recording, self.accumulates)
+        about = shelf.key_of(structure(recording, not self.accumulates), self.accumulates, budget, calls, described)
+        if about not in self._recipes:
+            self._recipes[about] = shelf.load(about)
+        recipes = self._recipes[about]
+        taught = sum(recipe.taught for recipe in recipes)
         plan = known_for(recipes, network, budget, calls)
         if plan is None:
             recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
             plan = recipes[-1].plan
-        return replace(plan, shape=tuple(images[0].shape) if images else ())
+        if sum(recipe.taught for recipe in recipes) > taught:
+            shelf.keep(about, recipes)
+        return replace(plan, shape=tuple(images[0].source.shape) if images else ())
 
-    def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:
+    def begin(self, plan: Plan, recording: Recording) -> Step:
         """Note what is about to run, and open the step's page of the ledger."""
         self.plan = plan
-        self.barriers = tuple(n.label for n in nodes if isinstance(n.op, Barrier))
-        images = [n.op for n in nodes if isinstance(n.op, Source)]
+        self.barriers = tuple(n.label for n in recording.nodes if isinstance(n.op, Barrier))
+        images = recording.images
         device = images[0].device if images else torch.device("cpu")
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)
-        if self.beside(nodes) <= SCRAPS:
+        if self.beside(recording) <= SCRAPS:
             self.ledger.begin()
         self.ledger.limit = self.options.budget
         for image in images:
-            if isinstance(image.image, TensorSource):
-                self.ledger.ignore(image.image.tensor)
-        for tensor in tensors_of(nodes):
+            if image.tensor is not None:
+                self.ledger.ignore(image.tensor)
+        for tensor in tensors_of(recording):
             self.ledger.hold(tensor)
-        return self.ledger
+        return Step(self.ledger, self.team, self.options.folder, self.progress)
 
 
 def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:
@@ -169,6 +175,6 @@ def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: i
     return None
 
 
-def tensors_of(nodes: Sequence[Node]) -> list[Tensor]:
+def tensors_of(recording: Recording) -> list[Tensor]:
     """The tensors that a network uses: parameters, buffers, whatever was captured."""
-    return [n.op.tensor for n in nodes if isinstance(n.op, Captured)]
+    return [capture.tensor for capture in recording.captures]

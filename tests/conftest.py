@@ -35,8 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     config.addinivalue_line("markers", "full: runs only with --full, because it takes long")
     config.addinivalue_line("markers", "slow: takes more than some ten seconds")
-    # Plans of tests are those of the built-in rates, also on a machine that was calibrated.
-    os.environ["LIGHTNING_PLUGIN_CACHE"] = str(ROOT / ".pytest_cache" / "never-calibrated")
+    # Plans of tests are searched for, with the built-in rates, also on a machine that was calibrated.
+    os.environ["LIGHTNING_PLUGIN_CACHE"] = ""
     hypothesis.settings.load_profile("full" if config.getoption("--full") else "ci")
     if config.getoption("--device"):
         from tests.on_device import enter

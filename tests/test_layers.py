@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("capture",),  # records what a user's code does
     ("execute",),  # runs a plan
     ("program",),  # a segment, made ready to be run or planned
-    ("plan", "rules"),  # decisions; operators
+    ("plan", "recording", "rules"),  # decisions; what is to be run; operators
     ("graph", "picture"),
     ("ops", "dropped", "plan_table"),
     ("layout", "source", "plan_fields", "options"),

@@ -20,10 +20,10 @@ from lightning_plugin.capture.buffers import plain, settle_buffers
 from lightning_plugin.capture.paths import label
 from lightning_plugin.capture.record import Recorder, record
 from lightning_plugin.capture.run import execute
-from lightning_plugin.capture.session import Session, bind, bound, source_node
+from lightning_plugin.capture.session import Session, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Autocast, Source
+from lightning_plugin.ops import Autocast
 from lightning_plugin.rules.replaced import replaced
 from lightning_plugin.source import TensorSource, TileSource, batch
 
@@ -125,18 +125,17 @@ class LazyImage(LazyTensor):
             fake = torch.empty(shape, dtype=source.dtype, device=target)
         self = LazyTensor._wrap(cls, fake, session, requires_grad)
         self._source = source
-        session.nodes.append(source_node(source, fake, requires_grad))
+        session.image(source, fake, requires_grad)
         remember_storage(session, fake)
         return self
 
     def _current(self, user: str, func: Callable[..., Any] | None = None) -> Value:
         """The image as it is now: if its source has changed since it was last looked at, it is another value."""
         value = super()._current(user, func)
-        op = value.node.op if value.node is not None else None
-        if isinstance(op, Source) and op.changed:
-            node = source_node(self._source, self._fake, value.requires_grad)
-            self._session.root().nodes.append(node)
-            return node.outputs[0]
+        session = self._session.root()
+        image = session.bindings.images.get(value)
+        if image is not None and image.changed:
+            return session.image(self._source, self._fake, value.requires_grad)
         return value
 
     @classmethod
@@ -207,8 +206,9 @@ def history(self: LazyTensor, name: str) -> Any:
     """What autograd knows of an image's tensor, of a small value that was computed, or of what is still recorded."""
     foreign(self)
     value = self._value
-    if value.real is not None:
-        return getattr(value.real, name)
+    real = computed(self, value)
+    if real is not None:
+        return getattr(real, name)
     if name == "requires_grad":
         return value.requires_grad
     if name == "is_leaf":
@@ -252,9 +252,14 @@ def known(value: Any, func: Callable[..., Any] | None = None) -> Any:
     """A lazy vector that was executed, as the tensor it has become; anything else unchanged."""
     if isinstance(value, LazyTensor):
         foreign(value, func)
-        real = value._current(label(func) if func else "this call", func).real
+        real = computed(value, value._current(label(func) if func else "this call", func))
         return value if real is None else real
     return value
+
+
+def computed(tensor: LazyTensor, value: Value) -> Tensor | None:
+    """What a small value has become, if it was computed."""
+    return tensor._session.root().vectors.get(value)
 
 
 def foreign(tensor: LazyTensor, func: Callable[..., Any] | None = None) -> None:
@@ -366,9 +371,9 @@ def materialize(tensor: Tensor) -> Tensor:
         return tensor
     foreign(tensor)
     value = tensor._value
-    if value.real is not None:
-        return value.real
     session = tensor._session.root()
+    if value in session.vectors:
+        return session.vectors[value]
     result = session.run(value)
     session.forget()
     return result
@@ -484,8 +489,8 @@ def _refuse(what: str, way_out: str) -> Callable[..., Any]:
 
 def _representation(self: LazyTensor, **kwargs: Any) -> str:
     value = bound(self._fake)
-    if isinstance(value, Value) and value.real is not None:
-        return repr(value.real)
+    if isinstance(value, Value) and (real := computed(self, value)) is not None:
+        return repr(real)
     if isinstance(value, Value) and not value.is_map:
         return repr(materialize(self))
     with plain():

@@ -32,7 +32,7 @@ from lightning_plugin.capture.session import Session, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.ops import Autocast, Barrier, Call, Captured, Gather, Op, Slot, Source, Spread, VectorOp
+from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
 
@@ -58,10 +58,8 @@ class Recorder:
         """Have a module's buffers written, once, when the values are known; see [Note: buffers] in `buffers`."""
         tensors = []
         for v in buffers:
-            assert v.node is not None and isinstance(v.node.op, Captured)
-            v.node.op = Captured(v.node.op.tensor, -1)
-            tensors.append(v.node.op.tensor)
-            await_update(v.node.op.tensor, self.session)
+            tensors.append(self.session.written(v))
+            await_update(tensors[-1], self.session)
         self.session.effects.append(Effect(tuple(values), run, tuple(tensors)))
 
     def emit(
@@ -84,11 +82,8 @@ class Recorder:
         for v in outputs:
             if v.layout is not None and v.layout.shape != v.shape:
                 raise AssertionError(f"rule for {name or self.name}: layout says {v.layout.shape}, tensor is {v.shape}")
-        node = Node(op, tuple(inputs), outputs, name or self.name, self.path)
-        for v in outputs:
-            v.node = node
+        Node(op, tuple(inputs), outputs, name or self.name, self.path)
         self.session.extents.update(v.layout.extent for v in outputs if v.layout is not None)
-        self.session.nodes.append(node)
         return outputs
 
     def decompose(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -350,8 +345,9 @@ def lower_one(recorder: Recorder, seen: Seen) -> str | None:
     if values is None:
         values = recorder.vector(ON_VECTORS.get(call, call), vargs, vkwargs, outs, name=name)
     # Through a view, in place would write into what others may read.
-    if written and isinstance(values[0].node, Node) and func in IN_PLACE and view_of(written[0]) is None:
-        values[0].node.inplace = func
+    made = values[0].node
+    if written and made is not None and func in IN_PLACE and view_of(written[0]) is None:
+        Node(made.op, made.inputs, made.outputs, made.name, made.path, func, made.serial)
     note_views(func, args, kwargs, outs)
     for fake, value in zip(outs, values, strict=True):
         remember_storage(recorder.session, fake)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,14 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lightning_plugin.capture.buffers import ordinary, plain
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.team import Team
+from lightning_plugin.execute.step import Step
 from lightning_plugin.fakes import MODES, unbound
 from lightning_plugin.graph import Effect, Node, Value, ancestors
 from lightning_plugin.layout import Layout
-from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.plan import Plan
-from lightning_plugin.source import TileSource, version_of
+from lightning_plugin.recording import Bindings, Capture, Image, Recording
+from lightning_plugin.source import TileSource, prefetches
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,8 @@ class Stale:
 class ExecutionSettings(Protocol):
     """How a recording is to be run: `settings.Settings` to a recording, which knows nothing of budgets."""
 
-    team: Team | None
-
-    @property
-    def folder(self) -> str | None: ...
-    def choose(self, nodes: Sequence[Node]) -> Plan: ...
-    def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger: ...
+    def choose(self, recording: Recording) -> Plan: ...
+    def begin(self, plan: Plan, recording: Recording) -> Step: ...
 
 
 @dataclass(eq=False)
@@ -47,18 +43,20 @@ class Session:
 
     ``settings`` is what the strategy or `TiledModule` said about budget and grids; the executor hands it on.
     ``execute`` runs what is recorded: it computes the value that is wanted, if any, and all that is waiting.
-    ``captured`` are the values of real tensors, by identity and by whether they required grad when they were used.
+    ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
+    values of real tensors, by identity and by whether they required grad when they were used.
     """
 
     execute: Callable[[Session, Value | None, Sequence[Value]], Tensor]
     settings: ExecutionSettings | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    bindings: Bindings = field(default_factory=Bindings)
+    vectors: dict[Value, Tensor] = field(default_factory=dict)
     captured: dict[tuple[int, bool], Value] = field(default_factory=dict)
     storages: dict[int, list[Tensor]] = field(default_factory=dict)
     extents: set[tuple[int, ...]] = field(default_factory=set)
     effects: list[Effect] = field(default_factory=list)
     pending: list[Any] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
     tensors: list[weakref.ref[Any]] = field(default_factory=list)
     random_calls: int = 0
     key: int | None = None
@@ -66,29 +64,28 @@ class Session:
     #: Shapes of this recording are propagated under this mode; see [Note: threads] in `fakes`.
     mode: FakeTensorMode = field(default_factory=lambda: MODES.recording)
 
-    def __del__(self) -> None:
-        for node in self.nodes:
-            sever(node)
+    def recorded(self, wanted: Iterable[Value]) -> Recording:
+        """What has to run to make the wanted values."""
+        return Recording(tuple(ancestors(wanted, self.vectors)), self.bindings, self.vectors)
 
     def forget(self) -> None:
-        """Let go of everything that no tensor of the user leads to any more.
-
-        Values and nodes point at each other. Were they left to the garbage collector, a step's images would live on
-        until it comes by.
-        """
+        """Let go of everything that no tensor of the user leads to any more."""
         self.tensors = [ref for ref in self.tensors if ref() is not None]
         fakes = {id(t._fake): t._fake for t in (ref() for ref in self.tensors) if t is not None}
-        values = [v for v in map(bound, fakes.values()) if isinstance(v, Value)]
-        for v in values:
-            if v.real is not None and not v.is_map:  # an ordinary tensor by now, whatever it came from
-                v.node, v.fake = None, unbound(v.shape, v.dtype, v.device)
-        needed = ancestors([*values, *(v for e in self.effects for v in e.values)])
-        given = (v.node for node in needed for v in node.inputs if v.node is not None)
-        reached = {node.serial for node in needed} | {n.serial for n in given if isinstance(n.op, Captured)}
-        for node in self.nodes:
-            if node.serial not in reached:
-                sever(node, fakes)
-        self.nodes = [node for node in self.nodes if node.serial in reached]
+        values = []
+        for fake in fakes.values():
+            value = bound(fake)
+            if isinstance(value, Value) and value in self.vectors:  # an ordinary tensor by now, whatever it came from
+                plain = Value(unbound(value.shape, value.dtype, value.device), None, value.requires_grad)
+                self.vectors[plain] = self.vectors[value]
+                bind(fake, plain)
+                value = plain
+            if isinstance(value, Value):
+                values.append(value)
+        needed = ancestors([*values, *(v for e in self.effects for v in e.values)], self.vectors)
+        reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
+        self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
+        self.bindings = self.bindings.among(reached)
         self.captured.clear()
         kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
         self.storages = {s: known for s, known in kept.items() if known}
@@ -114,14 +111,16 @@ class Session:
                 "one of them first (.item(), materialize(x))."
             )
         self.captured.update(other.captured)
+        self.bindings.update(other.bindings)
+        self.vectors.update(other.vectors)
         for storage, fakes in other.storages.items():
             self.storages.setdefault(storage, []).extend(fakes)
         self.extents |= other.extents
         self.effects += other.effects
         self.pending += other.pending
-        self.nodes += other.nodes
         self.tensors += other.tensors
-        other.nodes, other.effects = [], []
+        other.effects = []
+        other.bindings, other.vectors = Bindings(), {}
         self.settings = self.settings or other.settings
         other.merged = self
 
@@ -134,22 +133,42 @@ class Session:
         version = 0 if tensor.is_inference() else tensor._version
         key = id(tensor), tensor.requires_grad
         known = self.captured.get(key)
-        if known is not None and known.node is not None and known.node.op.version in (version, -1):  # type: ignore[attr-defined]
+        if known is not None and self.bindings.captures[known].version in (version, -1):
             return known
         # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's.
         device = self.device if tensor.is_meta else tensor.device
         with self.mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         value = Value(fake, None, tensor.requires_grad)
-        value.node = Node(Captured(tensor, version), (), (value,), "tensor")
+        Node(Captured(), (), (value,), "tensor")
         bind(fake, value)
         self.captured[key] = value
-        self.nodes.append(value.node)
+        self.bindings.captures[value] = Capture(tensor, version)
         return value
+
+    def image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
+        """The map of an image as it is now, bound to a fake tensor."""
+        image = Image.now(source, fake.device)
+        lies: Any = "elsewhere" if image.tensor is None else "memory" if image.here is None else "here"
+        value = Value(fake, Layout.channels_first(source.shape), requires_grad)
+        Node(Source(lies, prefetches(source)), (), (value,), "image")
+        bind(fake, value)
+        self.bindings.images[value] = image
+        return value
+
+    def tensor(self, value: Value) -> Tensor:
+        """The tensor that a value was captured from."""
+        return self.bindings.captures[value].tensor
+
+    def written(self, value: Value) -> Tensor:
+        """A captured tensor that the recording itself is going to write."""
+        tensor = self.tensor(value)
+        self.bindings.captures[value] = Capture(tensor, -1)
+        return tensor
 
     def settle(self, values: Iterable[Value]) -> None:
         """Run what is recorded, if one of these captured tensors is still to be written by it."""
-        tensors = [v.node.op.tensor for v in values if v.node is not None and isinstance(v.node.op, Captured)]
+        tensors = [self.tensor(v) for v in values if v in self.bindings.captures]
         if any(w is t for e in self.effects for w in e.writes for t in tensors):
             self.run()  # and forget nothing: a call is being recorded
 
@@ -163,7 +182,7 @@ class Session:
         waiting = [t for ref in self.pending if (t := ref()) is not None]
         self.pending = [ref for ref in self.pending if ref() is not None]
         values = [t._value for t in waiting if isinstance(bound(t._fake), Value)]
-        return self.execute(self, wanted, [v for v in values if v.real is None])
+        return self.execute(self, wanted, [v for v in values if v not in self.vectors])
 
     def abandon(self) -> None:
         """The recording is only looked at and never run: nothing awaits it."""
@@ -178,26 +197,9 @@ class Session:
         return self.key, self.random_calls
 
 
-def sever(node: Node, alive: Container[int] = ()) -> None:
-    """Take a node apart that nothing leads to any more; ``alive`` are the ids of fakes that tensors still use."""
-    for v in node.outputs:
-        v.node = None
-        if id(v.fake) not in alive and bound(v.fake) is v:
-            del v.fake.sft_value  # type: ignore[attr-defined]
-    node.inputs = node.outputs = ()
-
-
 def bind(fake: Tensor, value: Value | Stale) -> None:
     fake.sft_value = value  # type: ignore[attr-defined]
 
 
 def bound(fake: Tensor) -> Value | Stale | None:
     return getattr(fake, "sft_value", None)
-
-
-def source_node(image: TileSource, fake: Tensor, requires_grad: bool = False) -> Node:
-    """The map of an image as it is now, bound to a fake tensor."""
-    value = Value(fake, Layout.channels_first(image.shape), requires_grad)
-    value.node = Node(Source(image, fake.device, version_of(image)), (), (value,), "image")
-    bind(fake, value)
-    return value.node

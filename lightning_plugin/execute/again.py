@@ -16,7 +16,7 @@ depth: checkpointing by divide and conquer, with as many levels as the plan has 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.store import Handle
+from lightning_plugin.graph import Value
 from lightning_plugin.program.program import Program
 
 
@@ -52,16 +53,18 @@ class Inputs:
 
 
 class Again:
-    """Makes what a segment stored a second time; ``run`` holds no results (`SegmentRun.bare`).
+    """Makes what a segment stored a second time.
 
     The segment's own handles know of this, so this knows of them weakly.
     """
 
-    def __init__(self, run: SegmentRun, inputs: Inputs, stored: Sequence[Handle], boundaries: Sequence[Handle]) -> None:
+    def __init__(
+        self, run: SegmentRun, inputs: Inputs, stored: Mapping[Value, Handle], boundaries: Mapping[Value, Handle]
+    ) -> None:
         self.run = run
         self.depth = run.plan.drop
         self.inputs = inputs
-        self.stored = [weakref.ref(handle) for handle in stored]
+        self.stored = {v: weakref.ref(handle) for v, handle in stored.items()}
         self.boundaries = boundaries
 
     def __call__(self, deepest: int) -> None:
@@ -69,31 +72,19 @@ class Again:
         again."""
         self.inputs.check()
         self.run.check_images()
-        missing = {
-            id(v): (v, handle)
-            for v, ref in zip(self.run.stored, self.stored, strict=True)
-            if (handle := ref()) is not None and handle.gone
-        }
-        read = dict(zip(map(id, self.run.boundaries), self.boundaries, strict=True))
-        program = self.run.program.narrow([t for t in self.run.program.targets if id(t.stored) in missing])
+        there = {v: handle for v, ref in self.stored.items() if (handle := ref()) is not None}
+        missing = {v: handle for v, handle in there.items() if handle.gone}
         run = copy(self.run)
-        run.program = program
-        run.stored = [v for v, _ in missing.values()]
-        run.boundaries = [v for v in program.reads if id(v) in read]
-        passing = [read[id(v)] for v in run.boundaries if read[id(v)].gone]
+        run.program = program = self.run.program.narrow([t for t in self.run.program.targets if t.stored in missing])
+        run.stored = list(missing)
+        run.boundaries = [v for v in program.reads if v in self.boundaries]
+        passing = [handle for v in run.boundaries if (handle := self.boundaries[v]).gone]
         for handle in passing:
             handle.bring_back(deepest)
-        for v, handle in missing.values():
-            v.handle = handle
+        for handle in missing.values():
             handle.make_room()
-        for v in run.boundaries:
-            v.handle = read[id(v)]
-        try:
-            with torch.no_grad(), torch.autocast(run.kind, enabled=False), run.turn("again"):
-                Forward(run, self.used(program)).run()
-        finally:
-            for v in (*run.stored, *run.boundaries):
-                v.handle = None
+        with torch.no_grad(), torch.autocast(run.kind, enabled=False), run.turn("again"):
+            Forward(run, self.used(program), {**self.boundaries, **missing}).run()
         for handle in passing:
             if handle.again is not None and handle.again.depth > deepest:
                 handle.let_go()

@@ -11,8 +11,8 @@ Backward is linear in the cotangents: where nothing that is read needs a gradien
 tiles' cotangents gives the sum of their parameter gradients. Where something does, tiles whose cotangents are equal
 too, byte for byte, share one backward, whose input gradient is added at each of their places.
 
-It holds for operators that do nothing but what their tiles' values say (`UNIFORM`): a dropout mask or an index of a
-maximum depends on where a tile lies, so that a segment with such an operator computes each tile.
+It holds for operators that do nothing but what their tiles' values say (`Op.uniform`): a dropout mask or an index of
+a maximum depends on where a tile lies, so that a segment with such an operator computes each tile.
 """
 
 from __future__ import annotations
@@ -28,25 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.ops import Op, Source
+from lightning_plugin.ops import Source, TileOp
 from lightning_plugin.program.program import Program
-from lightning_plugin.rules.contract import Product
-from lightning_plugin.rules.interpolate import Resample
-from lightning_plugin.rules.norm import Normalize
-from lightning_plugin.rules.pointwise import Local
-from lightning_plugin.rules.pooling import AvgPool, MaxPool
-from lightning_plugin.rules.positions import ExpSum
-from lightning_plugin.rules.reduce import Extreme, LogSumExp, Norm, Sum, VarMean
-from lightning_plugin.rules.views import Expand, Reshape
-from lightning_plugin.rules.window import Convolution, WindowOp
-from lightning_plugin.source import TensorSource
-
-#: Operators whose result on a tile depends on the tile's values and on how it lies to the borders, and on nothing else.
-UNIFORM: tuple[type[Op], ...] = (
-    Local, Reshape, Expand, Normalize, Convolution, MaxPool, AvgPool, Resample,
-    Sum, VarMean, LogSumExp, Norm, ExpSum, Product,
-    Extreme,  # of tiles that stand for others no position is used: see [Note: ties] in `rules.reduce`
-)  # fmt: skip
 
 #: What says of a map's box that it is constant: a key that is equal for equal values, or None.
 Constant = Callable[[Value, Box], bytes | None]
@@ -96,10 +79,10 @@ class Constants:
 
 def may_be_alike(program: Program, constants: Callable[[Value], Constants | None]) -> bool:
     """Whether it is worth asking: some image knows of constant boxes, and no operator minds where a tile lies."""
-    if not all(isinstance(node.op, UNIFORM) for node in program.steps):
+    if not all(node.op.uniform for node in program.steps):
         return False
     return bool(program.reads) and all(
-        constants(v) is not None or (is_source(v) and not isinstance(v.node.op.image, TensorSource))  # type: ignore[union-attr]
+        constants(v) is not None or (is_source(v) and v.node.op.lies == "elsewhere")  # type: ignore[union-attr]
         for v in program.reads
     )
 
@@ -139,7 +122,7 @@ def likeness(program: Program, owned: Owned, constant: Constant) -> object | Non
 def padding(program: Program, need: Mapping[int, Box]) -> Iterator[tuple[int, ...]]:
     """What each window pads of a tile."""
     for node in program.steps:
-        if isinstance(node.op, WindowOp) and id(node.outputs[0]) in need:
+        if isinstance(node.op, TileOp) and id(node.outputs[0]) in need:
             yield tuple(node.op.pads(need[id(node.outputs[0])]))
 
 

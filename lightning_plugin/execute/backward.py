@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
 from lightning_plugin.execute.rehearsal import Pass
-from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over, read_tile
+from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
 from lightning_plugin.execute.store import Adder, Cotangent, Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
@@ -25,7 +25,6 @@ from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import ScanTile, run_tile, scan
 from lightning_plugin.program.tape import Tapes
-from lightning_plugin.progress import told
 
 #: Identical tiles whose cotangents differ are looked through this often for others that are equal to them.
 MOST_CLASSES = 4
@@ -200,7 +199,7 @@ class Backward:
         found: dict[int, Reduction] = {}
 
         def read(v: Value, box: Box) -> Tensor:
-            return read_tile(v, box, self.spreads, self.handles.get(id(v))).detach()
+            return self.segment.read(v, box, self.spreads, self.handle(v)).detach()
 
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, {})
         tapes = Tapes(program, segment.backward_grid)
@@ -234,7 +233,7 @@ class Backward:
         tiles = list(zip(scan(program, self.segment.backward_grid), self.ctx.carried, strict=True))
         self.segment.expect(lambda: [(t.reads, t.owned) for t, _ in tiles], self.handles, self.given(program))
         back: dict[int, Tensor] = {}
-        for ((tile, carried),) in told([pair] for pair in reversed(tiles)):
+        for ((tile, carried),) in self.segment.step.progress.told([pair] for pair in reversed(tiles)):
             with self.segment.watching():
                 back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
 
@@ -301,7 +300,7 @@ class Backward:
         times = len(work.members) if work.cotangents is None else 1
 
         def read(v: Value, box: Box) -> Tensor:
-            tile = read_tile(v, box, self.spreads, self.handles.get(id(v))).detach()
+            tile = self.segment.read(v, box, self.spreads, self.handle(v)).detach()
             if self.wanted(v):
                 tile.requires_grad_()
                 reads.append((v, box, tile))

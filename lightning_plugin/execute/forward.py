@@ -12,21 +12,21 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
 from lightning_plugin.execute.rehearsal import Pass
-from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over, read_tile
+from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Reduction
 from lightning_plugin.program.scan import run_tile, scan
 from lightning_plugin.program.tape import Tapes
-from lightning_plugin.progress import told
 
 
 class Forward:
-    """One forward pass of a segment over all tiles."""
+    """One forward pass of a segment over all tiles; ``stored`` are the boundaries that it reads and makes."""
 
-    def __init__(self, run: SegmentRun, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, run: SegmentRun, inputs: Sequence[Tensor], stored: Mapping[Value, Handle]) -> None:
         program = run.program
+        self.stored = stored
         self.segment = run
         self.inputs = inputs
         self.vectors = {id(v): t.detach() for v, t in zip(program.vectors, inputs, strict=False)}
@@ -41,7 +41,7 @@ class Forward:
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
-        where = (lies(v, v.handle) for v in run.program.reads)
+        where = (lies(v, self.handle(v)) for v in run.program.reads)
         pass_over(self, run, run.likeness(self.tapes, self.inputs, "forward", *where))
         results: list[Tensor] = []
         for i, target in enumerate(run.program.targets):
@@ -58,7 +58,7 @@ class Forward:
             else:
                 self.grid()
             for v in (*run.stored, *run.boundaries):
-                v.handle.rest()  # type: ignore[union-attr]
+                self.stored[v].rest()
 
     def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
         """What a pass like this one has to make; see [Note: known] in `rehearsal`."""
@@ -79,11 +79,15 @@ class Forward:
     @property
     def handles(self) -> dict[int, Handle]:
         """The boundaries that are read."""
-        return {id(v): v.handle for v in self.segment.boundaries if v.handle is not None}
+        return {id(v): self.stored[v] for v in self.segment.boundaries}
+
+    def handle(self, v: Value) -> Handle | None:
+        """Where a boundary that is read lies."""
+        return self.stored.get(v)
 
     def expect(self, outlined: Callable[[], Sequence[tuple[Mapping[int, Box], Owned]]]) -> None:
-        stored = ((i, t.stored) for i, t in enumerate(self.segment.program.targets) if t.stored is not None)
-        written = {i: v.handle for i, v in stored if v.handle is not None}
+        targets = enumerate(self.segment.program.targets)
+        written = {i: self.stored[t.stored] for i, t in targets if t.stored is not None}
         self.segment.expect(outlined, self.handles, written)
 
     def grid(self) -> None:
@@ -92,12 +96,12 @@ class Forward:
         if run.team is not None:
             self.together(run.team)
             return
-        for members in run.loop(run.program, False, lambda v: v.handle, run.fetch(self.handles)):
+        for members in run.loop(run.program, False, self.handle, run.fetch(self.handles)):
             with run.watching(self.tapes.fresh(members[0])):
                 self.tile(members)
 
     def read(self, v: Value, box: Box) -> Tensor:
-        return read_tile(v, box, self.spreads, v.handle)
+        return self.segment.read(v, box, self.spreads, self.handle(v))
 
     def scan(self) -> None:
         program = self.segment.program
@@ -108,7 +112,7 @@ class Forward:
 
         tiles = scan(program, self.segment.plan.forward)
         self.expect(lambda: [(tile.reads, tile.owned) for tile in tiles])
-        for (tile,) in told([t] for t in tiles):
+        for (tile,) in self.segment.step.progress.told([t] for t in tiles):
             if self.segment.trains:
                 self.carried.append(handed)
             with self.segment.watching():
@@ -119,19 +123,20 @@ class Forward:
 
         def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
             self.emit(i, box, tiles, len(members))
-            stored = self.segment.program.targets[i].stored
-            if stored is None or stored.handle is None or stored.handle.constants is None:
+            v = self.segment.program.targets[i].stored
+            if v is None or self.stored[v].constants is None:
                 return
+            handle = self.stored[v]
             # A rehearsal looks too, so that memory is there for it.
             looking = len(members) > 1 or self.segment.rehearsal is not None
-            key = only_value(stored.space, tiles[0], box) if looking else None
+            key = only_value(v.space, tiles[0], box) if looking else None
             for other in members[1:]:
-                stored.handle.write(other[i], tiles[0], self.segment.plan.ahead)
+                handle.write(other[i], tiles[0], self.segment.plan.ahead)
             if self.segment.team is not None:
                 self.made[-1].keys[i] = key
                 return
             for member in members:
-                stored.handle.constants.note(member[i], key)
+                handle.constants.note(member[i], key)  # type: ignore[union-attr]
 
         if self.segment.team is not None:
             self.made.append(Made())
@@ -141,7 +146,7 @@ class Forward:
         """A tile's share of a target, of a reduction as often as there are identical tiles."""
         target = self.segment.program.targets[i]
         if target.stored is not None:
-            target.stored.handle.write(box, tiles[0], self.segment.plan.ahead)  # type: ignore[union-attr]
+            self.stored[target.stored].write(box, tiles[0], self.segment.plan.ahead)
             return
         part = target.part(box, tiles, self.vectors, times)
         if self.segment.team is not None:
@@ -158,9 +163,9 @@ class Forward:
     def together(self, team: Team) -> None:
         """This rank's tiles, and from time to time what the other ranks have made of theirs."""
         run = self.segment
-        for dealt in team.rounds(run.work(run.program, False, lambda v: v.handle)):
+        for dealt in team.rounds(run.work(run.program, False, self.handle)):
             mine = (members for owner, members in dealt if owner == team.rank)
-            for members in told(run.announced(run.program, mine, run.fetch(self.handles))):
+            for members in run.step.progress.told(run.announced(run.program, mine, run.fetch(self.handles))):
                 with run.watching():
                     self.tile(members)
             made = [iter(rank) for rank in team.gather([m.on("cpu") for m in self.made])]
@@ -173,7 +178,7 @@ class Forward:
         for i, part in made.on(team.device).parts.items():
             self.merge(i, part)
         for i, target in enumerate(self.segment.program.targets):
-            handle = None if target.stored is None else target.stored.handle
+            handle = None if target.stored is None else self.stored[target.stored]
             box = members[0][i]
             if handle is None or box.empty:
                 continue

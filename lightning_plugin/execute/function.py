@@ -18,11 +18,13 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
+from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import lasting
 from lightning_plugin.execute.parts import parts_of, with_rest
 from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.store import Handle
+from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 
 
@@ -33,31 +35,41 @@ class Lease:
     handles: tuple[Handle, ...]
 
 
-def run_segment(run: SegmentRun) -> None:
-    """Run a segment forward; leaves the results in their values, with the backward of each of its parts behind them."""
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What a segment's forward has made: the results and tokens of its parts, and what a scan's tiles were handed."""
+
+    results: dict[Value, Tensor]
+    carried: list[dict[int, Tensor]]
+
+
+def run_segment(run: SegmentRun, frame: Frame) -> None:
+    """Run a segment forward; leaves the results in the frame, with the backward of each of its parts behind them."""
     programs = parts_of(run.program)
     pieces = with_rest(run.program, programs)
     if run.scans and len(pieces) > 1:  # what a scan hands on is all of its program's
         for program in pieces:
-            run_segment(run.part(program))
+            run_segment(run.part(program, frame), frame)
         return
     for v in run.stored:
-        v.handle = Handle(v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(), run.team)
+        frame.stored[v] = Handle(
+            v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(), run.team
+        )
     with torch.no_grad(), torch.autocast(run.kind, enabled=False):
-        work = Forward(run, run.inputs())
-        found = dict(zip(map(id, run.outputs), map(lasting, work.run()), strict=True))
+        work = Forward(run, run.inputs(frame), frame.stored)
+        found = dict(zip(run.outputs, map(lasting, work.run()), strict=True))
     seen(run.ledger, found.values())
     # On the segment's device, so that autograd runs all segments in one thread, in one order.
-    found |= {id(v): torch.zeros((), device=v.device) for v in run.stored}
+    found |= {v: torch.zeros((), device=v.device) for v in run.stored}
+    made = Evaluated(found, work.carried)
     for program in programs:
-        connect(run if program is run.program else run.part(program), found, work.carried)
+        connect(run if program is run.program else run.part(program, frame), frame, made)
     several = sum(v.requires_grad for v in (*run.outputs, *run.stored)) > 1
     for v in run.outputs:
-        result = found[id(v)]
         # With a node of its own: autograd shows hooks on one of several results the missing gradients of others.
-        v.real = result.view_as(result) if several and result.requires_grad else result
+        frame.vectors[v] = found[v].view_as(found[v]) if several and found[v].requires_grad else found[v]
     for v in run.stored:
-        v.token = found[id(v)]
+        frame.tokens[v] = found[v]
 
 
 def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
@@ -67,50 +79,40 @@ def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
             ledger.see(t)  # type: ignore[union-attr]
 
 
-def connect(run: SegmentRun, found: dict[int, Tensor], carried: list[dict[int, Tensor]]) -> None:
+def connect(run: SegmentRun, frame: Frame, made: Evaluated) -> None:
     """Put a part's backward behind its results."""
-    lease = Lease(tuple(leased(run)))
+    lease = Lease(tuple(frame.stored[v] for v in run.boundaries))
     marker = torch.empty(0)
 
     def pack(t: Tensor) -> Any:
         return lease if t is marker else t
 
-    made = [*run.outputs, *run.stored]
     with (
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: marker if isinstance(kept, Lease) else kept),
     ):
-        results = [found[id(v)] for v in made]
-        results = SegmentFunction.apply(run, results, carried, marker, *run.inputs())
-    found.update(zip(map(id, made), results, strict=True))
+        results = SegmentFunction.apply(run, frame, made, marker, *run.inputs(frame))
+    made.results.update(zip((*run.outputs, *run.stored), results, strict=True))
     if run.ledger is not None and results and results[0].grad_fn is not None:
         run.ledger.hook_function(results[0].grad_fn)
-
-
-def leased(run: SegmentRun) -> list[Handle]:
-    """The boundaries that a segment reads."""
-    return [v.handle for v in run.boundaries if v.handle is not None]
 
 
 class SegmentFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        run: SegmentRun,
-        results: list[Tensor],
-        carried: list[dict[int, Tensor]],
-        marker: Tensor,
-        *inputs: Tensor,
+        ctx: Any, run: SegmentRun, frame: Frame, made: Evaluated, marker: Tensor, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.run = run.bare()
+        ctx.run = run
+        stored = {v: frame.stored[v] for v in run.stored}
+        boundaries = {v: frame.stored[v] for v in run.boundaries}
         if run.plan.drop:
-            handles = [v.handle for v in run.stored if v.handle is not None]
-            again = Again(ctx.run, Inputs.of([t.detach() for t in inputs]), handles, leased(run))
-            for handle in handles:
+            again = Again(run, Inputs.of([t.detach() for t in inputs]), stored, boundaries)
+            for handle in stored.values():
                 handle.again = again
-        ctx.carried = carried
-        ctx.handles = [weakref.ref(v.handle) for v in run.boundaries]  # type: ignore[arg-type]
-        ctx.cotangents = [v.handle.cotangent for v in run.stored]  # type: ignore[union-attr]
+        ctx.carried = made.carried
+        ctx.handles = [weakref.ref(handle) for handle in boundaries.values()]
+        ctx.cotangents = [handle.cotangent for handle in stored.values()]
+        results = [made.results[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
         ctx.versions = Inputs.of(inputs).versions

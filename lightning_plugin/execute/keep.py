@@ -1,6 +1,6 @@
 """Running nodes whole, with ordinary autograd: what a plan says of the part of a network that fits.
 
-A kept map is an ordinary tensor in its value's ``real``. It is let go when the last node that reads it has run;
+A kept map is an ordinary tensor, one of its frame's ``whole``. It is let go when the last node that reads it has run;
 autograd keeps what backward needs, as in plain PyTorch.
 """
 
@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.gather import GatherFunction
 from lightning_plugin.execute.leaves import as_used, lasting
-from lightning_plugin.execute.segment import real
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.program.fuse import batch_norm
-from lightning_plugin.rules.norm import Normalize
 
 
 class Uses:
@@ -31,61 +30,60 @@ class Uses:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.left = Counter(id(v) for node in nodes for v in node.inputs if v.is_map)
 
-    def done(self, node: Node) -> None:
+    def done(self, node: Node, frame: Frame) -> None:
         for v in node.inputs:
             if v.is_map:
                 self.left[id(v)] -= 1
                 if not self.left[id(v)]:
-                    v.real = None
+                    frame.whole.pop(v, None)
 
     def last(self, v: Value) -> bool:
         return self.left[id(v)] == 1
 
 
-def keep(node: Node, uses: Uses, fused: Mapping[int, Node], ledger: Ledger | None) -> None:
+def keep(node: Node, frame: Frame, uses: Uses, fused: Mapping[int, Node]) -> None:
     """Run a node whole. A statistic that only its normalisation needs is left to that (see `fuse`)."""
     partner = fused.get(node.serial)
     if partner is not None and isinstance(node.op, ReduceOp):
         return
-    tiles = [whole(v) for v in node.maps]
+    ledger = frame.step.ledger
+    tiles = [whole(v, frame) for v in node.maps]
     with torch.set_grad_enabled(any(v.requires_grad for v in node.outputs)):
         if partner is not None:
-            vectors = [real(v) for v in node.vectors[2:]]
+            vectors = [frame.vector(v) for v in node.vectors[2:]]
             result, *moments = batch_norm(partner, node, tiles[0], vectors)
-            node.outputs[0].real = result
+            frame.whole[node.outputs[0]] = result
             for v, moment in zip(partner.outputs, moments, strict=True):
-                v.real = moment.to(v.dtype)
+                frame.vectors[v] = moment.to(v.dtype)
         elif isinstance(node.op, ReduceOp):
-            vectors = [real(v) for v in node.vectors]
+            vectors = [frame.vector(v) for v in node.vectors]
             box = Box.whole(node.maps[0].space.extent)
             results = ReduceFunction.apply(node.op, box, len(tiles), ledger, *tiles, *vectors)
-            for v, r in zip(node.outputs, results, strict=True):
-                v.real = r
+            frame.vectors.update(zip(node.outputs, results, strict=True))
         else:
             assert isinstance(node.op, TileOp)
-            vectors = [real(v) for v in node.vectors]
-            node.outputs[0].real = run_whole(node, tiles, vectors, uses)
+            vectors = [frame.vector(v) for v in node.vectors]
+            frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, uses)
     if ledger is not None:
-        for v in node.outputs:
-            if v.real is not None:
-                ledger.hook(v.real, (*tiles, *vectors))
+        for result in frame.made(node.outputs):
+            ledger.hook(result, (*tiles, *vectors))
     del tiles
-    uses.done(node)
+    uses.done(node, frame)
     if partner is not None:
-        uses.done(partner)
+        uses.done(partner, frame)
 
 
-def run_whole(node: Node, tiles: list[Tensor], vectors: list[Tensor], uses: Uses) -> Tensor:
+def run_whole(node: Node, frame: Frame, tiles: list[Tensor], vectors: list[Tensor], uses: Uses) -> Tensor:
     op = node.op
     assert isinstance(op, TileOp)
     box = Box.whole(node.outputs[0].space.extent)
     source = node.maps[0]
     if (
         node.inplace is not None
-        and source.handle is None
+        and source not in frame.stored
         and uses.last(source)
         and not _given(source)
-        and not (isinstance(source.node.op, Normalize) and source.node.op.fold)  # type: ignore[union-attr]
+        and not source.node.op.views  # type: ignore[union-attr]
     ):
         return op.in_place(node.inplace, tiles, vectors)  # type: ignore[attr-defined,no-any-return]
     found = op.whole(box, tiles, vectors)
@@ -101,23 +99,25 @@ def _given(v: Value) -> bool:
     return v.node is None or isinstance(v.node.op, (Source, Spread))
 
 
-def whole(v: Value) -> Tensor:
+def whole(v: Value, frame: Frame) -> Tensor:
     """A map as one tensor, wherever it is."""
-    if v.real is not None:
-        return v.real
-    assert v.node is not None
-    op = v.node.op
-    if isinstance(op, Spread):
-        return real(v.node.inputs[0])
-    if v.handle is not None:
+    found = frame.resident(v)
+    if found is not None:
+        return found
+    if v in frame.stored:
         with torch.set_grad_enabled(v.requires_grad):
-            v.real = GatherFunction.apply(v, v.handle, v.token)
-    elif isinstance(op, Source):
-        here = op.here
-        v.real = op.read(Box.whole(v.space.extent)) if here is None else as_used(here, v.requires_grad)
+            found = GatherFunction.apply(v, frame.stored[v], frame.tokens[v])
+    elif v in frame.bindings.images:
+        image = frame.bindings.images[v]
+        if image.here is not None:
+            found = as_used(image.here, v.requires_grad)
+        else:
+            with frame.step.progress.spending("input"):
+                found = image.read(Box.whole(v.space.extent))
     else:
         raise AssertionError(f"{v.label} is neither stored nor kept")
-    return v.real  # type: ignore[return-value]
+    frame.whole[v] = found
+    return found
 
 
 class ReduceFunction(torch.autograd.Function):

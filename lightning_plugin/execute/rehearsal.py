@@ -1,8 +1,7 @@
 """A rehearsal: a plan run on tensors without data, to learn what it would hold.
 
-A run looks once, when it begins, whether it is only a rehearsal, and remembers it (`Courier.rehearsal`): its backward
-may run in another thread, with a context of its own. In a rehearsal a segment runs a few tiles that stand for all, and
-lower tiers take no bytes; all else is the very code of a real step.
+In a rehearsal a segment runs a few tiles that stand for all, and lower tiers take no bytes; all else is the very code
+of a real step.
 
 [Note: known] What a pass over a segment's tiles holds, beyond what lies there when it begins and the room that it makes
 for whole maps, depends on what the tiles compute and on how large their boxes are. So two passes agree in it if their
@@ -14,7 +13,6 @@ first is run; it leaves what it held, phase by phase (`ledger.Stretch`), and wha
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +75,3 @@ def structure(program: Program, describe: Callable[[Node], Hashable]) -> Hashabl
 def kind_of(v: Value) -> Hashable:
     """A value without its extent."""
     return v.layout.dims if v.layout is not None else v.shape, v.dtype, v.requires_grad
-
-
-REHEARSAL: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.errors import PlanError
+from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.leaves import as_used
-from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.execute.room import Guard, leaves
-from lightning_plugin.execute.segment import SegmentRun, real
+from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.store import Place
-from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.transfer import Courier
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
@@ -27,39 +27,26 @@ from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, resolve
 
 
-def run_plan(
-    plan: Plan,
-    nodes: Sequence[Node],
-    ledger: Ledger | None = None,
-    team: Team | None = None,
-    folder: str | None = None,
-) -> None:
-    """Run forward, and leave in every vector a tensor whose ``grad_fn`` runs backward as the plan says."""
-    stages = prepare(plan, nodes, ledger, team, folder)
+def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
+    """Run forward, and leave in the frame, of every vector, a tensor whose ``grad_fn`` runs backward as the plan
+    says."""
+    ledger = frame.step.ledger
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
-    try:
-        for stage in stages:
-            if ledger is not None:
-                ledger.enter((stage.place, "forward"))
-            stage.run()
-            for node in gathers:
-                if stage.makes(node.inputs[0]):
-                    compute(node.outputs[0], ledger)
-            for v in stage.last:
-                if v.handle is not None:
-                    v.handle.let_go()
-                v.handle = v.real = None
-        for node in nodes:
-            for v in node.outputs:
-                if not v.is_map:
-                    compute(v, ledger)
+    for stage in prepare(plan, nodes, frame.step):
         if ledger is not None:
-            ledger.leave()
-    finally:
-        for node in nodes:
-            for v in (*node.inputs, *node.outputs):
-                if v.is_map:
-                    v.handle = v.token = v.real = None
+            ledger.enter((stage.place, "forward"))
+        stage.run(frame)
+        for node in gathers:
+            if stage.makes(node.inputs[0]):
+                compute(node.outputs[0], frame)
+        for v in stage.last:
+            frame.release(v)
+    for node in nodes:
+        for v in node.outputs:
+            if not v.is_map:
+                compute(v, frame)
+    if ledger is not None:
+        ledger.leave()
 
 
 @dataclass(eq=False)
@@ -70,11 +57,9 @@ class Stage:
     targets: Sequence[Target]
     program: Program | None
     uses: Uses
-    fused: Mapping[int, Node] = field(default_factory=dict)
-    ledger: Ledger | None = None
-    place: int = 0
-    team: Team | None = None
-    courier: Courier = field(default_factory=Courier)
+    fused: Mapping[int, Node]
+    place: int
+    courier: Courier
     last: list[Value] = field(default_factory=list)
 
     def reads(self) -> list[Value]:
@@ -85,74 +70,70 @@ class Stage:
     def makes(self, value: Value) -> bool:
         return any(value in t.node.outputs for t in self.targets)
 
-    def run(self) -> None:
+    def run(self, frame: Frame) -> None:
         if self.program is None:
-            with watched(self.ledger):
-                self.run_kept([t.node for t in self.targets])
+            with watched(frame.step.ledger):
+                self.run_kept([t.node for t in self.targets], frame)
         else:
-            self.run_tiled(self.program)
+            self.run_tiled(self.program, frame)
 
-    def run_tiled(self, program: Program) -> None:
+    def run_tiled(self, program: Program, frame: Frame) -> None:
         for v in program.vectors:
-            compute(v, self.ledger)
+            compute(v, frame)
         for v in program.reads:
             assert v.node is not None
             if isinstance(v.node.op, Spread):
-                compute(v.node.inputs[0], self.ledger)
-        if self.plan.halo == "share" and self.team is not None:
+                compute(v.node.inputs[0], frame)
+        if self.plan.halo == "share" and frame.step.team is not None:
             raise PlanError(
                 f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
                 'halo="recompute"'
             )
         at = Place(self.plan.tier, self.courier)
-        run_segment(SegmentRun(program, self.plan, at, self.ledger, self.place, self.team))
+        run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
 
-    def run_kept(self, nodes: Sequence[Node]) -> None:
-        guard = Guard(self.plan, nodes, self.ledger)
+    def run_kept(self, nodes: Sequence[Node], frame: Frame) -> None:
+        ledger = frame.step.ledger
+        guard = Guard(self.plan, nodes, ledger)
         for place, node in enumerate(nodes):
             partner = self.fused.get(node.serial)
             for v in node.inputs:
                 if v.is_map:
                     if v.node is not None and isinstance(v.node.op, Spread):
-                        compute(v.node.inputs[0], self.ledger)
+                        compute(v.node.inputs[0], frame)
                 elif partner is None or v.node is not partner:
-                    compute(v, self.ledger)
-            keep(node, self.uses, self.fused, self.ledger)
-            if self.ledger is not None:
-                self.mark(node, place, self.ledger, guard)
+                    compute(v, frame)
+            keep(node, frame, self.uses, self.fused)
+            if ledger is not None:
+                self.mark(node, frame, place, ledger, guard)
 
-    def mark(self, node: Node, place: int, ledger: Ledger, guard: Guard) -> None:
+    def mark(self, node: Node, frame: Frame, place: int, ledger: Ledger, guard: Guard) -> None:
         """Let the ledger know when backward comes by, and what autograd makes there by itself, and have the budget
         looked at before."""
         who = (self.place, "backward")
-        for v in node.outputs:
-            if v.real is None or not v.real.requires_grad:
+        for result in frame.made(node.outputs):
+            if not result.requires_grad:
                 continue
             if ledger.fakes:
-                v.real.register_hook(lambda g: ledger.enter(who, goes_on=True))
+                result.register_hook(lambda g: ledger.enter(who, goes_on=True))
                 continue
+            inputs = frame.made(node.inputs)
             if guard.looks:
-                v.real.register_hook(partial(guard, place=place))
-                guard.leaves += leaves([i.real for i in node.inputs if i.real is not None])
-            ledger.hook(v.real, [i.real for i in node.inputs if i.real is not None])
+                result.register_hook(partial(guard, place=place))
+                guard.leaves += leaves(inputs)
+            ledger.hook(result, inputs)
 
 
-def prepare(
-    plan: Plan,
-    nodes: Sequence[Node],
-    ledger: Ledger | None = None,
-    team: Team | None = None,
-    folder: str | None = None,
-) -> list[Stage]:
+def prepare(plan: Plan, nodes: Sequence[Node], step: Step) -> list[Stage]:
     """The segments of a plan, and after which of them each map may go."""
     made: set[int] = set()
     stages = []
     uses = Uses(nodes)
-    courier = Courier(any(s.ahead for s in plan.segments), REHEARSAL.get(), folder)
+    courier = Courier(any(s.ahead for s in plan.segments), step.rehearsal, step.folder, step.progress)
     for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True)):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
-        stages.append(Stage(segment, here, program, uses, fused, ledger, place, team, courier))
+        stages.append(Stage(segment, here, program, uses, fused, place, courier))
         made.update(id(v) for t in here for v in t.node.outputs if v.is_map and (segment.keep or t.stored is not None))
     seen: set[int] = set()
     for stage in reversed(stages):
@@ -162,34 +143,36 @@ def prepare(
     return stages
 
 
-def compute(value: Value, ledger: Ledger | None = None) -> None:
+def compute(value: Value, frame: Frame) -> None:
     """Bring a vector about with ordinary autograd; what it needs of maps has been computed by segments."""
-    if value.is_map or value.real is not None:
+    if value.is_map:
         return
-    for node in ancestors([value]):
+    ledger = frame.step.ledger
+    for node in ancestors([value], frame):
         op = node.op
         if isinstance(op, Captured):
-            node.outputs[0].real = as_used(op.tensor, node.outputs[0].requires_grad)
+            (v,) = node.outputs
+            frame.vectors[v] = as_used(frame.bindings.captures[v].tensor, v.requires_grad)
         elif isinstance(op, Gather):
-            gather(node)
+            gather(node, frame)
         elif isinstance(op, (VectorOp, Barrier)):
             with watched(ledger):
-                call(node)
+                call(node, frame)
             if ledger is not None:
                 for v in node.outputs:
-                    ledger.hook(real(v), [real(i) for i in node.inputs])
+                    ledger.hook(frame.vector(v), [frame.vector(i) for i in node.inputs])
 
 
-def call(node: Node) -> None:
+def call(node: Node, frame: Frame) -> None:
     op = node.op
     assert isinstance(op, (VectorOp, Barrier))
     grad = any(v.requires_grad for v in node.outputs)
     with torch.set_grad_enabled(grad), torch.autocast(_kind(node), enabled=False):
-        result = op.run([real(v) for v in node.inputs])
+        result = op.run([frame.vector(v) for v in node.inputs])
     flat = torch.utils._pytree.tree_leaves(result)
     tensors = [t for t in flat if isinstance(t, Tensor)]
     for v, t in zip(node.outputs, tensors, strict=True):
-        v.real = t
+        frame.vectors[v] = t
 
 
 def _kind(node: Node) -> str:
@@ -197,8 +180,8 @@ def _kind(node: Node) -> str:
     return kind if torch.amp.is_autocast_available(kind) else "cpu"
 
 
-def gather(node: Node) -> None:
+def gather(node: Node, frame: Frame) -> None:
     (source,) = node.inputs
-    tensor = whole(source)
+    tensor = whole(source, frame)
     # The user may write into the result; a boundary that others will read must not change under them.
-    node.outputs[0].real = tensor.clone() if source.handle is not None else tensor
+    frame.vectors[node.outputs[0]] = tensor.clone() if source in frame.stored else tensor

@@ -10,7 +10,6 @@ reduction. Nothing is left of a tile when the next one begins. `function` makes 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -22,18 +21,17 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, key_of, may_be_alike
+from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.rehearsal import Pass, Rehearsal
 from lightning_plugin.execute.store import Cotangent, Handle, Place
 from lightning_plugin.execute.team import Team
-from lightning_plugin.graph import Node, Value
+from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.ops import Source, Spread
+from lightning_plugin.ops import Source
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import Tapes
-from lightning_plugin.progress import told
-from lightning_plugin.source import TensorSource
 
 #: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.
 Fetch = Callable[[Mapping[int, Box], Owned], None]
@@ -42,76 +40,72 @@ Fetch = Callable[[Mapping[int, Box], Owned], None]
 class SegmentRun:
     """A program with what its segment's plan says, and where its tensors come from."""
 
-    def __init__(
-        self,
-        program: Program,
-        plan: SegmentPlan,
-        at: Place,
-        ledger: Ledger | None = None,
-        place: int = 0,
-        team: Team | None = None,
-    ):
+    def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, at: Place, place: int):
         self.plan = plan
-        self.ledger = ledger
+        self.step = frame.step
         self.place = place
         self.backward_grid = plan.backward
         self.at = at
-        self.team = team
-        self.take(program)
+        self.take(program, frame)
 
-    def take(self, program: Program) -> None:
-        """Look up where a program's tensors come from."""
+    @property
+    def ledger(self) -> Ledger | None:
+        return self.step.ledger
+
+    @property
+    def team(self) -> Team | None:
+        return self.step.team
+
+    def take(self, program: Program, frame: Frame) -> None:
+        """Look up where a program's tensors come from.
+
+        Backward keeps the run, and so the run keeps nothing of the frame but images: results lead, through autograd, to
+        the run itself.
+        """
         self.program = program
         self.stored = [t.stored for t in program.targets if t.stored is not None]
-        self.spreads = [v for v in program.reads if resident(v) is not None]
-        # An image that a kept segment has made resident is an ordinary tensor: counted here too, it would get its
-        # gradient twice.
-        self.images = [
-            v
-            for v in program.reads
-            if isinstance(v.node.op, Source) and v.requires_grad and tensor_of(v) is not None and resident(v) is None  # type: ignore[union-attr]
-        ]
-        self.boundaries = [v for v in program.reads if v.handle is not None and resident(v) is None]
+        self.spreads = [v for v in program.reads if frame.resident(v) is not None]
+        #: The images that are read box by box. One that a kept segment has made whole is an ordinary tensor: counted
+        #: here too, it would get its gradient twice.
+        self.sources = {v: frame.bindings.images[v] for v in program.reads if is_source(v) and v not in frame.whole}
+        self.images = [v for v, image in self.sources.items() if v.requires_grad and image.tensor is not None]
+        self.boundaries = [v for v in program.reads if v in frame.stored and frame.resident(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
-        known = {id(v): v.handle.constants for v in self.boundaries if v.handle is not None}
+        known = {id(v): frame.stored[v].constants for v in self.boundaries}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.
         self.alike = not self.scans and may_be_alike(program, lambda v: known.get(id(v)))
 
-    def bare(self) -> SegmentRun:
-        """What backward needs of a run; see `Program.bare`."""
-        program, values = self.program.bare()
-        run = copy(self)
-        run.program = program
-        for name in ("stored", "spreads", "images", "boundaries", "outputs"):
-            setattr(run, name, [values[id(v)] for v in getattr(self, name)])
-        # Nodes and values point at each other: taken apart when autograd lets go, they do not wait for the garbage
-        # collector, and neither does the image that they read.
-        weakref.finalize(run, take_apart, program.steps).atexit = False
-        return run
-
-    def part(self, program: Program) -> SegmentRun:
+    def part(self, program: Program, frame: Frame) -> SegmentRun:
         """The same run of one part of its program; see [Note: parts] in `parts`."""
         run = copy(self)
-        run.take(program)
+        run.take(program, frame)
         return run
 
     def check_images(self) -> None:
         """Refuse to read an image again that is not the one that forward has read."""
-        for v in self.program.reads:
-            op = v.node.op if v.node is not None else None
-            if isinstance(op, Source) and op.changed:
+        for v, image in self.sources.items():
+            if image.changed:
                 raise RecordingError(
                     f"an image of shape {v.shape} was changed in place after forward and before backward, which reads "
                     "it again. Pull back first, or give each step a tensor of its own (x.clone())."
                 )
 
-    def inputs(self) -> list[Tensor]:
+    def inputs(self, frame: Frame) -> list[Tensor]:
         """The tensors autograd has to know: vectors, spread vectors, images with grad, tokens."""
-        vectors = [real(v) for v in self.program.vectors]
-        spreads = [resident(v) for v in self.spreads]
-        images = [as_used(t, True) for v in self.images if (t := tensor_of(v)) is not None]
-        return [*vectors, *spreads, *images, *(v.token for v in self.boundaries)]  # type: ignore[list-item]
+        vectors = [frame.vector(v) for v in self.program.vectors]
+        spreads = [t for v in self.spreads if (t := frame.resident(v)) is not None]
+        images = [as_used(t, True) for v in self.images if (t := self.sources[v].tensor) is not None]
+        return [*vectors, *spreads, *images, *(frame.tokens[v] for v in self.boundaries)]
+
+    def read(self, v: Value, box: Box, spreads: Mapping[int, Tensor], handle: Handle | None) -> Tensor:
+        """A tile of something that is read: a boundary, a spread vector or an image."""
+        if handle is not None:
+            return handle.read(box)
+        if id(v) in spreads:
+            return v.space.narrow(spreads[id(v)], Box.whole(v.space.extent), box)
+        with self.step.progress.spending("input"):
+            return self.sources[v].read(box)
 
     def loop(
         self,
@@ -127,7 +121,7 @@ class SegmentRun:
         if self.team is not None:
             work = self.team.mine(work)
         work = self.announced(program, work, fetch)
-        return told(work) if planned and self.rehearsal is None else work
+        return self.step.progress.told(work) if planned and self.rehearsal is None else work
 
     def announced(
         self, program: Program, work: Iterator[Sequence[Owned]], fetch: Fetch | None
@@ -146,7 +140,7 @@ class SegmentRun:
                 with self.watching():
                     for v in sources:
                         if id(v) in need:
-                            v.node.op.image.prefetch([need[id(v)]])  # type: ignore[union-attr]
+                            self.sources[v].source.prefetch([need[id(v)]])  # type: ignore[attr-defined]
                     if fetch is not None:
                         fetch(need, after[0])
             yield now
@@ -199,7 +193,7 @@ class SegmentRun:
             found = handle(v)
             if found is not None:
                 return None if found.constants is None else found.constants.at(box)
-            values = v.node.op.image.constant(box) if is_source(v) else None  # type: ignore[union-attr]
+            values = self.sources[v].source.constant(box) if v in self.sources else None
             return None if values is None else key_of(values)
 
         return groups(program, tiles, constant) if self.alike else ([owned] for owned in tiles)
@@ -296,12 +290,6 @@ def largest(tiles: Sequence[Mapping[int, Box]]) -> dict[int, int]:
     return {key: math.prod(map(max, zip(*found, strict=True))) for key, found in extents.items()}
 
 
-def take_apart(nodes: Sequence[Node]) -> None:
-    for node in nodes:
-        for v in node.outputs:
-            v.node = None
-
-
 def strides_order(t: Tensor) -> tuple[int, ...]:
     """The dimensions of a tensor as they lie in memory, from the outermost."""
     return tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
@@ -312,32 +300,4 @@ def lies(v: Value, handle: Handle | None) -> Hashable:
     if handle is not None:
         return handle.place.tier, handle.half
     op = v.node.op if v.node is not None else None
-    return (type(op.image).__name__, op.here is not None) if isinstance(op, Source) else "here"
-
-
-def resident(v: Value) -> Tensor | None:
-    """The ordinary tensor that a map lies in: a spread vector, or a kept map."""
-    if v.node is not None and isinstance(v.node.op, Spread):
-        return real(v.node.inputs[0])
-    return v.real
-
-
-def real(v: Value) -> Tensor:
-    if v.real is None:
-        raise AssertionError(f"{v.label} is needed before it is computed")
-    return v.real
-
-
-def tensor_of(v: Value) -> Tensor | None:
-    """The tensor that an image lies in, if it does."""
-    image = v.node.op.image  # type: ignore[union-attr]
-    return image.tensor if isinstance(image, TensorSource) else None
-
-
-def read_tile(v: Value, box: Box, spreads: Mapping[int, Tensor], handle: Handle | None) -> Tensor:
-    """A tile of what a segment reads: a boundary, a spread vector or an image."""
-    if handle is not None:
-        return handle.read(box)
-    if id(v) in spreads:
-        return v.space.narrow(spreads[id(v)], Box.whole(v.space.extent), box)
-    return v.node.op.read(box)  # type: ignore[union-attr,no-any-return]
+    return (op.lies, op.prefetches) if isinstance(op, Source) else "here"

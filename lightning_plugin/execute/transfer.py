@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.pool import Lender, Pool
 from lightning_plugin.execute.rehearsal import Rehearsal
-from lightning_plugin.progress import spending
+from lightning_plugin.progress import Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +52,12 @@ class Pending:
 
     transfer: Transfer
     future: Future[None] | None
+    progress: Progress
 
     def wait(self) -> Tensor | None:
         """Wait until it is done, let its memory go, and give what it has fetched."""
         if self.future is not None:
-            with spending("spill"):
+            with self.progress.spending("spill"):
                 self.future.result()
         found = self.transfer.result() if self.transfer.result is not None else None
         self.transfer.held.clear()
@@ -67,10 +68,17 @@ class Courier:
     """Who does a run's transfers: a thread, where some segment transfers ahead, else whoever asks.
 
     While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own. ``rehearsal``
-    is what the run is, if it is one; ``folder`` is where maps on the disk are kept.
+    is what the run is, if it is one; ``folder`` is where maps on the disk are kept; ``progress`` hears of waiting.
     """
 
-    def __init__(self, ahead: bool = False, rehearsal: Rehearsal | None = None, folder: str | None = None) -> None:
+    def __init__(
+        self,
+        ahead: bool = False,
+        rehearsal: Rehearsal | None = None,
+        folder: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.progress = progress or Progress()
         self.rehearsal = rehearsal
         self.folder = folder
         self.pool = self.new_pool(open=False)
@@ -82,12 +90,12 @@ class Courier:
 
     def send(self, transfer: Transfer) -> Pending:
         if self.rehearsal is not None:  # only what the transfer holds is asked for
-            return Pending(transfer, None)
+            return Pending(transfer, None, self.progress)
         if self.thread is not None:
-            return Pending(transfer, self.thread.submit(transfer.run))
-        with spending("spill"):
+            return Pending(transfer, self.thread.submit(transfer.run), self.progress)
+        with self.progress.spending("spill"):
             transfer.run()
-        return Pending(transfer, None)
+        return Pending(transfer, None, self.progress)
 
     @contextmanager
     def pooling(self) -> Iterator[None]:

@@ -11,16 +11,17 @@ from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import scan
+from lightning_plugin.recording import Recording
 
 
-def validate(plan: Plan, nodes: Sequence[Node]) -> None:
+def validate(plan: Plan, recording: Recording) -> None:
     """Raise a `PlanError` that names the segment and the node at fault."""
-    images = [n.outputs[0].shape for n in nodes if isinstance(n.op, Source)]
+    images = [tuple(image.source.shape) for image in recording.images]
     if plan.shape and images and tuple(plan.shape) != images[0]:
         raise PlanError(
             f"the plan is for an image of shape {tuple(plan.shape)}, this one is {images[0]}; make a new plan"
         )
-    check = Check(nodes)
+    check = Check(recording)
     for place, segment in enumerate(plan.segments):
         check.segment(place, segment)
     check.complete()
@@ -29,8 +30,9 @@ def validate(plan: Plan, nodes: Sequence[Node]) -> None:
 class Check:
     """What is known after each segment, as a run would come to know it."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = nodes
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.nodes = recording.nodes
         self.maps: set[int] = set()
         self.reduced: set[int] = set()
 
@@ -107,7 +109,7 @@ class Check:
         while stack:
             v = stack.pop()
             node = v.node
-            if node is None or v.real is not None or node.serial in seen:
+            if node is None or v in self.recording.known or node.serial in seen:
                 continue
             seen.add(node.serial)
             if isinstance(node.op, ReduceOp):

@@ -9,23 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from platformdirs import user_cache_path
 
+from lightning_plugin.planner import cache
 from lightning_plugin.planner.measure import measure
 from lightning_plugin.planner.rates import Rates, rates_of
 
 log = logging.getLogger(__name__)
-
-#: Names another folder for the files.
-VARIABLE = "LIGHTNING_PLUGIN_CACHE"
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -47,7 +42,7 @@ def calibrated(device: str | torch.device | None = None) -> Rates | None:
     """What `calibrate` found for this device, this version of torch and this number of threads, if it was asked."""
     about = key(local(device))
     path = place(about)
-    if not path.is_file():
+    if path is None or not path.is_file():
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -100,22 +95,13 @@ def name_of(device: torch.device) -> str:
     return f"{device.type}, {platform.processor() or platform.machine()}"
 
 
-def folder() -> Path:
-    """Where measurements are kept."""
-    given = os.environ.get(VARIABLE)
-    return Path(given) if given else user_cache_path("lightning_plugin", appauthor=False)
-
-
-def place(about: dict[str, Any]) -> Path:
+def place(about: dict[str, Any]) -> Path | None:
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    return folder() / f"rates-{digest}.json"
+    kept = cache.folder()
+    return None if kept is None else kept / f"rates-{digest}.json"
 
 
 def keep(rates: Rates, about: dict[str, Any]) -> None:
-    """Write a file as a whole or not at all."""
     path = place(about)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"key": about, "rates": asdict(rates)}, indent=1) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+    if path is not None:
+        cache.write(path, json.dumps({"key": about, "rates": asdict(rates)}, indent=1) + "\n")

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from lightning_plugin.graph import Node
-from lightning_plugin.ops import Captured, Source
-from lightning_plugin.source import prefetches
+from lightning_plugin.recording import Recording
 
 
-def signature(nodes: Sequence[Node], gradients: bool = True) -> tuple[Any, ...]:
+def signature(recording: Recording, gradients: bool = True) -> tuple[Any, ...]:
     """What two recordings have in common if and only if one's plan fits the other: structure, shapes, types, and
     whether images are read ahead or lie on the device.
 
     ``gradients``: also which parameters have a gradient already.
     """
-    values = tuple((v.shape, str(v.dtype), v.requires_grad) for n in nodes for v in n.outputs)
-    return structure(nodes, gradients, frozenset()), values
+    values = tuple((v.shape, str(v.dtype), v.requires_grad) for n in recording.nodes for v in n.outputs)
+    return structure(recording, gradients, frozenset()), values
 
 
-def structure(nodes: Sequence[Node], gradients: bool, sizes: frozenset[int] | None = None) -> tuple[Any, ...]:
+def structure(recording: Recording, gradients: bool, sizes: frozenset[int] | None = None) -> tuple[Any, ...]:
     """What two recordings have in common if they differ in nothing but the sizes of their images: a recipe of one is
     the other's. Numbers that an operator has from its maps' ``sizes`` do not count."""
-    place = {id(v): i for i, v in enumerate(v for n in nodes for v in n.outputs)}
+    place = {id(v): i for i, v in enumerate(v for n in recording.nodes for v in n.outputs)}
+    begun = {id(v) for v, t in recording.bindings.captures.items() if t.tensor.is_leaf and t.tensor.grad is not None}
     return tuple(
         (
             type(n.op).__name__,
@@ -38,10 +37,9 @@ def structure(nodes: Sequence[Node], gradients: bool, sizes: frozenset[int] | No
                 for v in n.outputs
             ),
             n.inplace is not None,
-            isinstance(n.op, Source) and (prefetches(n.op.image), n.op.here is not None),
-            gradients and isinstance(n.op, Captured) and n.op.tensor.is_leaf and n.op.tensor.grad is not None,
+            gradients and bool(n.outputs) and id(n.outputs[0]) in begun,
         )
-        for n in nodes
+        for n in recording.nodes
     )
 
 
@@ -67,11 +65,7 @@ def describe(thing: Any, sizes: frozenset[int] = frozenset()) -> Any:
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return (
             type(thing).__name__,
-            *(
-                describe(getattr(thing, f.name), sizes)
-                for f in dataclasses.fields(thing)
-                if f.name not in ("tensor", "version", "image")
-            ),
+            *(describe(getattr(thing, f.name), sizes) for f in dataclasses.fields(thing)),
         )
     if isinstance(thing, dict):
         return tuple((k, describe(v, sizes)) for k, v in thing.items())

@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_leaves
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.errors import PlanError
-from lightning_plugin.graph import ancestors
-from lightning_plugin.ops import Source
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
@@ -88,13 +86,13 @@ def recorded(
     leaves = [t for t in tree_leaves(out) if isinstance(t, LazyTensor)]
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
-    values = [scalar(t)._value for t in leaves]
-    yield Network(tuple(ancestors(values))), tuple(lazy.shape)
+    scalars = [scalar(t) for t in leaves]
+    yield Network(lazy._session.root().recorded([t._value for t in scalars])), tuple(lazy.shape)
 
 
 def accelerator(network: Network) -> str | None:
     """The kind of device that a network's image is on, where it is not a CPU."""
-    kinds = {n.outputs[0].device.type for n in network.nodes if isinstance(n.op, Source)}
+    kinds = {image.device.type for image in network.recording.images}
     return next(iter(kinds - {"cpu"}), None)
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 from lightning_plugin.execute.rehearsal import Pass, kind_of
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import Barrier, Captured, Gather, ReduceOp, Source, Spread, TileOp
+from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.planner.describe import describe, sizes_of
 from lightning_plugin.planner.profile import Profile, profile
 from lightning_plugin.program.fixed import stages
 from lightning_plugin.program.fuse import pairs
+from lightning_plugin.recording import Recording
 
 
 @dataclass(eq=False)
@@ -27,17 +28,22 @@ class Network:
     """``accumulates``: parameters have gradients already when a step begins, as in all steps of a training but the
     first; else they have those that they have now."""
 
-    nodes: tuple[Node, ...]
+    recording: Recording
     accumulates: bool = False
     #: What rehearsals have run; see [Note: known] in `execute.rehearsal`.
     rehearsed: dict[Hashable, Pass] = field(default_factory=dict)
     _described: dict[int, Hashable] = field(default_factory=dict)
 
-    def has_gradient(self, node: Node) -> bool:
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.recording.nodes
+
+    def has_gradient(self, v: Value) -> bool:
         """Whether a step begins with a gradient of a tensor that the network uses."""
-        if not isinstance(node.op, Captured) or not node.op.tensor.is_leaf or not node.outputs[0].requires_grad:
+        capture = self.recording.bindings.captures.get(v)
+        if capture is None or not capture.tensor.is_leaf or not v.requires_grad:
             return False
-        return self.accumulates or node.op.tensor.grad is not None
+        return self.accumulates or capture.tensor.grad is not None
 
     @cached_property
     def stage(self) -> dict[int, int]:
@@ -136,12 +142,8 @@ class Network:
     @cached_property
     def fixed_bytes(self) -> int:
         """Parameters and other tensors the network uses, and the gradients of those that have one."""
-        total = 0
-        for n in self.nodes:
-            if isinstance(n.op, Captured):
-                t = n.op.tensor
-                total += t.numel() * t.element_size() * (2 if t.requires_grad else 1)
-        return total
+        tensors = [capture.tensor for capture in self.recording.captures]
+        return sum(t.numel() * t.element_size() * (2 if t.requires_grad else 1) for t in tensors)
 
     @cached_property
     def image_bytes(self) -> int:

@@ -13,12 +13,11 @@ from functools import cached_property
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import ReduceOp, Source
+from lightning_plugin.ops import ReduceOp, Source, TileOp
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.profile import Profile
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.reduce import wide
-from lightning_plugin.rules.window import WindowOp
 
 
 class Books:
@@ -68,7 +67,7 @@ def tile_bytes(v: Value, box: Box) -> int:
 
 def is_padded(node: Node, box: Box) -> bool:
     """Whether a window operator pads a copy of its input by hand to compute a box of its result."""
-    return isinstance(node.op, WindowOp) and node.op.pads_by_hand(box)
+    return isinstance(node.op, TileOp) and node.op.pads_by_hand(box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class Peaks:
         """What reading a tile of so many bytes allocates: nothing where it is a view of what lies on the device, or of
         a buffer that is counted already."""
         if v.node is not None and isinstance(v.node.op, Source):
-            return size if v.node.op.here is None else 0
+            return 0 if v.node.op.lies == "here" else size
         return 0
 
     def buffers(self, program: Program, held: Held, backward: bool) -> int:

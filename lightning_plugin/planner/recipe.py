@@ -130,10 +130,11 @@ Kinds = tuple[tuple[tuple[int, ...], bool], ...]
 
 @dataclass(eq=False)
 class Recipe:
-    """A plan, and what was seen of it at the sizes it was used for: ``references`` are the smallest maps of its
-    segments at its own, ``known`` what its rehearsals have run."""
+    """A plan, and what was seen of it at the sizes it was used for: ``image`` are the extents of the images it was made
+    for, ``references`` the smallest maps of its segments there, ``known`` what its rehearsals have run."""
 
     plan: Plan
+    image: tuple[int, ...]
     references: tuple[tuple[int, ...], ...]
     positions: int
     known: dict[Hashable, Pass]
@@ -144,9 +145,14 @@ class Recipe:
     def of(plan: Plan, network: Network, notes: Sequence[Note]) -> Recipe:
         """The recipe of a plan that was rehearsed."""
         nodes = network.nodes
-        recipe = Recipe(plan, references(plan, nodes), positions(nodes), network.rehearsed)
+        recipe = Recipe(plan, image_of(nodes), references(plan, nodes), positions(nodes), network.rehearsed)
         recipe.learn(plan, network, notes, worst_of(plan, network))
         return recipe
+
+    @property
+    def taught(self) -> int:
+        """How many sizes were rehearsed."""
+        return sum(map(len, self.examples.values()))
 
     def distance(self, nodes: Sequence[Node]) -> float:
         """How many times larger or smaller an image is."""
@@ -156,8 +162,18 @@ class Recipe:
     def at(self, network: Network) -> Plan:
         """The plan for a network of the same structure and another size."""
         nodes = network.nodes
+        image = image_of(nodes)
+        if image == self.image:
+            return self.plan
         plan = self.resized(nodes)
-        formula, worst = self.formulas.get(kinds_of(plan, nodes)), worst_of(plan, network)
+        kinds, worst = kinds_of(plan, nodes), worst_of(plan, network)
+        examples = self.examples.get(kinds, [])
+        for example in examples:
+            if example.image == image and example.worst == worst:
+                return self.with_figures(plan, account(example.notes), nodes)
+        if kinds not in self.formulas and examples and tell_apart(nodes, examples):  # another process has left them
+            self.formulas[kinds] = Formula.of(examples)
+        formula = self.formulas.get(kinds)
         if formula is not None and formula.covers(worst):
             return self.with_figures(plan, formula.account(value_bytes(nodes)), nodes)
         network.rehearsed = self.known
@@ -170,8 +186,7 @@ class Recipe:
         sizes, kinds = value_bytes(network.nodes), kinds_of(plan, network.nodes)
         examples = self.examples.setdefault(kinds, [])
         if len(examples) < MOST_EXAMPLES and all(sizes != e.bytes for e in examples):
-            image = tuple(e for n in network.nodes if isinstance(n.op, Source) for e in n.outputs[0].space.extent)
-            examples.append(Example(image, sizes, tuple(notes), worst))
+            examples.append(Example(image_of(network.nodes), sizes, tuple(notes), worst))
             if tell_apart(network.nodes, examples):
                 self.formulas[kinds] = Formula.of(examples)
 
@@ -215,6 +230,11 @@ def with_account(segment: SegmentPlan, place: int, found: Account) -> SegmentPla
         backward_needs=found.needs.get(place, 0),
         retained_needs=found.retained.get(place, 0),
     )
+
+
+def image_of(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """The extents of the images."""
+    return tuple(e for n in nodes if isinstance(n.op, Source) for e in n.outputs[0].space.extent)
 
 
 def value_bytes(nodes: Sequence[Node]) -> tuple[int, ...]:

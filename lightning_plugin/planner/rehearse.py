@@ -2,13 +2,12 @@
 
 It is the executor that runs, so what the ledger sees is what a real step holds. Of each tile grid only the tiles that
 can be the worst are run: the first, after which gradients are there to be added to, and the largest. Of a scan all are
-run. Everything that is bound to values while the rehearsal lasts is put back.
+run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,21 +16,23 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.execute.disk import DiskFile
+from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.pool import Lender
-from lightning_plugin.execute.rehearsal import REHEARSAL, Rehearsal
+from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.run import run_plan
+from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, Note
-from lightning_plugin.ops import Captured, Source
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.account import Account, account
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.representative import effort, representative
 from lightning_plugin.program.program import Program
-from lightning_plugin.source import TensorSource, prefetches, version_of
+from lightning_plugin.recording import Bindings, Image
+from lightning_plugin.source import TensorSource, prefetches
 
 
 class Unfiled(DiskFile):
@@ -100,9 +101,8 @@ def rehearse(plan: Plan, network: Network) -> Account:
 def noted(plan: Plan, network: Network) -> list[Note]:
     """Run a plan on fake tensors, and give what its ledger notes."""
     network.profiles  # noqa: B018  found before the ledger looks on
-    nodes = network.nodes
-    images = [n for n in nodes if isinstance(n.op, Source)]
-    ledger = Ledger(images[0].outputs[0].device if images else None, fakes=True)
+    images = network.recording.images
+    ledger = Ledger(images[0].device if images else None, fakes=True)
 
     def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
         return representative(program, grid, effort(network), ahead)
@@ -110,36 +110,37 @@ def noted(plan: Plan, network: Network) -> list[Note]:
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
 
-    rehearsal = REHEARSAL.set(Rehearsal(tiles, away, network.likeness, network.rehearsed))
-    try:
-        with torch.inference_mode(False), MODES.planning, dressed(network, ledger), ledger.watcher:
+    step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.likeness, network.rehearsed))
+    with torch.inference_mode(False), MODES.planning:
+        frame = scenery(network, step)
+        given = list(frame.vectors.values())  # a step's parameters stay when its results go
+        with ledger.watcher:
             ledger.notes = []
             ledger.begin()
             with torch.set_grad_enabled(network.trains):
-                run_plan(plan, nodes, ledger)
-            results = left(nodes)
+                run_plan(plan, network.nodes, frame)
+            results = left(network.nodes, frame)
+            del frame
             ledger.graph_is_made()
             if network.trains:
                 with torch.autograd.set_multithreading_enabled(False):  # this thread's modes and ledger go with it
                     backward(results)
             notes, ledger.notes = ledger.notes, None
-    finally:
-        REHEARSAL.reset(rehearsal)
+        del given
     return notes
 
 
-def left(nodes: Sequence[Node]) -> list[Tensor]:
-    """The results that no other node reads on to a loss; nothing else of the rehearsal is held any longer.
+def left(nodes: Sequence[Node], frame: Frame) -> list[Tensor]:
+    """The results that no other node reads on to a loss.
 
     Being read without gradient, as running statistics read a pooled vector, does not keep a loss from coming later.
     """
+
+    def differentiable(v: Value) -> bool:
+        return not v.is_map and frame.vector(v).grad_fn is not None
+
     read = {id(v) for n in nodes if any(o.is_map or differentiable(o) for o in n.outputs) for v in n.inputs}
-    results: list[Any] = [v.real for n in nodes for v in n.outputs if id(v) not in read and differentiable(v)]
-    for n in nodes:  # let go of what only the values of this rehearsal hold, as a step does
-        for v in n.outputs:
-            if not isinstance(n.op, Captured):
-                v.real = None
-    return results
+    return [frame.vector(v) for n in nodes for v in n.outputs if id(v) not in read and differentiable(v)]
 
 
 def backward(results: Sequence[Tensor]) -> None:
@@ -149,53 +150,34 @@ def backward(results: Sequence[Tensor]) -> None:
         torch.autograd.backward(results, cotangents)
 
 
-def differentiable(vector: Value) -> bool:
-    """Whether a computed vector leads back to something that wants a gradient."""
-    return not vector.is_map and vector.real is not None and vector.real.grad_fn is not None
+def scenery(network: Network, step: Step) -> Frame:
+    """A frame whose images and vectors hold no data."""
+    recording, ledger = network.recording, step.ledger
+    assert ledger is not None
+    known: dict[Value, Tensor] = {}
+    for v in dict.fromkeys(v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
+        if v in recording.known or v in recording.bindings.captures:
+            known[v] = leaf(v)
+            ledger.see(known[v])
+            if v not in recording.known and network.has_gradient(v):
+                gradient = torch.empty_like(known[v])
+                ledger.see(gradient)
+                known[v].grad = gradient
+    images = {}
+    for v in (v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
+        if v in recording.bindings.images and v not in images:
+            images[v] = blank(v, recording.bindings.images[v], ledger)
+    return Frame(Bindings(images), known, step)
 
 
-@contextmanager
-def dressed(network: Network, ledger: Ledger) -> Iterator[None]:
-    """Values and images bound to fake tensors, and everything as before afterwards."""
-    nodes = network.nodes
-    values = {id(v): v for n in nodes for v in (*n.inputs, *n.outputs)}
-    reals = {k: v.real for k, v in values.items()}
-    ops = [(n, n.op) for n in nodes]
-    try:
-        for n in nodes:
-            if isinstance(n.op, Captured):
-                n.outputs[0].real = leaf(n.outputs[0])
-                ledger.see(n.outputs[0].real)
-                if network.has_gradient(n):
-                    n.outputs[0].real.grad = torch.empty_like(n.outputs[0].real)
-                    ledger.see(n.outputs[0].real.grad)
-            elif isinstance(n.op, Source):
-                image = scenery(n, ledger)
-                n.op = Source(image, n.op.device, version_of(image))
-        for k, v in values.items():
-            if reals[k] is not None and v.real is reals[k]:
-                v.real = leaf(v)
-                ledger.see(v.real)
-        yield
-    finally:
-        for n, op in ops:
-            n.op = op
-        for k, v in values.items():
-            v.real = reals[k]
-            v.handle = v.token = None
-
-
-def scenery(node: Node, ledger: Ledger) -> Any:
-    """What stands for an image: a tensor where it lies on the device, else something that is only read."""
-    assert isinstance(node.op, Source)
-    image, v = node.op.image, node.outputs[0]
-    if isinstance(image, TensorSource):
-        tensor = (
-            leaf(v) if node.op.here is not None else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
-        )
-        ledger.ignore(tensor)
-        return TensorSource(tensor)
-    return (Announced if prefetches(image) else Scenery)(v.shape, v.dtype)
+def blank(v: Value, image: Image, ledger: Ledger) -> Image:
+    """An image without pixels: a tensor where it lies in one, else something that is only read."""
+    if image.tensor is None:
+        return Image.now((Announced if prefetches(image.source) else Scenery)(v.shape, v.dtype), image.device)
+    here = image.here is not None
+    tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
+    ledger.ignore(tensor)
+    return Image.now(TensorSource(tensor), image.device)
 
 
 def leaf(v: Value) -> Tensor:

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
-from lightning_plugin.fakes import unbound
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread
+from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread, TileOp
 from lightning_plugin.plan import Plan
-from lightning_plugin.rules.norm import Normalize
-from lightning_plugin.source import prefetches
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,46 +99,7 @@ class Program:
     @property
     def announced(self) -> list[Value]:
         """The images that want to hear of boxes before they are read."""
-        return [
-            v
-            for v in self.reads
-            if v.node is not None and isinstance(v.node.op, Source) and prefetches(v.node.op.image)
-        ]
-
-    def bare(self) -> tuple[Program, dict[int, Value]]:
-        """The same program on copies of its values that hold no results, and the copies by the originals' ids.
-
-        A value's result knows, through autograd, the segments that made it. What a segment keeps for backward must
-        not lead back to results, or nothing of a step would ever be let go.
-        """
-        values: dict[int, Value] = {}
-        nodes: dict[int, Node] = {}
-
-        def value(v: Value) -> Value:
-            if id(v) not in values:
-                values[id(v)] = Value(unbound(v.shape, v.dtype, v.device), v.layout, v.requires_grad)
-                if (
-                    v.node is not None
-                    and v.is_map
-                    and v.node.serial not in nodes
-                    and isinstance(v.node.op, (Source, Spread))
-                ):
-                    # Without a way back: a cycle would hold on to the image until the garbage collector comes by.
-                    values[id(v)].node = Node(v.node.op, (), (), v.node.name, v.node.path)
-            return values[id(v)]
-
-        for node in self.steps:
-            made, read = tuple(map(value, node.outputs)), tuple(map(value, node.inputs))
-            twin = Node(node.op, read, made, node.name, node.path, node.inplace, node.serial)
-            nodes[node.serial] = twin
-            for v in made:
-                v.node = twin
-        targets = tuple(
-            Target(nodes[t.node.serial], None if t.stored is None else value(t.stored)) for t in self.targets
-        )
-        last = {id(values[k]): place for k, place in self.last_use.items()}
-        reads, vectors = tuple(map(value, self.reads)), tuple(map(value, self.vectors))
-        return Program(targets, tuple(nodes.values()), reads, vectors, last, self.overwrite), values
+        return [v for v in self.reads if v.node is not None and isinstance(v.node.op, Source) and v.node.op.prefetches]
 
     def owned(self, grid: Grid) -> Iterator[tuple[Box, ...]]:
         """For each tile, the box it owns of every target."""
@@ -178,7 +136,7 @@ def is_view(value: Value) -> bool:
     Autograd pays for writing through a view with copies of it, so neither is overwritten.
     """
     op = value.node.op if value.node is not None else None
-    return op is None or op.kind == "layout" or (isinstance(op, Normalize) and op.fold)
+    return not isinstance(op, TileOp) or op.kind == "layout" or op.views
 
 
 def may_overwrite(node: Node, steps: Sequence[Node], targets: Sequence[Target], reads: Mapping[int, Value]) -> bool:

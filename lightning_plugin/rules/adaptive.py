@@ -8,7 +8,7 @@ is a map, and a tile of it reads the bins it needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.adaptive_sums import BinMax, BinMean, Pooled, follow, largest
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.interpolate import Resample
+from lightning_plugin.rules.interpolate import Resample, marked
 from lightning_plugin.rules.sampling import Bins
 from lightning_plugin.rules.table import ATEN
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
@@ -42,6 +42,12 @@ class AdaptiveMax(TileOp):
         for sampler, a in zip(self.samplers, self.axes, strict=True):
             box = box.replace(a, *sampler.reach(box.lo[a], box.hi[a]))
         return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """The bins, from the first input on; where they lie, if positions are asked for."""
+        if self.index:
+            return lo, hi
+        return tuple(marked(bins, lo, hi) for bins, a in zip(self.samplers, self.axes, strict=True) if a == axis)
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         """The last axis first: of equal values in a bin, the first in row-major order wins, as PyTorch has it."""

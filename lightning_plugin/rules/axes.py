@@ -9,7 +9,7 @@ whole, as one that mixes positions along an axis does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,6 +41,10 @@ class Strip(TileOp):
         for a in self.axes:
             box = box.replace(a, 0, self.extent[a])
         return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """The part of an axis that is computed whole."""
+        return (lo, hi) if axis in self.axes else None
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         out = self.call([*tiles, *vectors])

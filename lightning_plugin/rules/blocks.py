@@ -7,7 +7,7 @@ of these two, whoever writes them out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,6 +33,10 @@ class Blocks(TileOp):
             lo, hi = box.lo[a], box.hi[a]
             box = box.replace(a, lo // size, -(-hi // size)) if self.finer else box.replace(a, lo * size, hi * size)
         return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """How far into a block the tile begins."""
+        return tuple(lo % size for a, size in zip(self.axes, self.sizes, strict=True) if a == axis and self.finer)
 
     def crop(self, x: Tensor, box: Box, dims: Sequence[int]) -> Tensor:
         """The outputs of ``box`` among those of all blocks that it touches."""

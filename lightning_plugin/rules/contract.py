@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ FORMS = {
 class Product(ReduceOp):
     """Σ over positions of a product of two maps; linear in each, so a tile's share is its own derivative."""
 
+    uniform: ClassVar[bool] = True
     form: str
     dtype: torch.dtype
 

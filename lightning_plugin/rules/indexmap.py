@@ -8,7 +8,7 @@ its whole axis: a box has no hole.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -96,6 +96,15 @@ class IndexMap(TileOp):
         for line in self.lines:
             box = box.replace(line.axis, *line.need(box.lo[line.axis], box.hi[line.axis]))
         return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """The runs, from the first output and the first input on."""
+        return tuple(
+            (p.lo - lo, p.hi - lo, None if p.first is None else p.first - line.need(lo, hi)[0], p.step)
+            for line in self.lines
+            if line.axis == axis
+            for p in line.parts(lo, hi)
+        )
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]

@@ -6,7 +6,7 @@ needed input tile, which then starts where they meet. Else each axis mixes its t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -19,7 +19,17 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.reduce import widen
-from lightning_plugin.rules.sampling import Antialiased, Cubic, Linear, Nearest, Rounding, Sampler, Scaled, mix
+from lightning_plugin.rules.sampling import (
+    Antialiased,
+    Cubic,
+    Linear,
+    Nearest,
+    Rounding,
+    Sampler,
+    Scaled,
+    mix,
+    with_values,
+)
 from lightning_plugin.rules.table import ATEN
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
 
@@ -34,6 +44,7 @@ class Resample(TileOp):
     """Each axis on its own; ``dims`` are the dimensions of ``axes``."""
 
     kind: ClassVar[str] = "resample"
+    uniform: ClassVar[bool] = True
     samplers: tuple[Sampler, ...]
     axes: tuple[int, ...]
     dims: tuple[int, ...]
@@ -42,6 +53,10 @@ class Resample(TileOp):
         for sampler, a in zip(self.samplers, self.axes, strict=True):
             box = box.replace(a, *sampler.reach(box.lo[a], box.hi[a]))
         return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """The taps, from the first input on."""
+        return tuple(marked(sampler, lo, hi) for sampler, a in zip(self.samplers, self.axes, strict=True) if a == axis)
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = widen(tiles[0])
@@ -75,16 +90,26 @@ class Periodic(Resample):
 
     def starts(self, box: Box) -> list[int]:
         """How many periods before the tile begins."""
-        return [
-            min(sampler.reach(box.lo[a], box.hi[a])[0] // inputs, box.lo[a] // outputs)
-            for sampler, a, (inputs, outputs) in zip(self.samplers, self.axes, self.periods, strict=True)
-        ]
+        return [self.start(i, box.lo[a], box.hi[a]) for i, a in enumerate(self.axes)]
+
+    def start(self, i: int, lo: int, hi: int) -> int:
+        """The same, for an interval of the i-th axis."""
+        inputs, outputs = self.periods[i]
+        return min(self.samplers[i].reach(lo, hi)[0] // inputs, lo // outputs)
 
     def need(self, box: Box) -> tuple[Box, ...]:
         (wanted,) = super().need(box)
         for start, a, (inputs, _) in zip(self.starts(box), self.axes, self.periods, strict=True):
             wanted = wanted.replace(a, start * inputs, wanted.hi[a])
         return (wanted,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """How far into a period the tile begins."""
+        return tuple(
+            lo - self.start(i, lo, hi) * outputs
+            for i, (a, (_, outputs)) in enumerate(zip(self.axes, self.periods, strict=True))
+            if a == axis
+        )
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
@@ -106,6 +131,13 @@ class Periodic(Resample):
         for skip, a, d in zip(skips, self.axes, self.dims, strict=True):
             x = x.narrow(d, skip, box.hi[a] - box.lo[a])
         return x
+
+
+@with_values
+def marked(sampler: Sampler, lo: int, hi: int) -> Hashable:
+    """What outputs ``[lo, hi)`` make of their inputs, wherever these begin."""
+    index, weight = sampler.taps(lo, hi)
+    return str((index - sampler.reach(lo, hi)[0]).tolist()), str(weight.tolist())
 
 
 def period(scale: float) -> tuple[int, int] | None:

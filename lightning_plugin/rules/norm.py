@@ -127,6 +127,7 @@ class Normalize(TileOp):
     """Apply statistics; with ``fold``, batch and channels are one channel dimension (GroupNorm and its kin)."""
 
     kind: ClassVar[str] = "broadcast"
+    uniform: ClassVar[bool] = True
     eps: float
     weight: bool
     bias: bool
@@ -137,6 +138,10 @@ class Normalize(TileOp):
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         return None
+
+    @property
+    def views(self) -> bool:
+        return self.fold
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
@@ -204,7 +209,7 @@ def running(rec: Any, a: dict[str, Any], mean: Value, var: Value, size: int, mom
     for i, (target, value) in enumerate(targets):
         if target is None:
             continue
-        buffer = target.node.op.tensor
+        buffer = rec.session.tensor(target)
         scale = size / max(1, size - 1) if i else 1.0
 
         def write(tensors: Sequence[Tensor], buffer: Tensor = buffer, scale: float = scale) -> None:

@@ -27,6 +27,7 @@ class Local(TileOp):
     """A call whose output box needs the same box of every map (the one position, where a map is broadcast)."""
 
     kind: ClassVar[str] = "local"
+    uniform: ClassVar[bool] = True
     call: Call
     extents: tuple[tuple[int, ...], ...]
 

@@ -30,6 +30,8 @@ class Pool(SlidingOp):
 
 @dataclass(frozen=True)
 class MaxPool(Pool):
+    uniform: ClassVar[bool] = True
+
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
         pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.windows) - 1]
         return pool(
@@ -77,6 +79,9 @@ def max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
 class MaxPoolIndices(WindowOp):
     """The flat position, in the whole map, of each window's maximum."""
 
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return lo, hi
+
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = F.pad(tiles[0], self.pads(box), value=-math.inf)
         pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(self.windows) - 1]
@@ -107,6 +112,9 @@ class Squeezed(TileOp):
     def need(self, box: Box) -> tuple[Box, ...]:
         return self.inner.need(box)
 
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return self.inner.mark(axis, lo, hi)
+
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
         unused = [x.dim() - self.count + i for i in range(self.count) if i not in self.used]
@@ -122,6 +130,7 @@ class Squeezed(TileOp):
 class AvgPool(Pool):
     """Sums of windows divided by how many positions count, which differs only where a window leaves the map."""
 
+    uniform: ClassVar[bool] = True
     count_padding: bool = True
     divisor: int | None = None
     padding: tuple[int, ...] = ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class ExpSum(SpaceOp):
     """(Σ exp(x - m), m = max x), the reduced dimensions kept as ones."""
+
+    uniform: ClassVar[bool] = True
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = widen(tiles[0])

@@ -37,7 +37,6 @@ class Positional(TileOp):
     """An operator with random numbers of its own for every element: tiles that look alike are not alike."""
 
     kind: ClassVar[str] = "local"
-    positional: ClassVar[bool] = True
     stream: Stream
     layout: Layout
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -115,6 +116,12 @@ class Concat(TileOp):
                 hi = lo + 1
             found.append(box.replace(self.axis, lo, hi))
         return tuple(found)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """Which maps have a share."""
+        if axis != self.axis:
+            return None
+        return tuple(lo < end and start < hi for start, end in itertools.pairwise(self.starts))
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         given = [t for t, (lo, hi) in zip(tiles, self.spans(box), strict=True) if hi > lo]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class SpaceOp(ReduceOp):
 class Sum(SpaceOp):
     """Sum or mean: the total, divided by ``divisor``."""
 
+    uniform: ClassVar[bool] = True
     divisor: float = 1.0
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
@@ -87,6 +88,7 @@ class Sum(SpaceOp):
 class VarMean(SpaceOp):
     """Variance (with ``correction`` taken off the count) and mean, by merged moments (Chan, Golub and LeVeque)."""
 
+    uniform: ClassVar[bool] = True
     correction: float = 0.0
     root: bool = False
 
@@ -126,6 +128,8 @@ class VarMean(SpaceOp):
 class LogSumExp(SpaceOp):
     """log Σ exp x: forward with a running maximum, backward as Σ exp(x - result)."""
 
+    uniform: ClassVar[bool] = True
+
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         return Reduction((torch.logsumexp(widen(tiles[0]), self.dims, keepdim=self.keep).double(),))
 
@@ -146,6 +150,7 @@ class LogSumExp(SpaceOp):
 class Norm(SpaceOp):
     """The p-norm for 0 < p < ∞: Σ|x|^p merged, its root at the end."""
 
+    uniform: ClassVar[bool] = True
     order: float = 2.0
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
@@ -212,6 +217,7 @@ class Extreme(SpaceOp):
     tiles have them: see `uncertain`. Either way the shares that tiles pull back add up to one.
     """
 
+    uniform: ClassVar[bool] = True
     layout: Layout
     sign: int = 1
 

@@ -7,7 +7,7 @@ outputs, runs PyTorch's operator on them without padding, and cuts its outputs o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -70,6 +70,10 @@ class Transposed(TileOp):
         for stamp, a in zip(self.stamps, self.axes, strict=True):
             box = box.replace(a, *stamp.need(box.lo[a], box.hi[a]))
         return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """What is cut out of the inputs' stamps, and what is padded."""
+        return tuple(stamp.cut(lo, hi) for stamp, a in zip(self.stamps, self.axes, strict=True) if a == axis)
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         count = len(self.stamps)

@@ -25,6 +25,7 @@ class Reshape(TileOp):
     """The same positions in another shape."""
 
     kind: ClassVar[str] = "layout"
+    uniform: ClassVar[bool] = True
     layout: Layout
 
     def need(self, box: Box) -> tuple[Box, ...]:
@@ -42,6 +43,7 @@ class Expand(TileOp):
     """Plain dimensions repeated."""
 
     kind: ClassVar[str] = "layout"
+    uniform: ClassVar[bool] = True
     layout: Layout
 
     def need(self, box: Box) -> tuple[Box, ...]:

@@ -45,6 +45,14 @@ class WindowOp(TileOp):
             box = box.replace(a, clip.lo, clip.hi)
         return (box,)
 
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """What a window pads."""
+        for w, a in zip(self.windows, self.axes, strict=True):
+            if a == axis:
+                clip = Clip.at(*w.need(lo, hi), self.extent[a])
+                return clip.before, clip.after
+        return None
+
     def pads(self, box: Box) -> list[int]:
         """Padding of a tile in `torch.nn.functional.pad`'s order: last dimension first."""
         return [n for clip in reversed(self.clips(box)) for n in (clip.before, clip.after)]
@@ -65,14 +73,6 @@ class SlidingOp(WindowOp):
             return self.slide(box, tiles[0], vectors, padding)
         x = F.pad(tiles[0], self.pads(box), value=self.blank(tiles[0]))
         return self.slide(box, x, vectors, [0] * len(self.windows))
-
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """What a window pads."""
-        for w, a in zip(self.windows, self.axes, strict=True):
-            if a == axis:
-                clip = Clip.at(*w.need(lo, hi), self.extent[a])
-                return clip.before, clip.after
-        return None
 
     def bound(self, box: Box) -> Kernel:
         padding = self.own_padding(box)
@@ -151,6 +151,7 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Convolution(SlidingOp):
+    uniform: ClassVar[bool] = True
     stride: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from lightning_plugin.progress import LISTENERS, Kind
+from lightning_plugin.progress import Kind, Progress
 
 #: Steps that are over sooner need no bar of their own.
 PATIENCE = 2.0
@@ -18,7 +18,8 @@ EVERY = 0.1
 class TileBar:
     """Counts tiles; shows them, and the time left, once a step has lasted a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self.listeners = progress.listeners
         self.total = self.done = 0
         self.began = self.drawn = 0.0
         self.host: Any = None
@@ -30,8 +31,8 @@ class TileBar:
         self.host = host if host is not None and host.is_enabled else None
         self.total = self.done = 0
         self.began = time.monotonic()
-        if self not in LISTENERS and self.host is not None:
-            LISTENERS.append(self)
+        if self not in self.listeners and self.host is not None:
+            self.listeners.append(self)
 
     def more(self, tiles: int) -> None:
         """So many tiles are to come."""
@@ -58,8 +59,8 @@ class TileBar:
         if self.shown is not None:
             self.shown.hide()
         self.shown = None
-        if self in LISTENERS:
-            LISTENERS.remove(self)
+        if self in self.listeners:
+            self.listeners.remove(self)
 
 
 class Rich:

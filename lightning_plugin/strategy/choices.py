@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lightning_plugin.errors import BudgetError
-from lightning_plugin.graph import Node
-from lightning_plugin.ledger import Ledger
+from lightning_plugin.execute.step import Step
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.choose import exact_bytes
 from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.recording import Recording
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.units import format_bytes
@@ -37,18 +36,21 @@ class RunSettings(Settings):
     ran: list[Plan] = field(default_factory=list, init=False)
     plans: dict[str, list[Plan]] = field(default_factory=dict, init=False)
     roomy: set[str] = field(default_factory=set, init=False)
-    feedback: Feedback = field(default_factory=Feedback, init=False)
+    feedback: Feedback = field(init=False)
 
-    def choose(self, nodes: Sequence[Node]) -> Plan:
-        key = digest(nodes)
+    def __post_init__(self) -> None:
+        self.feedback = Feedback(self.progress)
+
+    def choose(self, recording: Recording) -> Plan:
+        key = digest(recording)
         if self.team is not None:
             self.team.agree(key, DIFFERENT)
         known = self.plans.setdefault(key, [])
         before = list(known)
         if self.given is None and self.options.budget is not None:
-            plan = self.within(known, nodes, self.options.budget)
+            plan = self.within(known, recording, self.options.budget)
         else:
-            plan = known[0] if known else super().choose(nodes)
+            plan = known[0] if known else super().choose(recording)
             known[:] = [plan]
         if plan not in before:
             if self.team is not None:
@@ -57,15 +59,15 @@ class RunSettings(Settings):
         self.ran.append(plan)
         return plan
 
-    def beside(self, nodes: Sequence[Node]) -> int:
+    def beside(self, recording: Recording) -> int:
         """Ranks that share an image go by the one that holds most."""
-        held = super().beside(nodes)
+        held = super().beside(recording)
         return held if self.team is None else max(self.team.gather(held))
 
-    def search(self, nodes: Sequence[Node], budget: int, calls: int = 1) -> Plan:
+    def search(self, recording: Recording, budget: int, calls: int = 1) -> Plan:
         """A plan within what the optimizers leave of a budget."""
         try:
-            plan = super().search(nodes, max(1, budget - self.reserved), calls)
+            plan = super().search(recording, max(1, budget - self.reserved), calls)
         except BudgetError as refused:
             if not self.reserved:
                 raise
@@ -92,9 +94,9 @@ class RunSettings(Settings):
         """What the last step really held on the device at its worst moment, optimizers' state included."""
         return 0 if self.ledger is None else self.ledger.peak_bytes + self.reserved
 
-    def begin(self, plan: Plan, nodes: Sequence[Node]) -> Ledger:
+    def begin(self, plan: Plan, recording: Recording) -> Step:
         self.feedback.runs(plan, 1 if self.team is None else self.team.size)
-        return super().begin(plan, nodes)
+        return super().begin(plan, recording)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, in plain types."""
@@ -124,6 +126,6 @@ class RunSettings(Settings):
                 self.rates = Rates(**state["rates"])
 
 
-def digest(nodes: Sequence[Node]) -> str:
+def digest(recording: Recording) -> str:
     """What two recordings share if and only if they can share a plan, as a text that is the same in every process."""
-    return hashlib.sha256(repr(signature(nodes, gradients=False)).encode()).hexdigest()
+    return hashlib.sha256(repr(signature(recording, gradients=False)).encode()).hexdigest()

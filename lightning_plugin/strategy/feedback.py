@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lightning_plugin.plan import Plan
+from lightning_plugin.progress import Progress
 from lightning_plugin.strategy.bar import TileBar
 from lightning_plugin.strategy.report import Meter, StepReport, tiles_of
 
@@ -21,9 +22,9 @@ log = logging.getLogger("lightning_plugin")
 class Feedback:
     """Tells about the steps of one strategy. ``trainer`` is None outside of a Trainer."""
 
-    def __init__(self) -> None:
-        self.meter = Meter()
-        self.bar = TileBar()
+    def __init__(self, progress: Progress) -> None:
+        self.meter = Meter(progress)
+        self.bar = TileBar(progress)
         self.trainer: Any = None
         self.plan: Plan | None = None
         self.told: set[tuple[str, str]] = set()

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from lightning_plugin.plan import Plan
-from lightning_plugin.progress import LISTENERS, Kind
+from lightning_plugin.progress import Kind, Progress
 from lightning_plugin.units import format_bytes, format_seconds
 
 #: From this share of a step's time on, waiting is named as the reason of its slowness.
@@ -71,13 +71,14 @@ class StepReport:
 class Meter:
     """Listens to a step and makes its report."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self.listeners = progress.listeners
         self.report: StepReport | None = None
 
     def begin(self) -> None:
         self.report = StepReport()
-        if self not in LISTENERS:
-            LISTENERS.append(self)
+        if self not in self.listeners:
+            self.listeners.append(self)
 
     def planned(self, plan: Plan, tiles: int) -> None:
         """A plan is about to run in this step, with so many tiles."""
@@ -94,8 +95,8 @@ class Meter:
         self.report.measured_peak_bytes = max(self.report.measured_peak_bytes, peak)
 
     def stop(self) -> None:
-        if self in LISTENERS:
-            LISTENERS.remove(self)
+        if self in self.listeners:
+            self.listeners.remove(self)
 
     def tile(self, count: int) -> None:
         if self.report is not None:

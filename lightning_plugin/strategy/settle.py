@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
 from lightning_plugin.capture.lazy import LazyTensor, known
 from lightning_plugin.capture.run import execute, gathered
@@ -23,32 +24,33 @@ def settle(returned: Any, batch: Iterable[LazyTensor]) -> Any:
     """What a step returned, as ordinary tensors; runs whatever else was recorded from its batch."""
     wanted = lazy_tensors(returned)
     sessions = {id(s): s for t in (*wanted, *batch) for s in (t._session.root(),)}
-    results: dict[int, Value] = {}
+    results: dict[int, Tensor] = {}
     for session in sessions.values():
         mine = [t for t in wanted if t._session.root() is session]
         results.update(run(session, mine))
 
     def real(t: LazyTensor) -> Any:
-        value = results.get(id(t))
-        return known(t) if value is None else value.real
+        return results[id(t)] if id(t) in results else known(t)
 
     return apply_to_collection(returned, LazyTensor, real) if wanted else returned
 
 
-def run(session: Session, wanted: list[LazyTensor]) -> dict[int, Value]:
-    """Execute one recording; the values of the wanted tensors that were not known before."""
-    results: dict[int, Value] = {}
+def run(session: Session, wanted: list[LazyTensor]) -> dict[int, Tensor]:
+    """Execute one recording; what the wanted tensors are that were not known before."""
+    asked: dict[int, Value] = {}
     for t in wanted:
         value = known_value(t)
         if value is not None:
-            results[id(t)] = gathered(value, session) if value.is_map else value
+            asked[id(t)] = gathered(value) if value.is_map else value
     alive = [t for ref in session.pending if (t := ref()) is not None]
     session.pending = []
     waiting = [v for t in alive if (v := known_value(t)) is not None]
-    values = {id(v): v for v in (*results.values(), *waiting)}
-    if values or not all(effect.dormant for effect in session.effects):
-        execute(session, None, list(values.values()))
-        session.forget()
+    values = list(dict.fromkeys((*asked.values(), *waiting)))
+    if not values and all(effect.dormant for effect in session.effects):
+        return {}
+    execute(session, None, values)
+    results = {key: session.vectors[value] for key, value in asked.items()}
+    session.forget()
     return results
 
 
@@ -56,4 +58,4 @@ def known_value(tensor: LazyTensor) -> Value | None:
     """The value of a tensor that has still to be computed."""
     known(tensor)  # refuses what went through a custom autograd function
     value = tensor._value
-    return None if value.real is not None else value
+    return None if value in tensor._session.root().vectors else value

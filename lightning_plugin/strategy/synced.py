@@ -142,7 +142,7 @@ def remember(
     """Move a running statistic once, when the batch's is known."""
     if running is None:
         return
-    buffer = running.node.op.tensor  # type: ignore[union-attr]
+    buffer = rec.session.tensor(running)
     rec.update([running], values, lambda tensors: move(buffer, new(tensors), momentum))
 
 

@@ -18,8 +18,6 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.execute.team import Team
-from lightning_plugin.graph import ancestors
-from lightning_plugin.ops import Source
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.resume import random_state, restore_random
@@ -88,10 +86,8 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 def image_bytes(image: LazyTensor) -> bytes:
     """The values at a few places of an image that is read box by box."""
     found = [f"{tuple(image.shape)}{image.dtype}".encode()]
-    for node in ancestors([image._value]):
-        if isinstance(node.op, Source):
-            extent = node.outputs[0].space.extent
-            for i in range(1, PROBES + 1):
-                place = [size * i // (PROBES + 1) for size in extent]
-                found.append(tensor_bytes(node.op.image.read(Box.of((p, p + 1) for p in place))))
+    for source in image._session.root().recorded([image._value]).images:
+        for i in range(1, PROBES + 1):
+            place = [size * i // (PROBES + 1) for size in source.source.shape[2:]]
+            found.append(tensor_bytes(source.source.read(Box.of((p, p + 1) for p in place))))
     return b"".join(found)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from lightning_plugin.graph import Node
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
+from lightning_plugin.recording import Recording
 from lightning_plugin.settings import Settings
 
 #: Forward and backward grids; the forward's is never the backward's, and neither divides the odd sizes.
@@ -26,10 +25,10 @@ class Noting(Settings):
     noted: list[str] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
 
-    def choose(self, nodes: Sequence[Node]) -> Plan:
-        self.noted += [f"{n.label}: {n.op.reason}" for n in nodes if isinstance(n.op, Barrier)]
-        self.kinds |= {n.op.kind for n in nodes}
-        return super().choose(nodes)
+    def choose(self, recording: Recording) -> Plan:
+        self.noted += [f"{n.label}: {n.op.reason}" for n in recording.nodes if isinstance(n.op, Barrier)]
+        self.kinds |= {n.op.kind for n in recording.nodes}
+        return super().choose(recording)
 
 
 def noting(tiles: Any, backward_tiles: Any) -> Noting:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
-from lightning_plugin.graph import Node
+from lightning_plugin.execute.step import Step
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
+from lightning_plugin.recording import Recording
 from lightning_plugin.settings import SCRAPS, Settings
 
 #: On CUDA, smaller budgets are not looked at: the allocator rounds each tensor up, and a library's workspace is larger.
@@ -19,7 +20,7 @@ class Watch:
     """Looks at each ledger when its step is over: when the next begins, and at the end of the test."""
 
     def __init__(self) -> None:
-        self.steps: dict[int, tuple[Plan, Ledger]] = {}
+        self.steps: dict[int, tuple[Plan, Ledger | None]] = {}
 
     def over(self, settings: Settings) -> None:
         plan, ledger = self.steps.pop(id(settings), (None, None))
@@ -35,12 +36,12 @@ def steps_keep_their_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     watch, begin = Watch(), Settings.begin
     known: list[Settings] = []  # so that no identity is given anew
 
-    def watched(self: Settings, plan: Plan, nodes: Sequence[Node]) -> Ledger:
+    def watched(self: Settings, plan: Plan, recording: Recording) -> Step:
         watch.over(self)
-        ledger = begin(self, plan, nodes)
+        step = begin(self, plan, recording)
         known.append(self)
-        watch.steps[id(self)] = plan, ledger
-        return ledger
+        watch.steps[id(self)] = plan, step.ledger
+        return step
 
     monkeypatch.setattr(Settings, "begin", watched)
     yield

@@ -19,6 +19,7 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.fixed import by_stage, crossing, fit, sharing, stages, stored_kind
+from lightning_plugin.recording import Recording
 from lightning_plugin.settings import Settings
 from tests.lightning_plugin import operators
 from tests.lightning_plugin.operators import Apply, Draw
@@ -77,7 +78,8 @@ class AnyPlan(Settings):
     drops: int = 0
     noted: list[str] = field(default_factory=list)
 
-    def choose(self, nodes: Sequence[Node]) -> Plan:
+    def choose(self, recording: Recording) -> Plan:
+        nodes = recording.nodes
         self.noted += [n.label for n in nodes if n.op.kind == "barrier"]
         maps = [n.outputs[0] for n in nodes if isinstance(n.op, TileOp)]
         found = {id(v) for i, v in enumerate(maps) if i % self.cycle in self.stored and stored_kind(v)}

@@ -34,8 +34,8 @@ class Dropping(Settings):
         super().__init__(Options(tiles=(3, 2), backward_tiles=(2, 3)))
         self.drop = drop
 
-    def choose(self, nodes: Any) -> Plan:
-        plan = super().choose(nodes)
+    def choose(self, recording: Any) -> Plan:
+        plan = super().choose(recording)
         count = len(plan.segments)
         drop = [1] * count if self.drop is None else [*self.drop, *[0] * count][:count]
         return replace(plan, segments=tuple(replace(s, drop=d) for s, d in zip(plan.segments, drop, strict=True)))
@@ -102,7 +102,7 @@ def test_what_is_dropped_deeper_is_made_as_often_as_it_takes(
     net = chain(9)
     rates = rates_of("cpu")
     with recorded(net, (1, 3, 21, 17), torch.float32) as (network, _):
-        plan = Dropping(drop).choose(network.nodes)
+        plan = Dropping(drop).choose(network.recording)
         stored = replace(plan, segments=tuple(replace(s, drop=0) for s in plan.segments))
         passes = {
             place: predict(drop_one(stored, place), network, rates) - predict(stored, network, rates)

@@ -7,6 +7,7 @@ import copy
 import random
 import threading
 from collections.abc import Callable
+from contextvars import Context
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from torch.utils.data import default_collate
 from lightning_plugin import BudgetError, LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.backward import Backward
-from lightning_plugin.execute.rehearsal import REHEARSAL
 from lightning_plugin.source import TensorSource, prefetches
 from tests.exactness import TOLERANCE, asked, difference
 
@@ -375,11 +375,7 @@ def test_a_rehearsal_remembers_that_it_is_one(monkeypatch):
     tile = Backward.tile
 
     def in_a_fresh_context(self):
-        token = REHEARSAL.set(None)
-        try:
-            return run(self)
-        finally:
-            REHEARSAL.reset(token)
+        return Context().run(run, self)
 
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
     expected = make_plan(net, (1, 3, 96, 96), budget="250KiB")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box
-from lightning_plugin.progress import LISTENERS, Kind
+from lightning_plugin.progress import Kind
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.cases import still
 from tests.lightning_plugin.outside import account
@@ -71,12 +70,11 @@ class Count:
         return
 
 
-@pytest.fixture
-def count() -> Iterator[Count]:
-    listener = Count()
-    LISTENERS.append(listener)
-    yield listener
-    LISTENERS.remove(listener)
+def counted(tiled: TiledModule) -> Count:
+    """Counts the tiles of a module's steps."""
+    count = Count()
+    tiled.settings.progress.listeners.append(count)
+    return count
 
 
 def plainly() -> nn.Module:
@@ -120,12 +118,13 @@ NETWORKS = {
         for batch in (1, 2)
     ],
 )
-def test_identical_tiles_change_nothing(name: str, train: bool, batch: int, count: Count) -> None:
+def test_identical_tiles_change_nothing(name: str, train: bool, batch: int) -> None:
     source = slide(batch=batch)
     plain = still(fill(NETWORKS[name]().double())).train(train)
     net = copy.deepcopy(plain)
     expected = flat(plain(source.tensor))
     tiled = TiledModule(net, tiles=(9, 11), backward_tiles=(8, 10))
+    count = counted(tiled)
     actual = flat(tiled(LazyImage(source)))
     weights = [torch.randn_like(e) for e in expected]
     sum((e * w).sum() for e, w in zip(expected, weights, strict=True)).backward()  # type: ignore[union-attr]
@@ -136,10 +135,13 @@ def test_identical_tiles_change_nothing(name: str, train: bool, batch: int, coun
         assert count.saved > 20, "hardly any tile was found identical"
 
 
-def test_dropout_is_drawn_for_every_position(count: Count) -> None:
+def test_dropout_is_drawn_for_every_position() -> None:
     """Glass under dropout is not the same everywhere: no tile stands for another."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Conv2d(4, 2, 1)).double()
-    out = materialize(TiledModule(net, tiles=(6, 6))(LazyImage(slide())))
+    tiled = TiledModule(net, tiles=(6, 6))
+    count = counted(tiled)
+    out = materialize(tiled(LazyImage(slide())))
+    assert count.tiles == 36
     assert count.saved == 0
     assert out[..., 60:, 80:].std() > 0.01
 
@@ -199,13 +201,14 @@ def test_windows_of_any_size_on_glass(
 
 
 @pytest.mark.parametrize("budget", ["150KiB", "400KiB"])
-def test_the_budget_is_kept_with_identical_tiles(budget: str, count: Count) -> None:
+def test_the_budget_is_kept_with_identical_tiles(budget: str) -> None:
     source = slide(side=200)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1)
     ).double()
     planned = make_plan(net, LazyImage(source), budget=budget)
     tiled = TiledModule(net, budget=budget)
+    count = counted(tiled)
     found = account(lambda: tiled(LazyImage(source)).sum().backward(), net)
     assert count.saved > 0
     assert planned.budget is not None and found.held <= planned.budget

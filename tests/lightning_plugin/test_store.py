@@ -31,8 +31,8 @@ def lower(tier: str, ahead: bool, forward: tuple[int, ...] = (3, 2), backward: t
     """Every boundary on a lower tier, its tiles transferred at once or ahead."""
 
     class Lower(Settings):
-        def choose(self, nodes):  # type: ignore[no-untyped-def]
-            plan = super().choose(nodes)
+        def choose(self, recording):  # type: ignore[no-untyped-def]
+            plan = super().choose(recording)
             return replace(plan, segments=tuple(replace(s, tier=tier, ahead=ahead) for s in plan.segments))
 
     return Lower(Options(tiles=forward, backward_tiles=backward))

@@ -215,8 +215,8 @@ def on_disk(count: int, ahead: bool, share: bool = False) -> Settings:
     grid = (count, 1) if share else (count, count)
 
     class Lower(Settings):
-        def choose(self, nodes):  # type: ignore[no-untyped-def]
-            plan = super().choose(nodes)
+        def choose(self, recording):  # type: ignore[no-untyped-def]
+            plan = super().choose(recording)
             halo = "share" if share else "recompute"
             segments = tuple(replace(s, tier="disk", ahead=ahead, halo=halo) for s in plan.segments)
             return replace(plan, segments=segments)

@@ -16,6 +16,7 @@ from lightning_plugin import BudgetError, Plan, Rates, TiledModule, calibrate, c
 from lightning_plugin.options import Options
 from lightning_plugin.planner import calibrate as module
 from lightning_plugin.planner import measure
+from lightning_plugin.planner.cache import VARIABLE
 from lightning_plugin.planner.calibrate import key, local, local_rates, place
 from lightning_plugin.planner.rates import RATES
 from lightning_plugin.strategy.choices import RunSettings
@@ -26,7 +27,7 @@ SLOW_MEMORY = Rates(flops=1e15, memory=1e6, host=1e6, disk=1e3, call=1e-9)
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(module.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_plugin import LazyImage
-from lightning_plugin.graph import Node, ancestors
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.recording import Recording
 from tests.lightning_plugin.networks import AnyPlan, Case, cases, plans
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -27,19 +27,19 @@ class Forgetful(dict[Hashable, Any]):
         return default
 
 
-def recorded(case: Case) -> tuple[tuple[Node, ...], Any]:
-    """The nodes of one step of a network, and what has to live as long as they."""
+def recorded(case: Case) -> tuple[Recording, Any]:
+    """One step of a network, recorded, and what has to live as long as that."""
     images = [LazyImage.from_tensor(torch.zeros(s, dtype=torch.float64)) for s in case.shapes]
     results = [r.sum() for r in case.net(*images)]
-    return tuple(ancestors([r._value for r in results])), (images, results)
+    return results[0]._session.root().recorded([r._value for r in results]), (images, results)
 
 
-def agree(nodes: tuple[Node, ...], choices: list[AnyPlan]) -> int:
+def agree(recording: Recording, choices: list[AnyPlan]) -> int:
     """Rehearse plans, each after those before it, and each on its own; how many passes were known in the end."""
-    one = Network(nodes)
+    one = Network(recording)
     for choice in choices:
-        plan = choice.choose(nodes)
-        alone = Network(nodes, rehearsed=Forgetful())
+        plan = choice.choose(recording)
+        alone = Network(recording, rehearsed=Forgetful())
         assert rehearse(plan, one) == rehearse(plan, alone), plan
         count = len(one.rehearsed)
         assert rehearse(plan, one) == rehearse(plan, alone), plan
@@ -51,8 +51,8 @@ def run(examples: int, fixed: int | None) -> None:
     @settings(max_examples=examples, **QUIET)
     @given(cases(), st.lists(plans(), min_size=1, max_size=2))
     def every(case: Case, more: list[AnyPlan]) -> None:
-        nodes, alive = recorded(case)
-        agree(nodes, [case.plan, *more])
+        recording, alive = recorded(case)
+        agree(recording, [case.plan, *more])
         for image in alive[0]:
             image._session.root().abandon()
 
@@ -74,9 +74,9 @@ def test_equal_blocks_are_run_once() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), *(layer for _ in range(6) for layer in block))
     image = LazyImage.from_tensor(torch.zeros(1, 3, 40, 36))
     result = net(image).sum()
-    nodes = tuple(ancestors([result._value]))
-    plan = AnyPlan(grids=((3, 2, 1),)).choose(nodes)
-    network = Network(nodes)
+    recording = result._session.root().recorded([result._value])
+    plan = AnyPlan(grids=((3, 2, 1),)).choose(recording)
+    network = Network(recording)
     rehearse(plan, network)
     known = len(network.rehearsed)
     assert known < len(plan.segments), (known, len(plan.segments))

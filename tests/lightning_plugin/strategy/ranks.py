@@ -264,7 +264,6 @@ def shared_networks(folder: Path) -> None:
 def on_glass(team: Any) -> dict[str, Any]:
     """Identical tiles of a slide that is mostly glass: what was saved on this rank, and the largest error."""
     from lightning_plugin import LazyImage, TiledModule
-    from lightning_plugin.progress import LISTENERS
     from tests.exactness import difference
     from tests.lightning_plugin.test_identical_tiles import Count, plainly, slide
 
@@ -272,9 +271,8 @@ def on_glass(team: Any) -> dict[str, Any]:
     net = plainly().double()
     tiled, glass, count = TiledModule(copy.deepcopy(net), tiles=(9, 7)), slide(), Count()
     tiled.settings.team = team
-    LISTENERS.append(count)
+    tiled.settings.progress.listeners.append(count)
     tiled(LazyImage(glass)).sum().backward()
-    LISTENERS.remove(count)
     net(glass.tensor).sum().backward()
     floor = 1e-3 * max(p.grad.abs().max().item() for p in net.parameters())
     pairs = zip((*tiled.parameters(), *tiled.buffers()), (*net.parameters(), *net.buffers()), strict=True)

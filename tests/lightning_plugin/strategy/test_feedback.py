@@ -15,7 +15,6 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 
 from lightning_plugin import Box, LazyImage, Plan, SFTStrategy, StepMonitor
-from lightning_plugin.progress import LISTENERS
 from lightning_plugin.strategy import bar
 from lightning_plugin.strategy.report import StepReport, tiles_of
 from tests.lightning_plugin.strategy.modules import Each, Pictures, Slides, loader
@@ -101,8 +100,9 @@ def test_reasons() -> None:
 
 
 def test_nothing_listens_after_a_run() -> None:
-    fit(Slides(), loader(2), SFTStrategy(**TILES), max_steps=1)
-    assert LISTENERS == []
+    strategy = SFTStrategy(**TILES)
+    fit(Slides(), loader(2), strategy, max_steps=1)
+    assert strategy.settings.progress.listeners == []
 
 
 class Screen(RichProgressBar):

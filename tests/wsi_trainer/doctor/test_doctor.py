@@ -127,8 +127,9 @@ def test_attempt_turns_an_error_into_a_failed_check():
 def test_rates_are_measured_when_asked(monkeypatch, tmp_path, capsys):
     from lightning_plugin import Rates
     from lightning_plugin.planner import calibrate
+    from lightning_plugin.planner.cache import VARIABLE
 
-    monkeypatch.setenv(calibrate.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(calibrate, "measure", lambda device: Rates(62e9, 7e9, 7e9, 1.5e9, 2e-5))
     before = machine.rates()
     assert (before.status, before.fix) == (Status.ABSENT, "wsi-train doctor --calibrate")

@@ -1,0 +1,57 @@
+"""A frame: all that one run of a recording holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from lightning_plugin.execute.step import Step
+from lightning_plugin.execute.store import Handle
+from lightning_plugin.graph import Value
+from lightning_plugin.ops import Spread
+from lightning_plugin.recording import Bindings
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What a run is given, the step it is part of, and what it has made so far.
+
+    ``vectors`` are those that were computed, with their autograd history; ``whole`` are maps that lie in ordinary
+    tensors. ``stored`` are boundaries, and ``tokens`` what stands for each of them in autograd's graph.
+    """
+
+    bindings: Bindings
+    vectors: dict[Value, Tensor] = field(default_factory=dict)
+    step: Step = field(default_factory=Step)
+    whole: dict[Value, Tensor] = field(default_factory=dict)
+    stored: dict[Value, Handle] = field(default_factory=dict)
+    tokens: dict[Value, Tensor] = field(default_factory=dict)
+
+    def __contains__(self, v: object) -> bool:
+        return v in self.vectors or v in self.whole or v in self.stored
+
+    def vector(self, v: Value) -> Tensor:
+        """A vector that was computed."""
+        if v not in self.vectors:
+            raise AssertionError(f"{v.label} is needed before it is computed")
+        return self.vectors[v]
+
+    def resident(self, v: Value) -> Tensor | None:
+        """The ordinary tensor that a map lies in, if it does: a spread vector, or a map that was made whole."""
+        if v.node is not None and isinstance(v.node.op, Spread):
+            return self.vector(v.node.inputs[0])
+        return self.whole.get(v)
+
+    def made(self, values: Sequence[Value]) -> list[Tensor]:
+        """The ordinary tensors among some values."""
+        found = (self.whole.get(v) if v.is_map else self.vectors.get(v) for v in values)
+        return [t for t in found if t is not None]
+
+    def release(self, v: Value) -> None:
+        """A map is needed no longer by this run: what autograd keeps of it, it keeps."""
+        handle = self.stored.pop(v, None)
+        if handle is not None:
+            handle.let_go()
+        self.whole.pop(v, None)

@@ -1,0 +1,112 @@
+"""Recipes kept in the user's cache: the next process begins with what this one has planned.
+
+A file holds the recipes of one network, budget and machine (`key_of` says what they depend on). It holds what was
+rehearsed, not the formulas: those are made of it again. A file that cannot be read is ignored, and written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Hashable, Sequence
+from functools import cache as once
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_plugin.errors import PlanError
+from lightning_plugin.ledger import Note
+from lightning_plugin.plan import Plan
+from lightning_plugin.planner import cache
+from lightning_plugin.planner.recipe import Example, Recipe
+
+log = logging.getLogger(__name__)
+
+#: So many files are kept; of more, those that were not used for longest go.
+MOST_FILES = 200
+
+
+@once
+def sources() -> str:
+    """What tells this engine from another version of it: what was planned by one says nothing of another."""
+    found = hashlib.sha256()
+    root = Path(__file__).resolve().parents[1]
+    for path in sorted(root.rglob("*.py")):
+        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()
+
+
+def key_of(*about: Hashable) -> str:
+    """What recipes depend on, in a name: ``about`` are the network's structure, budget, rates and options."""
+    return hashlib.sha256(repr((sources(), torch.__version__, about)).encode()).hexdigest()[:24]
+
+
+def place(key: str) -> Path | None:
+    kept = cache.folder()
+    return None if kept is None else kept / "recipes" / f"{key}.json"
+
+
+def load(key: str) -> list[Recipe]:
+    """The recipes that were kept."""
+    path = place(key)
+    if path is None or not path.is_file():
+        return []
+    try:
+        digest, text = path.read_text(encoding="utf-8").split("\n", 1)
+        if digest != digest_of(text):
+            raise ValueError("it is not what was written")
+        path.touch()
+        return [read(data) for data in json.loads(text)]
+    except (OSError, ValueError, KeyError, TypeError, PlanError) as error:
+        log.warning("%s is ignored (%s): plans are searched for again", path, error)
+        return []
+
+
+def keep(key: str, recipes: Sequence[Recipe]) -> None:
+    """Keep recipes, where there is a place for them."""
+    path = place(key)
+    if path is None:
+        return
+    try:
+        text = json.dumps([written(recipe) for recipe in recipes])
+        cache.write(path, f"{digest_of(text)}\n{text}")
+        files = sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+        for old in files[MOST_FILES:]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be written (%s): the next process plans again", path, error)
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def written(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "plan": recipe.plan.to_json(),
+        "image": recipe.image,
+        "references": recipe.references,
+        "positions": recipe.positions,
+        "examples": [[kinds, [e.__dict__ for e in examples]] for kinds, examples in recipe.examples.items()],
+    }
+
+
+def read(data: dict[str, Any]) -> Recipe:
+    examples = {
+        fixed(kinds): [
+            Example(
+                fixed(e["image"]), fixed(e["bytes"]), tuple(Note(*map(fixed, n)) for n in e["notes"]), fixed(e["worst"])
+            )
+            for e in listed
+        ]
+        for kinds, listed in data["examples"]
+    }
+    plan, image, references = Plan.from_json(data["plan"]), fixed(data["image"]), fixed(data["references"])
+    return Recipe(plan, image, references, int(data["positions"]), {}, examples)
+
+
+def fixed(thing: Any) -> Any:
+    """Lists within lists as tuples."""
+    return tuple(map(fixed, thing)) if isinstance(thing, list) else thing

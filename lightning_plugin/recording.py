@@ -1,0 +1,99 @@
+"""A recording to be run: its nodes, and what stands behind its images and captured tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.source import TensorSource, TileSource, version_of
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """The pixels behind a `Source`: they go to ``device``; ``version`` is the one that was recorded."""
+
+    source: TileSource
+    device: torch.device
+    version: Any = None
+
+    @staticmethod
+    def now(source: TileSource, device: torch.device) -> Image:
+        """An image as it is now."""
+        return Image(source, device, version_of(source))
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The tensor that the pixels lie in, if they do."""
+        return self.source.tensor if isinstance(self.source, TensorSource) else None
+
+    @property
+    def here(self) -> Tensor | None:
+        """The same, where it lies on the device already: reading a tile of it takes no memory."""
+        return self.tensor if self.tensor is not None and self.tensor.device == self.device else None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the pixels are not any more those that were recorded."""
+        return bool(self.version != version_of(self.source))
+
+    def read(self, box: Box) -> Tensor:
+        return self.source.read(box).to(self.device, non_blocking=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """The tensor behind a `Captured`: a parameter, a buffer, a target; ``version`` is the one that was recorded."""
+
+    tensor: Tensor
+    version: int
+
+    @property
+    def changed(self) -> bool:
+        """Whether the tensor was written to since it was recorded, other than by the recording (version -1)."""
+        return self.version >= 0 and not self.tensor.is_inference() and self.tensor._version != self.version
+
+
+@dataclass(frozen=True, eq=False)
+class Bindings:
+    """What a graph's images and captured tensors are; see [Note: frozen] in `graph`."""
+
+    images: dict[Value, Image] = field(default_factory=dict)
+    captures: dict[Value, Capture] = field(default_factory=dict)
+
+    def update(self, other: Bindings) -> None:
+        self.images.update(other.images)
+        self.captures.update(other.captures)
+
+    def among(self, values: Container[Value]) -> Bindings:
+        """What some of the values are."""
+        return Bindings(
+            {v: image for v, image in self.images.items() if v in values},
+            {v: capture for v, capture in self.captures.items() if v in values},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Nodes to be run, in the order in which they were recorded; ``known`` are vectors that earlier runs computed."""
+
+    nodes: tuple[Node, ...]
+    bindings: Bindings
+    known: Mapping[Value, Tensor] = field(default_factory=dict)
+
+    @property
+    def images(self) -> list[Image]:
+        """The images that the nodes begin with."""
+        found = (self.bindings.images.get(v) for n in self.nodes for v in n.outputs)
+        return [image for image in found if image is not None]
+
+    @property
+    def captures(self) -> list[Capture]:
+        """The tensors that the nodes begin with."""
+        found = (self.bindings.captures.get(v) for n in self.nodes for v in n.outputs)
+        return [capture for capture in found if capture is not None]

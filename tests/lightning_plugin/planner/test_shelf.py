@@ -1,0 +1,138 @@
+"""Recipes outlive the process: the next one looks plans up, and a file that is not what was written is ignored."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import lightning_plugin.planner.recipe
+import lightning_plugin.settings
+from lightning_plugin import TiledModule
+from lightning_plugin.plan import Plan
+from lightning_plugin.planner import shelf
+from lightning_plugin.planner.cache import VARIABLE
+
+BUDGET = "5MiB"
+SIZES = ((330, 350), (370, 360), (350, 340))
+OTHERS = ((335, 352), (332, 351), (345, 352), (334, 356), (351, 342))
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    return tmp_path / "recipes"
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(True), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(True), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+
+
+def plans(sizes: Any = SIZES, budget: str = BUDGET) -> list[Plan]:
+    """The plans of steps on images of these sizes, by a module that knows of no other."""
+    tiled = TiledModule(net(), budget=budget)
+    found = []
+    for size in sizes:
+        tiled.zero_grad(set_to_none=True)
+        tiled(torch.zeros(1, 3, *size)).sum().backward()
+        assert tiled.plan is not None
+        found.append(tiled.plan)
+    return found
+
+
+class Asked(Exception):
+    """What is known was asked for again."""
+
+
+def refuse(*args: Any) -> Any:
+    raise Asked
+
+
+def known(size: tuple[int, int]) -> bool:
+    """Whether a size that nobody has planned for goes by a formula."""
+    try:
+        plans([size])
+    except Asked:
+        return False
+    return True
+
+
+def test_the_next_module_looks_up_what_was_planned(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = plans()
+    assert len(list(kept.glob("*.json"))) == 1
+    monkeypatch.setattr(lightning_plugin.settings, "choose_recipe", refuse)
+    monkeypatch.setattr(lightning_plugin.planner.recipe, "noted", refuse)
+    assert plans() == first
+    assert any(map(known, OTHERS)), "no other size went by a formula"
+
+
+def test_the_next_process_looks_up_what_was_planned(kept: Path) -> None:
+    script = (
+        "import lightning_plugin.settings\n"
+        "from tests.lightning_plugin.planner.test_shelf import plans, refuse\n"
+        "lightning_plugin.settings.choose_recipe = refuse\n"
+        "print(plans()[-1].to_json())\n"
+    )
+    expected = plans()[-1]
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert Plan.from_json(found.stdout) == expected
+
+
+def test_other_budgets_and_rates_have_recipes_of_their_own(kept: Path) -> None:
+    plans(SIZES[:1])
+    plans(SIZES[:1], "6MiB")
+    assert len(list(kept.glob("*.json"))) == 2
+
+
+def test_nothing_is_kept_where_there_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.chdir(tmp_path)
+    plans(SIZES[:1])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "recipes").write_text("a file, where a folder should be")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    plans(SIZES[:1])
+    assert "cannot be written" in caplog.text
+
+
+def test_only_so_many_files_are_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "MOST_FILES", 2)
+    for i in range(4):
+        shelf.keep(f"key-{i}", [])
+    assert len(list(kept.iterdir())) == 2
+
+
+@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_damaged_file_is_ignored(kept: Path, data: st.DataObject) -> None:
+    files = list(kept.glob("*.json"))
+    if not files:
+        plans(SIZES[:1])
+        files = list(kept.glob("*.json"))
+    (path,) = files
+    whole = path.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damaged = data.draw(
+        st.sampled_from([whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], b"", b"[]", b"\xff\xfe"])
+    )
+    path.write_bytes(damaged)
+    assert shelf.load(path.stem) == []
+    path.write_bytes(whole)
+    assert len(shelf.load(path.stem)) == 1
