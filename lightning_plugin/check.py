@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.module import TiledModule
+from lightning_plugin.private import DropoutBase, tree_leaves
 
 #: Errors under this are floating-point reassociation, in float64.
 TOLERANCE = 1e-9
@@ -172,7 +172,7 @@ def _quiet(module: nn.Module) -> list[str]:
     """Switch off dropout; returns the paths of the modules concerned."""
     found = []
     for name, child in module.named_modules():
-        if isinstance(child, nn.modules.dropout._DropoutNd) and child.training and child.p:
+        if isinstance(child, DropoutBase) and child.training and child.p:
             child.eval()
             found.append(name or type(child).__name__)
     return found

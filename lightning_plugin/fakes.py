@@ -8,25 +8,35 @@ at the same time, each its own network, and values of two threads' recordings ma
 from __future__ import annotations
 
 import threading
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+
+from lightning_plugin.private import FakeTensorMode, without_modes
 
 
 class Modes(threading.local):
     """A thread's modes: ``recording`` propagates shapes and refuses tensors with data, ``planning`` runs rules, whose
     tables of positions are real tensors that meet the fake ones."""
 
-    def __init__(self) -> None:
-        self.recording = FakeTensorMode(allow_non_fake_inputs=False)
-        self.planning = FakeTensorMode(allow_non_fake_inputs=True)
-        self.unbound = lru_cache(maxsize=4096)(self._unbound)
+    # Made when they are first asked for: PyTorch imports its compiler for them, which takes seconds.
+
+    @cached_property
+    def recording(self) -> FakeTensorMode:
+        return FakeTensorMode(allow_non_fake_inputs=False)
+
+    @cached_property
+    def planning(self) -> FakeTensorMode:
+        return FakeTensorMode(allow_non_fake_inputs=True)
+
+    @cached_property
+    def unbound(self) -> Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]:
+        return lru_cache(maxsize=4096)(self._unbound)
 
     def _unbound(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        with _disable_current_modes(), self.recording:
+        with without_modes(), self.recording:
             return torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -29,9 +29,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from lightning_plugin.private import TorchDispatchMode, dispatch_mode, schema, storage_key, tree_leaves
 from lightning_plugin.sums import Sums
 
 
@@ -116,7 +115,7 @@ class Ledger:
 
     def beside(self, tensors: Iterable[Tensor]) -> int:
         """What is live beside some tensors and their gradients: see [Note: step]."""
-        storages = {t.untyped_storage()._cdata for t in with_gradients(tensors)}
+        storages = {storage_key(t) for t in with_gradients(tensors)}
         return self.live - sum(self._refs[key][1] for key in storages if key in self._refs)
 
     @property
@@ -126,8 +125,7 @@ class Ledger:
 
     def see(self, tensor: Tensor) -> None:
         """Count a tensor's storage, if it is not counted yet."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
         if key in self._refs or (storage.device.type == "meta") != self.fakes:
             return
         if tensor.device.type != self.device.type:
@@ -189,9 +187,8 @@ class Ledger:
 
     def ignore(self, tensor: Tensor) -> None:
         """Never count this tensor's storage, which existed before."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._refs:
-            key = storage._cdata
+        storage, key = tensor.untyped_storage(), storage_key(tensor)
+        if key not in self._refs:
             self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), 0, 0)
 
     def enter(self, who: Any, goes_on: bool = False) -> None:
@@ -243,7 +240,7 @@ class Ledger:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Count what the operators in this block make."""
-        if torch.utils._python_dispatch._get_current_dispatch_mode() is self.watcher:
+        if dispatch_mode() is self.watcher:
             yield
             return
         with self.watcher:
@@ -319,7 +316,7 @@ def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 def gives_back(func: Any) -> bool:
     """Whether an operator returns memory that it was given, as views and in-place forms do: nothing new is made, and
     what existed before the step (an image that its source slices) is not counted."""
-    returns = func._schema.returns
+    returns = schema(func).returns
     return bool(returns) and all(r.alias_info is not None for r in returns)
 
 

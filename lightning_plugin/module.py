@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialize
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
+from lightning_plugin.private import tree_map
 from lightning_plugin.settings import Settings
 
 

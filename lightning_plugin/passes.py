@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from lightning_plugin.private import graph_task, graph_task_keeps_graph, graph_task_runs
 
 
 def current_pass() -> int:
     """The number of the backward pass under way in this thread, which no other pass has."""
-    return int(torch._C._current_graph_task_id())
+    return graph_task()
 
 
 def retains_graph() -> bool:
     """Whether the pass under way leaves the graph as it is, for another pass."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+    return graph_task_keeps_graph()
 
 
 def will_run(node: Any) -> bool:
     """Whether the pass under way runs a node of autograd's graph."""
-    return node is not None and bool(torch._C._will_engine_execute_node(node))
+    return node is not None and graph_task_runs(node)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.private import version
 from lightning_plugin.source import TensorSource, TileSource, version_of
 
 
@@ -51,12 +52,12 @@ class Capture:
     """The tensor behind a `Captured`: a parameter, a buffer, a target; ``version`` is the one that was recorded."""
 
     tensor: Tensor
-    version: int
+    version: int | None
 
     @property
     def changed(self) -> bool:
-        """Whether the tensor was written to since it was recorded, other than by the recording (version -1)."""
-        return self.version >= 0 and not self.tensor.is_inference() and self.tensor._version != self.version
+        """Whether the tensor was written to since it was recorded, other than by the recording (no version)."""
+        return self.version is not None and self.version != version(self.tensor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.private import version
 
 
 @runtime_checkable
@@ -65,7 +66,7 @@ class TensorSource:
 
     @property
     def version(self) -> int | None:
-        return None if self.tensor.is_inference() else self.tensor._version
+        return version(self.tensor)
 
     def read(self, box: Box) -> Tensor:
         index: Any = (..., *(slice(lo, hi) for lo, hi in box.intervals()))

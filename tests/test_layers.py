@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("boxes", "errors", "fakes", "ledger", "progress", "units"),
     ("sums",),
     ("passes",),  # what autograd says of the pass under way
+    ("private",),  # what is private of PyTorch
 )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_plugin.capture.session import Session, Stale, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
+from lightning_plugin.private import storage_key
 from lightning_plugin.rules.replaced import hidden
 
 aten = torch.ops.aten
@@ -101,11 +102,11 @@ def view_of(fake: Tensor) -> View | None:
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return storage_key(a) == storage_key(b)
 
 
 def remember_storage(session: Session, fake: Tensor) -> None:
-    known = session.storages.setdefault(fake.untyped_storage()._cdata, [])
+    known = session.storages.setdefault(storage_key(fake), [])
     if not any(f is fake for f in known):
         known.append(fake)
 
@@ -120,7 +121,7 @@ class Applies(Protocol):
 
 def rebind(session: Session, fake: Tensor, value: Value, writer: str, recorder: Applies) -> None:
     """Bind a tensor that was written to to its new value, as [Note: views] says."""
-    for other in session.storages.get(fake.untyped_storage()._cdata, ()):
+    for other in session.storages.get(storage_key(fake), ()):
         if other is not fake and not is_above(other, fake):
             bind(other, Stale(writer))
     bind(fake, value)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from lightning_plugin.private import tree_leaves
 
 
 class Writer(Protocol):
@@ -25,10 +25,6 @@ class Writer(Protocol):
     def root(self) -> Any: ...
     def flush(self) -> None: ...
     def absorb(self, other: Any) -> None: ...
-
-
-#: A block in which tensors answer as they are, whatever their class makes of a call.
-plain = torch._C.DisableTorchFunctionSubclass
 
 
 class AwaitingBuffer(Tensor):

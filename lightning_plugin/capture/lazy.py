@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
 from lightning_plugin.capture.alias import current, remember_storage
-from lightning_plugin.capture.buffers import plain, settle_buffers
+from lightning_plugin.capture.buffers import settle_buffers
 from lightning_plugin.capture.paths import label
 from lightning_plugin.capture.record import Recorder, record
 from lightning_plugin.capture.run import execute
@@ -24,6 +23,7 @@ from lightning_plugin.capture.session import Session, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
+from lightning_plugin.private import NEEDS_DATA, collate_first, parse_to, plain, tree_flatten, tree_map, without_storage
 from lightning_plugin.rules.replaced import replaced
 from lightning_plugin.source import TensorSource, TileSource, batch
 
@@ -36,14 +36,8 @@ class LazyTensor(Tensor):
 
     @staticmethod
     def _wrap(cls: type, fake: Tensor, session: Session, requires_grad: bool) -> Any:
-        self: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls,
-            fake.shape,
-            strides=fake.stride(),
-            dtype=fake.dtype,
-            device=fake.device,
-            requires_grad=requires_grad and (fake.is_floating_point() or fake.is_complex()),
-        )
+        grad = requires_grad and (fake.is_floating_point() or fake.is_complex())
+        self = without_storage(cls, fake, grad)
         self._fake = fake
         self._session = session
         session.tensors.append(weakref.ref(self))
@@ -116,6 +110,7 @@ class LazyImage(LazyTensor):
     ) -> LazyImage:
         if isinstance(source, Tensor):
             return cls.from_tensor(source, device=device, settings=settings)
+        collate_first(LazyImage, collate_images)
         shape = tuple(source.shape)
         if len(shape) < 3:
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
@@ -329,10 +324,7 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     fake_args, fake_kwargs = tree_map(to_fake, (args, kwargs))
     try:
         out = record(session, func, fake_args, fake_kwargs)
-    except (
-        torch._subclasses.fake_tensor.DynamicOutputShapeException,
-        torch._subclasses.fake_tensor.DataDependentOutputException,
-    ):
+    except NEEDS_DATA:
         args, kwargs = tree_map(_real, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -446,9 +438,7 @@ def _autograd_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwa
 def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
     """Moving an image moves where its tiles go; anything else about ``to`` is an operator."""
     if isinstance(self, LazyImage):
-        device, dtype, _, memory_format = torch._C._nn._parse_to(
-            *args, **{k: v for k, v in kwargs.items() if k != "copy"}
-        )
+        device, dtype, _, memory_format = parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
         if dtype is None or dtype == self.dtype:
             if device is None or device == self.device:
                 return self if memory_format is None else call(Tensor.to, (self,), {"memory_format": memory_format})
@@ -550,16 +540,3 @@ def collate_images(images: list[LazyImage], *, collate_fn_map: Any = None) -> La
     source = batch([image.source for image in images])
     grad = any(image.requires_grad for image in images)
     return LazyImage(source, device=first.device, requires_grad=grad, settings=first._session.root().settings)
-
-
-def _register_collation() -> None:
-    from torch.utils.data._utils.collate import default_collate_fn_map
-
-    # The map is searched in order with isinstance, so the more special type has to come before Tensor.
-    entries = dict(default_collate_fn_map)
-    default_collate_fn_map.clear()
-    default_collate_fn_map[LazyImage] = collate_images
-    default_collate_fn_map.update(entries)
-
-
-_register_collation()

@@ -21,9 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from lightning_plugin.capture.alias import current, note_views, rebind, remember_storage, same_memory, view_of
 from lightning_plugin.capture.buffers import await_update
@@ -33,6 +30,16 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp
+from lightning_plugin.private import (
+    FakeTensor,
+    TorchDispatchMode,
+    operator_name,
+    schema,
+    storage_key,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+)
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
 
@@ -234,7 +241,7 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
     elif spatial and (rule := API.get(func)):
         values = answer(rule(recorder, func, vargs, vkwargs, results))
     if values is None:
-        memory = {id(f): (f, bound(f)) for t in targets for f in session.storages[t.untyped_storage()._cdata]}
+        memory = {id(f): (f, bound(f)) for t in targets for f in session.storages[storage_key(t)]}
         reason = lower(recorder, seen)
         if reason is None:
             hide_writes(recorder, targets, before)
@@ -303,10 +310,10 @@ def mutated(seen: Watch, fakes: Sequence[Tensor]) -> list[Tensor]:
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable:
+    found = schema(func)
+    if found is None or not found.is_mutable:
         return
-    for i, a in enumerate(schema.arguments):
+    for i, a in enumerate(found.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
             t = args[i] if i < len(args) else kwargs.get(a.name)
             if isinstance(t, Tensor):
@@ -333,7 +340,7 @@ def lower_one(recorder: Recorder, seen: Seen) -> str | None:
     flat = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, Tensor)]
     values_of = {id(f): value for f in flat if (value := recorder.value(f)) is not None}
     vargs, vkwargs = tree_map(lambda a: values_of.get(id(a)) if isinstance(a, Tensor) else a, (args, kwargs))
-    name = call._schema.name.removeprefix("aten::")
+    name = operator_name(call)
     values = None
     if any(v.is_map for v in values_of.values()):
         rule = ATEN.get(call)
@@ -384,8 +391,8 @@ IN_PLACE = {
 
 def functional(func: Any) -> Any:
     """The operator that computes what an in-place operator writes."""
-    packet = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
-    if func._schema.name == "aten::copy_":
+    packet = getattr(torch.ops.aten, operator_name(func).removesuffix("_"), None)
+    if schema(func).name == "aten::copy_":
         return torch.ops.aten.copy.default
-    overload = func._schema.overload_name or "default"
+    overload = schema(func).overload_name or "default"
     return getattr(packet, overload, None) if packet is not None else None

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lightning_plugin.capture.buffers import ordinary, plain
+from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.fakes import MODES, unbound
@@ -19,6 +18,7 @@ from lightning_plugin.graph import Effect, Node, Value, ancestors
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.plan import Plan
+from lightning_plugin.private import FakeTensorMode, plain, version
 from lightning_plugin.recording import Bindings, Capture, Image, Recording
 from lightning_plugin.source import TileSource, prefetches
 
@@ -130,10 +130,10 @@ class Session:
             return self._capture(tensor)
 
     def _capture(self, tensor: Tensor) -> Value:
-        version = 0 if tensor.is_inference() else tensor._version
+        now = version(tensor)
         key = id(tensor), tensor.requires_grad
         known = self.captured.get(key)
-        if known is not None and self.bindings.captures[known].version in (version, -1):
+        if known is not None and self.bindings.captures[known].version in (now, None):
             return known
         # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's.
         device = self.device if tensor.is_meta else tensor.device
@@ -143,7 +143,7 @@ class Session:
         Node(Captured(), (), (value,), "tensor")
         bind(fake, value)
         self.captured[key] = value
-        self.bindings.captures[value] = Capture(tensor, version)
+        self.bindings.captures[value] = Capture(tensor, now)
         return value
 
     def image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
@@ -163,7 +163,7 @@ class Session:
     def written(self, value: Value) -> Tensor:
         """A captured tensor that the recording itself is going to write."""
         tensor = self.tensor(value)
-        self.bindings.captures[value] = Capture(tensor, -1)
+        self.bindings.captures[value] = Capture(tensor, None)
         return tensor
 
     def settle(self, values: Iterable[Value]) -> None:

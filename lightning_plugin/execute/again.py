@@ -28,6 +28,7 @@ from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Value
+from lightning_plugin.private import version
 from lightning_plugin.program.program import Program
 
 
@@ -36,16 +37,16 @@ class Inputs:
     """Tensors that were used once and will be used again, and what they were."""
 
     tensors: Sequence[Tensor]
-    versions: Sequence[int]
+    versions: Sequence[int | None]
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> Inputs:
-        return Inputs(tensors, [-1 if t.is_inference() else t._version for t in tensors])
+        return Inputs(tensors, list(map(version, tensors)))
 
     def check(self) -> None:
         """Refuse to go on where one of them was changed."""
-        for t, version in zip(self.tensors, self.versions, strict=True):
-            if version >= 0 and t._version != version:
+        for t, before in zip(self.tensors, self.versions, strict=True):
+            if version(t) != before:
                 raise RecordingError(
                     f"a tensor of shape {tuple(t.shape)} that the forward pass used was changed in place before "
                     "backward (an optimizer step between forward and backward, say). Its old value is needed."

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Source, TileOp
+from lightning_plugin.private import FakeTensor
 from lightning_plugin.program.program import Program
 
 #: What says of a map's box that it is constant: a key that is equal for equal values, or None.

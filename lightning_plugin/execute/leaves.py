@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_plugin.private import is_view
+
 
 def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:
     """A captured tensor, requiring grad if and only if it did when it was used.
@@ -25,4 +27,4 @@ def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:
 
 def lasting(result: Tensor) -> Tensor:
     """A result that the user may write to: no view of something else."""
-    return result.clone() if result._is_view() else result
+    return result.clone() if is_view(result) else result

@@ -23,6 +23,7 @@ from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, resolve
 
@@ -169,7 +170,7 @@ def call(node: Node, frame: Frame) -> None:
     grad = any(v.requires_grad for v in node.outputs)
     with torch.set_grad_enabled(grad), torch.autocast(_kind(node), enabled=False):
         result = op.run([frame.vector(v) for v in node.inputs])
-    flat = torch.utils._pytree.tree_leaves(result)
+    flat = tree_leaves(result)
     tensors = [t for t in flat if isinstance(t, Tensor)]
     for v, t in zip(node.outputs, tensors, strict=True):
         frame.vectors[v] = t

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
@@ -23,6 +22,7 @@ from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates, rates_of
+from lightning_plugin.private import tree_leaves, version
 
 __all__ = ["Blank", "make_plan"]
 
@@ -105,13 +105,13 @@ def rates_for(device: str | None) -> Rates:
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Put back buffers that a module writes while it is recorded (BatchNorm counts its batches). An update that some
     other recording has still to make is made first."""
-    kept = [(b, b._version, b.detach().clone()) for b in module.buffers() if not b.is_meta]
+    kept = [(b, version(b), b.detach().clone()) for b in module.buffers() if not b.is_meta]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, version, value in kept:
-                if buffer._version != version:
+            for buffer, before, value in kept:
+                if version(buffer) != before:
                     buffer.copy_(value)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.private import tree_leaves
 
 #: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
 SIDES = {"cpu": 96, "cuda": 1024, "mps": 512}

@@ -14,6 +14,7 @@ from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.private import storage_key
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Trial:
         self.saved: dict[int, int] = {}
 
     def pack(self, t: Tensor) -> Tensor:
-        self.saved[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
+        self.saved[storage_key(t)] = t.untyped_storage().nbytes()
         return t
 
     def profile(self, traffic: int) -> Profile:
@@ -73,9 +74,9 @@ class Trial:
         flops = counter.get_total_flops()
         backward = self.backward(out)
         results: list[Tensor] = [o for o in out if o is not None]
-        places = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(self.maps)))}
-        made = results[0].untyped_storage()._cdata if results else -1
-        known = {*places, made, *(t.untyped_storage()._cdata for t in self.vectors)}
+        places = {storage_key(t): i for i, t in reversed(list(enumerate(self.maps)))}
+        made = storage_key(results[0]) if results else -1
+        known = {*places, made, *(storage_key(t) for t in self.vectors)}
         return Profile(
             saves=tuple(sorted(places[k] for k in self.saved if k in places)),
             saves_output=made in self.saved and made not in places,

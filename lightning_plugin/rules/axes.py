@@ -20,6 +20,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp
+from lightning_plugin.private import argument_names
 from lightning_plugin.rules.channels import dim_of, name_of
 from lightning_plugin.rules.reduce import Extreme, LogSumExp, Norm, SpaceOp, Sum, VarMean, covers, space_op
 from lightning_plugin.rules.table import ATEN
@@ -231,7 +232,7 @@ def over_axes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 
 def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
     """(the dimensions that a reduction reduces, whether it keeps them)."""
-    names = [a.name for a in func._schema.arguments]
+    names = argument_names(func)
     given = dict(zip(names, args, strict=False)) | kwargs
     rank = len(args[0].shape)
     dims = given.get("dim")

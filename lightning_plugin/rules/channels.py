@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
+from lightning_plugin.private import argument_names, operator_name
 from lightning_plugin.rules.pointwise import local, spread
 from lightning_plugin.rules.table import API, ATEN
 
@@ -22,7 +23,7 @@ def dim_of(args: Sequence[Any], kwargs: dict[str, Any], position: int, default: 
 
 
 def name_of(func: Any) -> str:
-    return func._schema.name.removeprefix("aten::")
+    return operator_name(func)
 
 
 def plain(value: Value, dim: int) -> bool:
@@ -140,7 +141,7 @@ def reduce_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
 def reduced_dims(func: Any, args: Any, kwargs: Any) -> tuple[list[int], bool]:
     """The dimensions that a reduction is called for, and whether they are kept as dimensions of size one."""
     x = args[0]
-    names = [a.name for a in func._schema.arguments]
+    names = argument_names(func)
     position = names.index("dim")
     dims: Any = kwargs.get("dim", args[position] if len(args) > position else None)
     keep = kwargs.get("keepdim", args[names.index("keepdim")] if len(args) > names.index("keepdim") else False)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.graph import Effect, Value
 from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.private import argument_names, legacy_reduction, schema
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reduce import Sum, wide
@@ -66,11 +67,11 @@ def ratio(total: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     kind="local + reduce",
 )
 def elementwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    names = [a.name for a in func._schema.arguments]
+    names = argument_names(func)
     given = dict(zip(names, args, strict=False)) | kwargs
     reduction = given.get("reduction", MEAN)
     given["reduction"] = NONE
-    defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    defaults = {a.name: a.default_value for a in schema(func).arguments if a.has_default_value()}
     full = [given.get(n, defaults.get(n)) for n in names]
     shape = torch.broadcast_shapes(given["self"].shape, given["target"].shape)
     dtype = outs[0].dtype if reduction == NONE else wide(outs[0].dtype)
@@ -108,7 +109,7 @@ def classes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
     x, target, weight = a["input"], a["target"], a["weight"]
     reduction = a["reduction"]
     if a["size_average"] is not None or a["reduce"] is not None:
-        reduction = torch.nn._reduction.legacy_get_string(a["size_average"], a["reduce"])
+        reduction = legacy_reduction(a["size_average"], a["reduce"])
     channel = min(1, len(x.shape) - 1)
     if not x.is_map or x.space.tidy.is_space(channel) or (weight is not None and weight.is_map):
         return NotImplemented

@@ -17,6 +17,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout, canonical
 from lightning_plugin.ops import Call, Kernel, TileOp
+from lightning_plugin.private import operator_name
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -127,7 +128,7 @@ def pointwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
         return NotImplemented
     replaced = {id(old): new for old, new in zip(operands, found[0], strict=True)}
     swap = lambda a: replaced[id(a)] if isinstance(a, Value) else a  # noqa: E731
-    name = func._schema.name.removeprefix("aten::")
+    name = operator_name(func)
     grad = name not in NO_GRADIENT
     return local(
         rec,

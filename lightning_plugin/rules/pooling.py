@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Window
 from lightning_plugin.ops import TileOp
+from lightning_plugin.private import schema
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.table import ATEN, filled
 from lightning_plugin.rules.window import SlidingOp, WindowOp, each, squeezed_axes, windowed_at
@@ -49,7 +50,7 @@ def max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
 
     They are computed by a second node, which costs nothing where it is not used.
     """
-    count = 3 if "3d" in func._schema.name else 2
+    count = 3 if "3d" in schema(func).name else 2
     x, kernel, stride, padding, dilation, _ = filled(args, None, None, None, [0], [1], False)
     kernel = each(kernel, count)
     stride = each(stride, count) if stride else kernel
@@ -177,7 +178,7 @@ class AvgPool(Pool):
 
 @ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)
 def avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    count = int(func._schema.name[-2])
+    count = int(schema(func).name[-2])
     x, kernel, stride, padding, _, count_padding, divisor = filled(args, None, None, [], [0], False, True, None)
     kernel, padding = each(kernel, count), each(padding, count)
     stride = each(stride, count) if stride else kernel

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.private import FakeTensor
 from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local

@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.private import FakeTensor
 from lightning_plugin.rules.channels import REDUCTIONS, dim_of, name_of, reduced_dims
 from lightning_plugin.rules.table import ATEN
 

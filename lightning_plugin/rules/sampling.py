@@ -18,7 +18,8 @@ from typing import ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from lightning_plugin.private import without_modes
 
 aten = torch.ops.aten
 P = ParamSpec("P")
@@ -30,7 +31,7 @@ def with_values(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        with _disable_current_modes():
+        with without_modes():
             return function(*args, **kwargs)
 
     return run

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.graph import Value
+from lightning_plugin.private import argument_names
 from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.contract import pooled_attention
@@ -55,7 +56,7 @@ def in_another_type(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
 @ATEN.otherwise(aten.linalg_vector_norm.default)
 def other_norms(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The norms of order infinity, minus infinity and zero."""
-    names = [a.name for a in func._schema.arguments]
+    names = argument_names(func)
     order = float((dict(zip(names, args, strict=False)) | kwargs).get("ord", 2))
     dims, keep = reduced(func, args, kwargs)
     if math.isinf(order):
@@ -97,7 +98,7 @@ def std_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
 )
 def fused_attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Few queries that look at all positions, as `nn.MultiheadAttention` asks for them."""
-    names = [a.name for a in func._schema.arguments]
+    names = argument_names(func)
     a = dict(zip(names, args, strict=False)) | kwargs
     query, key, value = a["query"], a["key"], a["value"]
     masked = any(a.get(k) is not None for k in ("attn_mask", "attn_bias"))

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
+from lightning_plugin.private import parse_to
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.images import is_image, lazy_image
 
@@ -36,7 +37,7 @@ class Moving(TorchFunctionMode):
         if func is Tensor.to or func is Tensor.cuda:
             lazy = self.lazy(args[0])
             if lazy is not None:
-                dtype = torch._C._nn._parse_to(*args[1:], **_known(kwargs))[1] if func is Tensor.to else None
+                dtype = parse_to(*args[1:], **_known(kwargs))[1] if func is Tensor.to else None
                 return lazy if dtype is None or dtype == lazy.dtype else lazy.to(dtype)
         return func(*args, **kwargs)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightning_plugin.private import BatchNormBase, InstanceNormBase
 from lightning_plugin.strategy.synced import synced_batch_norm
 
 
@@ -23,14 +23,14 @@ class Synced:
     ``alone`` where every rank sees all of the batch, so that its own statistics are those of all.
     """
 
-    original: type[_BatchNorm]
+    original: type[BatchNormBase]
     alone = False
 
     def forward(self: Any, x: Tensor) -> Tensor:
         self._check_input_dim(x)
         group = getattr(self, "process_group", None)
         if self.alone or not self.training or not dist.is_initialized() or dist.get_world_size(group) == 1:
-            return _BatchNorm.forward(self, x)
+            return BatchNormBase.forward(self, x)
         tracked = self.track_running_stats
         return synced_batch_norm(
             x,
@@ -52,7 +52,7 @@ class Synced:
         return 1.0 / float(self.num_batches_tracked)
 
 
-class AnyRank(_BatchNorm):
+class AnyRank(BatchNormBase):
     """What `torch.nn.SyncBatchNorm` is without its own ways: DDP refuses that class itself on a CPU."""
 
     def _check_input_dim(self, x: Tensor) -> None:
@@ -61,7 +61,7 @@ class AnyRank(_BatchNorm):
 
 
 @cache
-def synced(kind: type[_BatchNorm], alone: bool = False) -> type[_BatchNorm]:
+def synced(kind: type[BatchNormBase], alone: bool = False) -> type[BatchNormBase]:
     """The class that does what ``kind`` does over all ranks."""
     base = AnyRank if issubclass(kind, nn.SyncBatchNorm) else kind
     return type(f"Synced{kind.__name__}", (Synced, base), {"__module__": __name__, "original": kind, "alone": alone})
@@ -69,10 +69,10 @@ def synced(kind: type[_BatchNorm], alone: bool = False) -> type[_BatchNorm]:
 
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether a layer is a BatchNorm whose computation is known: PyTorch's, or a subclass that keeps its forward."""
-    known = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    known = (BatchNormBase.forward, nn.SyncBatchNorm.forward)
     return (
-        isinstance(module, _BatchNorm)
-        and not isinstance(module, nn.modules.instancenorm._InstanceNorm | Synced)
+        isinstance(module, BatchNormBase)
+        and not isinstance(module, InstanceNormBase | Synced)
         and type(module).forward in known
     )
 

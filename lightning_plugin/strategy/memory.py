@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from lightning_plugin.private import forget_step_hooks, tree_leaves
 
 #: The part of a device's free memory that is left to what no ledger sees: the context, fragments, other
 #: libraries.
@@ -135,8 +136,7 @@ def group_bytes(optimizer: torch.optim.Optimizer, group: dict[str, object]) -> i
     vars(twin).update(vars(optimizer))
     twin.state = defaultdict(dict)
     twin.param_groups = [{**group, "params": twins, "fused": False}]
-    twin._optimizer_step_pre_hooks = OrderedDict()  # the user's hooks are for real steps
-    twin._optimizer_step_post_hooks = OrderedDict()
+    forget_step_hooks(twin)  # the user's are for real steps
     try:
         own.step(twin)
     except Exception as error:  # whatever an optimizer may not do without data

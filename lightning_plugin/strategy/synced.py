@@ -21,12 +21,12 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from lightning_plugin.capture.session import Session
 from lightning_plugin.graph import Value
+from lightning_plugin.private import FakeTensor
 from lightning_plugin.rules.norm import Normalization, normalize, statistics
 from lightning_plugin.rules.reduce import widen
 from lightning_plugin.rules.table import API

@@ -1,0 +1,197 @@
+"""What the engine counts on of PyTorch's private names, one by one, and that it uses none beside `private`."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from lightning_plugin import private
+
+PACKAGE = Path(private.__file__).parent
+#: Attributes of tensors and operators that are PyTorch's own affair.
+ATTRIBUTES = {"_cdata", "_version", "_schema", "_is_view", "_base", "_make_wrapper_subclass", "_make_subclass"}
+PRIVATE_MODULE = re.compile(r"torch(\.\w+)*\._(?!_)")
+
+
+def uses(path: Path) -> list[str]:
+    """The private names of PyTorch in a file. Operators may begin as they like."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            if node.attr in ATTRIBUTES or (PRIVATE_MODULE.match(name) and not name.startswith("torch.ops.")):
+                found.append(name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            found += [f"{node.module}.{a.name}" for a in node.names if PRIVATE_MODULE.match(f"{node.module}.{a.name}")]
+        elif isinstance(node, ast.Import):
+            found += [a.name for a in node.names if PRIVATE_MODULE.match(a.name)]
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(PACKAGE).as_posix())
+def test_nothing_private_is_used_elsewhere(path: Path) -> None:
+    if path.name != "private.py":
+        assert uses(path) == []
+
+
+def test_private_names_are_found(tmp_path: Path) -> None:
+    """The test above can fail."""
+    file = tmp_path / "file.py"
+    file.write_text("import torch\nfrom torch._C import x\ntorch._C._nn.y()\nt._version\ntorch.ops.aten._softmax\n")
+    assert {"torch._C.x", "torch._C._nn.y", "t._version"} <= set(uses(file))
+    assert not any("softmax" in name for name in uses(file))
+
+
+def test_a_version_counts_writes() -> None:
+    x = torch.zeros(3)
+    before = private.version(x)
+    x.add_(1)
+    assert before is not None and private.version(x) == before + 1
+    with torch.inference_mode():
+        assert private.version(torch.zeros(3)) is None
+
+
+def test_a_storage_has_one_key() -> None:
+    x, mode = torch.zeros(4), private.FakeTensorMode()
+    assert private.storage_key(x) == private.storage_key(x[1:]) != private.storage_key(x.clone())
+    with mode:
+        y = torch.zeros(4)
+        assert isinstance(y, private.FakeTensor)
+        assert private.storage_key(y) == private.storage_key(y.view(2, 2)) != private.storage_key(y + 1)
+        with private.without_modes():
+            assert not isinstance(torch.zeros(1), private.FakeTensor)
+
+
+def test_what_needs_data_says_so() -> None:
+    with private.FakeTensorMode():
+        x = torch.zeros(4)
+        for call in (x.nonzero, x.sum().item):
+            with pytest.raises(private.NEEDS_DATA):
+                call()
+
+
+def test_a_view_is_known() -> None:
+    x = torch.zeros(4)
+    assert private.is_view(x.view(2, 2)) and not private.is_view(x)
+
+
+def test_a_tensor_without_storage_has_all_else() -> None:
+    class Ours(Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            raise AssertionError
+
+    like = torch.zeros(2, 6, dtype=torch.float64)[:, ::2]
+    x = private.without_storage(Ours, like, True)
+    assert isinstance(x, Ours) and x.requires_grad
+    assert (x.shape, x.stride(), x.dtype) == (like.shape, like.stride(), like.dtype)
+
+
+def test_a_tensor_answers_as_it_is() -> None:
+    class Ours(Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return "ours"
+
+    x = torch.zeros(3).as_subclass(Ours)
+    assert x + 1 == "ours"
+    with private.plain():
+        assert torch.equal(torch.Tensor.add(x, 1), torch.ones(3))
+
+
+def test_an_operator_says_its_name_and_arguments() -> None:
+    assert private.operator_name(torch.ops.aten.relu_.default) == "relu_"
+    assert private.argument_names(torch.ops.aten.add.Tensor) == ["self", "other", "alpha"]
+    assert private.schema(torch.ops.aten.relu_.default).is_mutable and private.schema(torch.relu) is None
+
+
+def test_the_arguments_of_to() -> None:
+    device, dtype, blocking, layout = private.parse_to("cpu", torch.float64, True, memory_format=torch.channels_last)
+    assert (device, dtype, blocking, layout) == (torch.device("cpu"), torch.float64, True, torch.channels_last)
+    assert private.parse_to(torch.int8)[:2] == (None, torch.int8)
+
+
+def test_former_arguments_of_losses() -> None:
+    assert [private.legacy_reduction(*a) for a in ((None, False), (False, None), (True, True))] == [
+        "none",
+        "sum",
+        "mean",
+    ]
+
+
+def test_a_pass_has_a_number_and_knows_what_it_runs() -> None:
+    seen = []
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    a, b = x * 2, y * 3
+
+    def look(gradient: Tensor) -> None:
+        seen.append((private.graph_task(), private.graph_task_keeps_graph(), private.graph_task_runs(b.grad_fn)))
+
+    a.register_hook(look)
+    assert private.graph_task() == -1
+    torch.autograd.grad((a + b).sum(), [x, y], retain_graph=True)
+    torch.autograd.grad((a + b).sum(), [x])
+    (first, kept, ran), (second, gone, left) = seen
+    assert first != second and (kept, ran) == (True, True) and (gone, left) == (False, False)
+
+
+def test_batches_are_made_by_the_more_special_class() -> None:
+    class Ours(Tensor):
+        pass
+
+    private.collate_first(Ours, lambda batch, collate_fn_map=None: "ours")
+    assert default_collate([torch.zeros(1).as_subclass(Ours)]) == "ours"
+    assert torch.equal(default_collate([torch.zeros(1), torch.ones(1)]), torch.tensor([[0.0], [1.0]]))
+
+
+def test_a_step_without_hooks() -> None:
+    optimizer, calls = torch.optim.SGD([nn.Parameter(torch.zeros(1))]), []
+    optimizer.register_step_pre_hook(lambda *a: calls.append(1))
+    optimizer.register_step_post_hook(lambda *a: calls.append(2))
+    optimizer.step()
+    private.forget_step_hooks(optimizer)
+    optimizer.step()
+    assert calls == [1, 2]
+
+
+def test_the_innermost_mode_is_known() -> None:
+    class Mode(private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return func(*args, **(kwargs or {}))
+
+    with Mode() as outer, Mode() as inner:
+        assert private.dispatch_mode() is inner is not outer
+
+
+def test_families_of_layers() -> None:
+    assert issubclass(nn.SyncBatchNorm, private.BatchNormBase) and issubclass(nn.BatchNorm1d, private.BatchNormBase)
+    assert issubclass(nn.InstanceNorm2d, private.InstanceNormBase) and issubclass(nn.AlphaDropout, private.DropoutBase)
+
+
+def test_the_compiler_is_not_imported() -> None:
+    """Importing the engine takes no compiler along, and changes nothing of PyTorch's own."""
+    script = (
+        "import torch\n"
+        "from torch.utils.data._utils.collate import default_collate_fn_map as table\n"
+        "before = dict(table)\n"
+        "import lightning_plugin\n"
+        "from lightning_plugin.private import compiles\n"
+        "assert not compiles() and table == before\n"
+        "import torch._dynamo\n"
+        "assert compiles()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_trees() -> None:
+    tree = {"a": [1, (2, 3)]}
+    assert private.tree_leaves(tree) == private.tree_flatten(tree)[0] == [1, 2, 3]
+    assert private.tree_map(lambda x: x + 1, tree) == {"a": [2, (3, 4)]}
