@@ -31,8 +31,8 @@ def write_operators(page: Path) -> None:
     lines = [HEAD]
     for table, title in ((API, "Functions"), (ATEN, "Operators")):
         kinds: dict[str, set[str]] = {}
-        for function in table.rules:
-            kinds.setdefault(name_of(function), set()).add(table.kinds[function])
+        for function, entries in table.entries.items():
+            kinds.setdefault(name_of(function), set()).add(entries[0].kind)
         lines += [f"## {title}", "", "| name | kind of rule | reached in |", "|---|---|---|"]
         for name in sorted(kinds):
             files = reached.get(f"{table.name} {name}", [])

@@ -15,7 +15,7 @@ value; what that means for tensors that share its memory is said in [Note: views
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,16 @@ from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
 
 
+class Unsettled(Exception):
+    """A rule has to know tensors that the recording is still to write."""
+
+
 class Recorder:
-    """One call being recorded: what its rules use to make values and nodes."""
+    """One call being recorded: what its rules use to make values and nodes.
+
+    A rule changes nothing but this: what the call does besides returning results (``effects``) takes hold when the call
+    is recorded, and not where the rule declines after all.
+    """
 
     def __init__(self, session: Session, func: Callable[..., Any], autocast: Autocast):
         self.session = session
@@ -54,6 +62,7 @@ class Recorder:
         self.autocast = autocast
         self.grad = torch.is_grad_enabled()
         self.path = module_path()
+        self.effects: list[tuple[Effect, Sequence[Value]]] = []
 
     def fake(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         with self.session.mode:
@@ -63,11 +72,25 @@ class Recorder:
         self, buffers: Sequence[Value], values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]
     ) -> None:
         """Have a module's buffers written, once, when the values are known; see [Note: buffers] in `buffers`."""
-        tensors = []
-        for v in buffers:
-            tensors.append(self.session.written(v))
-            await_update(tensors[-1], self.session)
-        self.session.effects.append(Effect(tuple(values), run, tuple(tensors)))
+        writes = tuple(map(self.session.tensor, buffers))
+        self.effects.append((Effect(tuple(values), run, writes), buffers))
+
+    def then(self, values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]) -> None:
+        """Have something happen, once, when the values are known."""
+        self.effects.append((Effect(tuple(values), run), ()))
+
+    def settled(self, values: Iterable[Value]) -> None:
+        """Go on only if the recording has written these captured tensors: it is run otherwise, and the rule asked
+        again."""
+        if self.session.unsettled(values):
+            raise Unsettled
+
+    def commit(self) -> None:
+        """The call is recorded: what it does besides takes hold."""
+        for effect, buffers in self.effects:
+            for v in buffers:
+                await_update(self.session.written(v), self.session)
+            self.session.effects.append(effect)
 
     def emit(
         self,
@@ -218,6 +241,14 @@ def watch(session: Session, func: Callable[..., Any], args: Any, kwargs: Any) ->
 
 def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a call whose tensors are fakes bound to values; returns its result with fakes bound to values."""
+    try:
+        return attempt(session, func, args, kwargs)
+    except Unsettled:
+        session.run()  # and forget nothing: a call is being recorded
+        return attempt(session, func, args, kwargs)
+
+
+def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     flat, _ = tree_flatten((args, kwargs))
     fakes = [a for a in flat if isinstance(a, Tensor)]
     recorder = Recorder(session, func, Autocast.now(fakes[0].device))
@@ -245,7 +276,9 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
         reason = lower(recorder, seen)
         if reason is None:
             hide_writes(recorder, targets, before)
+            recorder.commit()
             return out
+        recorder.effects.clear()
         for f, state in memory.values():
             bind(f, state)  # type: ignore[arg-type]
         if len(targets) > 1 or (targets and targets[0] is not fakes[0]):
@@ -263,6 +296,7 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
             bind(fake, value)
             remember_storage(session, fake)
     hide_writes(recorder, targets, before)
+    recorder.commit()
     return out
 
 

@@ -166,11 +166,10 @@ class Session:
         self.bindings.captures[value] = Capture(tensor, None)
         return tensor
 
-    def settle(self, values: Iterable[Value]) -> None:
-        """Run what is recorded, if one of these captured tensors is still to be written by it."""
+    def unsettled(self, values: Iterable[Value]) -> bool:
+        """Whether one of these captured tensors is still to be written by what is recorded."""
         tensors = [self.tensor(v) for v in values if v in self.bindings.captures]
-        if any(w is t for e in self.effects for w in e.writes for t in tensors):
-            self.run()  # and forget nothing: a call is being recorded
+        return any(w is t for e in self.effects for w in e.writes for t in tensors)
 
     def flush(self) -> None:
         """Run what is recorded, for the sake of what it does besides returning results."""

@@ -95,7 +95,7 @@ def adaptive_avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequenc
     return adaptive(rec, args[0], args[1], outs, False, name_of(func).removeprefix("_"))
 
 
-@ATEN.otherwise(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+@ATEN.rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """To more than one position."""
     x, size = args

@@ -78,7 +78,7 @@ def along_axis(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     return rec.emit(op, [x], outs, x.space, name_of(func))
 
 
-@ATEN.otherwise(
+@ATEN.rule(
     aten.cumsum,
     aten.cumprod,
     aten.logcumsumexp,
@@ -203,7 +203,7 @@ BLANK: dict[type, tuple[float, ...]] = {
 }
 
 
-@ATEN.otherwise(
+@ATEN.rule(
     aten.sum.dim_IntList,
     aten.mean.dim,
     aten.amax.default,

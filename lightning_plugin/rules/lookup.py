@@ -55,7 +55,7 @@ def one_hot(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
     return local(rec, F.one_hot, [x, a["num_classes"]], {}, outs[0], layout, name="one_hot", grad=False)
 
 
-@ATEN.otherwise(aten.gather.default)
+@ATEN.rule(aten.gather.default)
 def gather(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index = args[:3]
     dim %= max(1, len(x.shape))
@@ -92,7 +92,7 @@ def scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
     )
 
 
-@ATEN.otherwise(aten.index.Tensor)
+@ATEN.rule(aten.index.Tensor)
 def index(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``weight[classes]`` with a map of classes, and ``x[:, order]`` with an order of channels."""
     x, indices = args

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_plugin.graph import Effect, Value
+from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.private import argument_names, legacy_reduction, schema
 from lightning_plugin.rules.norm import arguments
@@ -196,7 +196,7 @@ def gaussian(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
         negative = rec.decompose(any_negative, variance)
         if negative is NotImplemented:
             return NotImplemented
-        rec.session.effects.append(Effect(negative, refuse_negative))
+        rec.then(negative, refuse_negative)
     return rec.decompose(gaussian_loss, *args, **kwargs)
 
 

@@ -227,7 +227,7 @@ def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     if not x.is_map or x.space.is_space(1) or any(v is not None and v.is_map for v in vectors):
         return NotImplemented
     if not a["training"]:
-        rec.session.settle(v for v in vectors if v is not None)
+        rec.settled(v for v in vectors if v is not None)
         return local(rec, func, args, kwargs, outs[0], x.space, name="batch_norm", autocast=rec.autocast)
     dims = [d for d in range(len(x.shape)) if d != 1]
     mean, var, size = statistics(rec, x, dims, [x.shape[1]])
@@ -288,7 +288,7 @@ def instance_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
     if not a["use_input_stats"]:
         names = ("running_mean", "running_var", "weight", "bias")
         values = [x, *(a[k] for k in names)]
-        rec.session.settle(v for v in values[1:] if v is not None)
+        rec.settled(v for v in values[1:] if v is not None)
         return local(
             rec, F.batch_norm, [*values, False, 0.0, a["eps"]], {}, outs[0], x.space, name="instance_norm",
             autocast=rec.autocast,

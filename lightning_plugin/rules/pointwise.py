@@ -152,7 +152,7 @@ POINTWISE = """
     bitwise_xor ceil celu clamp clamp_max clamp_min clone contiguous copysign cos cosh deg2rad detach digamma div
     elu eq erf erfc erfinv exp exp2 expm1 fill floor floor_divide fmax fmin fmod frac full_like ge gelu gt
     hardshrink hardsigmoid hardswish hardtanh heaviside huber_loss_none hypot i0 isfinite isinf isnan le leaky_relu
-    lerp lgamma log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or
+    lerp lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or
     logical_xor logit lt masked_fill maximum minimum mish mul nan_to_num ne neg nextafter ones_like polygamma
     positive pow rad2deg reciprocal relu relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin
     sinc sinh softplus softshrink special_erfcx special_log_ndtr special_ndtri special_xlog1py sqrt square sub tan
@@ -163,14 +163,14 @@ POINTWISE = """
 def _register() -> None:
     for name in POINTWISE:
         packet = getattr(aten, name, None)
-        if packet is not None and packet not in ATEN.rules:
+        if packet is not None:
             ATEN.rule(packet, kind="local")(pointwise)
 
 
 _register()
 
 
-@ATEN.rule(aten.log_sigmoid_forward, replace=True, kind="local")
+@ATEN.rule(aten.log_sigmoid_forward, kind="local")
 def log_sigmoid(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The second result is a buffer of the CPU kernel that nobody reads outside of its backward."""
     out = local(rec, torch.nn.functional.logsigmoid, args, {}, outs[0], args[0].space, name="log_sigmoid")

@@ -44,7 +44,9 @@ class MaxPool(Pool):
         return -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-@ATEN.rule(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d.default)
+@ATEN.rule(
+    aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d.default, kind="window"
+)
 def max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Indices are positions in the whole map; nobody has asked for them unless they go on to an unpooling.
 
@@ -176,7 +178,7 @@ class AvgPool(Pool):
         return None if all(c == w.kernel for c in line) else line
 
 
-@ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default)
+@ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default, kind="window")
 def avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     count = int(schema(func).name[-2])
     x, kernel, stride, padding, _, count_padding, divisor = filled(args, None, None, [], [0], False, True, None)

@@ -66,7 +66,7 @@ def apply_log_softmax(x: Tensor, total: Tensor, top: Tensor, dtype: torch.dtype)
     return (x.to(total.dtype) - top - total.log()).to(dtype)
 
 
-@ATEN.otherwise(aten._softmax, aten._log_softmax)
+@ATEN.rule(aten._softmax, aten._log_softmax)
 def softmax(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over a dimension that holds all of space."""
     x, dim = args[0], args[1] % len(args[0].shape)

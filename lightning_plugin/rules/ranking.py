@@ -61,7 +61,7 @@ class Best(ReduceOp):
         return torch.where(mine, tiles[0].gather(self.dim, place), 0), None
 
 
-@ATEN.otherwise(aten.topk.default)
+@ATEN.rule(aten.topk.default)
 def topk(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over a dimension that holds all of space."""
     given = dict(zip(("x", "k", "dim", "largest"), args, strict=False)) | kwargs
@@ -107,7 +107,7 @@ class BestIndex(ReduceOp):
         return (None,)
 
 
-@ATEN.otherwise(aten.argmax.default, aten.argmin.default)
+@ATEN.rule(aten.argmax.default, aten.argmin.default)
 def best_index(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced(func, args, kwargs)
     if not covers(args[0], dims):
@@ -158,7 +158,7 @@ class Pick(ReduceOp):
         return (self.share(box, tiles[0], vectors[0]),)
 
 
-@ATEN.otherwise(aten.gather.default, aten.index_select.default)
+@ATEN.rule(aten.gather.default, aten.index_select.default)
 def pick(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Positions are picked by an index that is a vector."""
     x, dim, index = args[:3]
@@ -168,7 +168,7 @@ def pick(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
     return rec.emit(Pick(dim, name_of(func) == "gather", x.space), [x, index], outs, None, name_of(func))
 
 
-@ATEN.otherwise(aten.index.Tensor)
+@ATEN.rule(aten.index.Tensor)
 def pick_rows(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``x[:, index]`` with one index, on the dimension that holds all of space."""
     x, indices = args
@@ -209,7 +209,7 @@ class Prod(SpaceOp):
         return (x * others.detach()).sum(self.dims, keepdim=self.keep).to(self.dtype), None, None
 
 
-@ATEN.otherwise(aten.prod.dim_int, aten.prod.default)
+@ATEN.rule(aten.prod.dim_int, aten.prod.default)
 def prod(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
@@ -226,7 +226,7 @@ def prod(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
     return rec.emit(op, [x], fakes, None, "prod")[:1]
 
 
-@ATEN.otherwise(
+@ATEN.rule(
     aten.any.dim,
     aten.any.dims,
     aten.any.default,

@@ -21,7 +21,7 @@ from lightning_plugin.rules.table import ATEN, filled
 aten = torch.ops.aten
 
 
-@ATEN.otherwise(aten.flip.default)
+@ATEN.rule(aten.flip.default)
 def flip(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims = [d % len(x.shape) for d in args[1]]
@@ -128,7 +128,7 @@ class Concat(TileOp):
         return given[0] if len(given) == 1 else torch.cat(given, self.dim)
 
 
-@ATEN.otherwise(aten.cat)
+@ATEN.rule(aten.cat)
 def cat_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     values, dim = list(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
     first = next(v for v in values if v.is_map)

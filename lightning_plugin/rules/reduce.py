@@ -336,7 +336,7 @@ def reduced_size(value: Value, dims: Sequence[int]) -> int:
     return math.prod(value.shape[d] for d in dims)
 
 
-@ATEN.otherwise(*REDUCTIONS)
+@ATEN.rule(*REDUCTIONS)
 def over_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced_dims(func, args, kwargs)
     return reduced(rec, func, args, kwargs, outs, dims, keep)
@@ -380,7 +380,7 @@ def space_op(
     return None
 
 
-@ATEN.otherwise(aten.max.dim, aten.min.dim)
+@ATEN.rule(aten.max.dim, aten.min.dim)
 def extreme(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """max and min with indices along a dimension that holds all of space, and nothing else."""
     x = args[0]

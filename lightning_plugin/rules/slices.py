@@ -22,7 +22,7 @@ def declined(value: Value | None) -> Any:
     return NotImplemented if value is None else value
 
 
-@ATEN.otherwise(aten.slice.Tensor)
+@ATEN.rule(aten.slice.Tensor)
 def slice_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, start, end, step = filled(args, None, 0, None, None, 1)
     dim %= len(x.shape)
@@ -30,7 +30,7 @@ def slice_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return declined(remap(rec, x, {dim: cropped(first, len(range(first, stop, step)), step)}, "slice"))
 
 
-@ATEN.otherwise(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
+@ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
 def split_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim = args[0], dim_of(args, kwargs, 2) % len(args[0].shape)
     pieces, start = [], 0
@@ -43,12 +43,12 @@ def split_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return tuple(pieces)
 
 
-@ATEN.otherwise(aten.select.int)
+@ATEN.rule(aten.select.int)
 def select_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     return declined(row(rec, args[0], args[1], args[2], outs[0]))
 
 
-@ATEN.otherwise(aten.unbind.int)
+@ATEN.rule(aten.unbind.int)
 def unbind_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     rows = [row(rec, args[0], dim_of(args, kwargs, 1), i, out) for i, out in enumerate(outs)]
     return NotImplemented if any(r is None for r in rows) else tuple(rows)

@@ -43,7 +43,7 @@ def global_average(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     return rec.decompose(torch.mean, x, list(range(-count, 0)), keepdim=True)
 
 
-@ATEN.otherwise(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
+@ATEN.rule(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
 def in_another_type(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``x.mean(dim, dtype=...)``: cast, then reduce."""
     dtype = kwargs.get("dtype")
@@ -53,7 +53,7 @@ def in_another_type(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
     return rec.decompose(lambda x: func(x.to(dtype), *args[1:], **rest), args[0])
 
 
-@ATEN.otherwise(aten.linalg_vector_norm.default)
+@ATEN.rule(aten.linalg_vector_norm.default)
 def other_norms(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The norms of order infinity, minus infinity and zero."""
     names = argument_names(func)
@@ -66,19 +66,19 @@ def other_norms(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return NotImplemented
 
 
-@ATEN.otherwise(aten.nansum.default)
+@ATEN.rule(aten.nansum.default)
 def nansum(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced(func, args, kwargs)
     return rec.decompose(lambda x: torch.where(x.isnan(), 0, x).sum(dims, keepdim=keep), args[0])
 
 
-@ATEN.otherwise(aten.aminmax.default)
+@ATEN.rule(aten.aminmax.default)
 def aminmax(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced(func, args, kwargs)
     return rec.decompose(lambda x: (x.amin(dims, keepdim=keep), x.amax(dims, keepdim=keep)), args[0])
 
 
-@ATEN.otherwise(aten.std_mean.correction)
+@ATEN.rule(aten.std_mean.correction)
 def std_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
@@ -90,7 +90,7 @@ def std_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
     return rec.emit(op, [x], outs, None, name_of(func))
 
 
-@ATEN.otherwise(
+@ATEN.rule(
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,

@@ -22,54 +22,97 @@ from typing import Any
 
 Rule = Callable[..., Any]
 
+#: Where several families have a rule for a function, they are asked in this order, whichever was imported first: the
+#: first that knows the arguments answers.
+ORDER: dict[str, str] = {
+    "channels": "what leaves space as it is needs no halo and no pass of its own",
+    "window": "a convolution is plain far more often than transposed",
+    "lookup": "a table that is looked up is a vector; what is picked out of a map comes later",
+    "reduce": "over all of space: one pass over the tiles makes a vector",
+    "axes": "over some of the axes: the others are still tiled",
+    "adaptive": "to more than the one position that `reduce` makes",
+    "transposed": "what `window` declines",
+    "slices": "parts of space, where `channels` found no part of the channels",
+    "rearrange": "space put together or turned round, likewise",
+    "positions": "a softmax over all of space, where `axes` had no axis left to tile",
+    "ranking": "the best and the picked of all positions",
+    "spellings": "rarer spellings, put down to the operators above",
+}
+
 
 @dataclass(frozen=True)
 class Chain:
-    """Two rules for one function: the second is asked where the first does not know the arguments."""
+    """Rules for one function, in the order in which they are asked."""
 
-    first: Rule
-    second: Rule
+    rules: tuple[Rule, ...]
 
     def __call__(self, *call: Any) -> Any:
-        result = self.first(*call)
-        return self.second(*call) if result is NotImplemented else result
+        for rule in self.rules:
+            result = rule(*call)
+            if result is not NotImplemented:
+                return result
+        return NotImplemented
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rule of a family; ``kind`` is what the page of operators says of it."""
+
+    family: str
+    kind: str
+    rule: Rule
+
+    @property
+    def rank(self) -> int:
+        """Its place in `ORDER`; a family of a user's is asked last."""
+        return list(ORDER).index(self.family) if self.family in ORDER else len(ORDER)
 
 
 class RuleTable:
-    """A dictionary from functions to rules that refuses to be overwritten by accident."""
+    """The rules for each function, by family, that refuses to be overwritten by accident."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.rules: dict[Any, Rule] = {}
-        self.kinds: dict[Any, str] = {}
+        self.entries: dict[Any, tuple[Entry, ...]] = {}
         self.effects: dict[Any, Rule] = {}
         self.stand_ins: dict[Any, Callable[..., Any]] = {}
         self.enlargers: dict[Any, Rule] = {}
+        self._asked: dict[Any, Rule] = {}
 
     def rule(self, *functions: Any, kind: str = "", replace: bool = False) -> Callable[[Rule], Rule]:
         """Register the decorated rule for these functions (an operator packet stands for all its overloads)."""
 
         def add(rule: Rule) -> Rule:
             for function in functions:
-                if function in self.rules and not replace:
+                if replace:
+                    self.entries.pop(function, None)
+                elif any(not self.share(e.family, family(rule)) for e in self.entries.get(function, ())):
                     raise ValueError(f"{self.name} has a rule for {function} already; pass replace=True to change it")
-                self.rules[function] = rule
-                self.kinds[function] = kind or rule.__module__.rsplit(".", 1)[-1]
+                self.add(function, rule, kind)
             return rule
 
         return add
 
-    def otherwise(self, *functions: Any) -> Callable[[Rule], Rule]:
-        """Register the decorated rule for calls that the rules registered so far decline."""
+    def otherwise(self, *functions: Any, kind: str = "") -> Callable[[Rule], Rule]:
+        """Register the decorated rule for calls that all others decline."""
 
         def add(rule: Rule) -> Rule:
             for function in functions:
-                first = self.rules.get(function)
-                self.rules[function] = rule if first is None else Chain(first, rule)
-                self.kinds.setdefault(function, rule.__module__.rsplit(".", 1)[-1])
+                self.add(function, rule, kind)
             return rule
 
         return add
+
+    @staticmethod
+    def share(one: str, other: str) -> bool:
+        """Whether two families may both have a rule for a function."""
+        return one != other and one in ORDER and other in ORDER
+
+    def add(self, function: Any, rule: Rule, kind: str) -> None:
+        entry = Entry(family(rule), kind or family(rule), rule)
+        known = sorted((*self.entries.get(function, ()), entry), key=lambda e: e.rank)
+        self.entries[function] = tuple(known)
+        self._asked[function] = rule if len(known) == 1 else Chain(tuple(e.rule for e in known))
 
     def enlarging(self, *functions: Any) -> Callable[[Rule], Rule]:
         """Register what makes a map of a call on a vector whose result is as large as a map of the recording."""
@@ -101,10 +144,15 @@ class RuleTable:
         return add
 
     def get(self, function: Any) -> Rule | None:
-        found = self.rules.get(function)
+        found = self._asked.get(function)
         if found is None:
-            found = self.rules.get(getattr(function, "overloadpacket", None))
+            found = self._asked.get(getattr(function, "overloadpacket", None))
         return found
+
+
+def family(rule: Rule) -> str:
+    """The file that a rule is in."""
+    return rule.__module__.rsplit(".", 1)[-1]
 
 
 ATEN = RuleTable("ATEN")

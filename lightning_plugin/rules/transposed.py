@@ -92,7 +92,7 @@ class Transposed(TileOp):
         return x
 
 
-@ATEN.otherwise(aten.convolution.default)
+@ATEN.rule(aten.convolution.default)
 def transposed(rec: Any, func: Any, args: Sequence[Any], kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, stride, padding, dilation, turned, _, groups = args
     count = len(weight.shape) - 2
