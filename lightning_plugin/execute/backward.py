@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from itertools import zip_longest
 from typing import Any
 
@@ -13,13 +13,12 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
+from lightning_plugin.execute.gradients import Gradients
 from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
-from lightning_plugin.execute.store import Adder, Cotangent, Handle
+from lightning_plugin.execute.store import Cotangent, Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Layout
-from lightning_plugin.ledger import apart
 from lightning_plugin.ops import Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
@@ -65,10 +64,13 @@ class Backward:
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
         self.followed = {key for key, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
         self.needs = needs
-        self.rooms: list[int] = []
-        tiles = self.segment.backward_grid.tiles
-        self.adders = {i: Adder(t, tiles) for i, t in enumerate(self.leaves[:first]) if t.requires_grad}
-        self.wholes: dict[int, tuple[Tensor, Layout]] = {}
+        self.gradients = Gradients(
+            self.leaves[:first],
+            {**self.spreads, **self.images},
+            self.handles,
+            self.segment.backward_grid.tiles,
+            self.segment.ledger,
+        )
         if self.segment.team is not None:
             self.complete(self.segment.team)
         self.cotangents(grads)
@@ -105,12 +107,13 @@ class Backward:
             self.tapes = Tapes(self.program, segment.backward_grid)
             pass_over(self, segment, self.likeness())
             if segment.team is not None:
-                self.together(segment.team)
+                resident = (*segment.spreads, *segment.images)
+                self.gradients.together(segment.team, [v for v in resident if self.wanted(v)])
         for cotangent in self.maps.values():
             cotangent.clear()
-        vectors = [self.adders[i].result() if i in self.adders else None for i in range(len(segment.program.vectors))]
-        spreads = [self.whole(v, self.spreads[id(v)].dtype) for v in segment.spreads]
-        images = [self.whole(v, v.dtype) for v in segment.images]
+        vectors = map(self.gradients.vector, range(len(segment.program.vectors)))
+        spreads = [self.gradients.whole(v, self.spreads[id(v)].dtype) for v in segment.spreads]
+        images = [self.gradients.whole(v, v.dtype) for v in segment.images]
         kinds = [v.device for v in segment.boundaries]
         needs = self.needs[len(self.needs) - len(kinds) :]
         tokens = [torch.zeros((), device=d) if need else None for d, need in zip(kinds, needs, strict=True)]
@@ -144,12 +147,14 @@ class Backward:
         )
         leaves = tuple(t.requires_grad for t in self.leaves)
         same = segment.plan.forward == segment.backward_grid
-        adders = tuple((i, adder.kept) for i, adder in self.adders.items())
+        adders = tuple((i, adder.kept) for i, adder in self.gradients.adders.items())
         return segment.likeness(self.tapes, self.leaves, "backward", *reads, given, leaves, same, adders)
 
     def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
         """What a pass like this one has to make."""
-        return tuple(self.rooms), tuple(i for i, adder in self.adders.items() if adder.total is not None)
+        place = {id(v): i for i, v in enumerate(self.program.reads)}
+        summed = tuple(i for i, adder in self.gradients.adders.items() if adder.total is not None)
+        return tuple(place[id(v)] for v in self.gradients.rooms), summed
 
     def make(self, known: Pass) -> None:
         """Make what a pass like this one made."""
@@ -158,13 +163,10 @@ class Backward:
         for needs, place in zip_longest(known.needs, known.rooms):
             ledger.passing(needs)
             if place is not None:
-                self.room_for(self.program.reads[place])
+                self.gradients.room_for(self.program.reads[place])
         for i in known.made:
-            self.adders[i].total = self.adders[i].blank()
-
-    def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
-        found = self.wholes.get(id(v))
-        return None if found is None else found[0].to(dtype)
+            adder = self.gradients.adders[i]
+            adder.total = adder.blank()
 
     # The tiles
 
@@ -320,16 +322,17 @@ class Backward:
                 outputs.append(handed[serial])
                 cotangents.append(gradient)
         del handed
-        leaves = [*(self.leaves[i] for i in self.adders), *(t for _, _, t in reads), *(t for _, t in carried)]
+        adders = self.gradients.adders
+        leaves = [*(self.leaves[i] for i in adders), *(t for _, _, t in reads), *(t for _, t in carried)]
         if not outputs or not leaves:
             return {}
         found = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
         given = [(v, box) for v, box, _ in reads]
         for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
             done.clear()  # type: ignore[attr-defined]
-        for i, g in zip(self.adders, found, strict=False):
-            self.adders[i].add(g, times)
-        here = found[len(self.adders) :]
+        for adder, g in zip(adders.values(), found, strict=False):
+            adder.add(g, times)
+        here = found[len(adders) :]
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
                 self.give_all(program, work, v, box, g)
@@ -366,46 +369,16 @@ class Backward:
             for value, g in zip(values, grads, strict=True):
                 yield value, g if g is None or count == 1 else g * count
 
-    # Gradients of what was read
-
     def give_all(self, program: Program, work: Tile, v: Value, box: Box, gradient: Tensor) -> None:
-        self.give(v, box, gradient)
+        """The gradient of something that was read, by the tile and by those that it stands for."""
+        ahead = self.segment.plan.ahead
+        self.gradients.give(v, box, gradient, ahead)
         for member in work.members[1:]:
-            self.give(v, program.boxes(member)[id(v)], gradient)
-
-    def give(self, v: Value, box: Box, gradient: Tensor) -> None:
-        """Scatter-add a tile's input gradient, halo and all, to where the input lives."""
-        self.room_for(v)
-        handle = self.handles.get(id(v))
-        if handle is not None:
-            handle.cotangent.add(box, gradient, self.segment.plan.ahead)
-            return
-        whole, layout = self.wholes[id(v)]
-        layout.add_into(whole, Box.whole(layout.extent), gradient.to(whole.device), box)
-
-    def room_for(self, v: Value) -> None:
-        """Room for the gradient of something that is read, unless it is there."""
-        handle = self.handles.get(id(v))
-        if id(v) in self.wholes or (handle is not None and handle.cotangent.begun):
-            return
-        if handle is not None:
-            handle.cotangent.room()
-        else:
-            with apart(self.segment.ledger):
-                self.wholes[id(v)] = (self.blank(v), v.space)
-        self.rooms.append(next(i for i, read in enumerate(self.program.reads) if read is v))
-
-    def blank(self, v: Value) -> Tensor:
-        """Room for the gradient of something that is an ordinary tensor."""
-        like = self.spreads.get(id(v), self.images.get(id(v)))
-        assert like is not None
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
-
-    # Several ranks: see [Note: team] in `team`
+            self.gradients.give(v, program.boxes(member)[id(v)], gradient, ahead)
 
     def complete(self, team: Team) -> None:
-        """The cotangents of this segment's boundaries, of which each rank has collected its tiles' share."""
+        """The cotangents of this segment's boundaries, of which each rank has collected its tiles' share; see
+        [Note: team] in `team`."""
         program = self.segment.program
         places = [i for i, t in enumerate(program.targets) if t.stored is not None]
         there = team.any([c.begun for c in self.ctx.cotangents])
@@ -413,14 +386,3 @@ class Backward:
             if needed:
                 boxes = (owned[i] for owned in program.owned(self.segment.backward_grid))
                 cotangent.complete(team, (box for box in boxes if not box.empty))
-
-    def together(self, team: Team) -> None:
-        """The gradients of vectors and of ordinary maps, of which each rank has computed its tiles' share."""
-        adders = list(self.adders.values())
-        sums = team.totals([a.total for a in adders], [a.blank for a in adders])
-        for adder, total in zip(adders, sums, strict=True):
-            adder.total = total
-        maps = [v for v in (*self.segment.spreads, *self.segment.images) if self.wanted(v)]
-        shares = [self.wholes[id(v)][0] if id(v) in self.wholes else None for v in maps]
-        wholes = team.totals(shares, [partial(self.blank, v) for v in maps])
-        self.wholes = {id(v): (t, v.space) for v, t in zip(maps, wholes, strict=True) if t is not None}

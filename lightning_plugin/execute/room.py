@@ -16,8 +16,9 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
+from lightning_plugin.execute.gradients import type_of_sum
 from lightning_plugin.execute.segment import SegmentRun, outline
-from lightning_plugin.execute.store import Handle, type_of_sum
+from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph

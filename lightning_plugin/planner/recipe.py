@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from lightning_plugin.boxes import Grid, reference_of
+from lightning_plugin.execute.gradients import FEW
 from lightning_plugin.execute.rehearsal import Pass
-from lightning_plugin.execute.store import FEW
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Source
@@ -124,7 +124,7 @@ def size_of(term: Term, sizes: Sequence[int]) -> int:
 
 
 #: Of each grid of a plan, the sides of its largest tile, shorter than they should be where a map is; and whether it has
-#: many tiles, over which gradients are added up in another type (`store.type_of_sum`).
+#: many tiles, over which gradients are added up in another type (`gradients.type_of_sum`).
 Kinds = tuple[tuple[tuple[int, ...], bool], ...]
 
 

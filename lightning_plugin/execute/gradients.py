@@ -1,0 +1,122 @@
+"""What a backward pass of a segment collects: the gradients of all that its tiles read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.execute.store import Handle
+from lightning_plugin.execute.team import Team
+from lightning_plugin.graph import Value
+from lightning_plugin.ledger import Ledger, apart
+from lightning_plugin.rules.reduce import wide
+
+#: Over so many tiles, float32 numbers may be added up in float32: a sum of n equal ones is off by half of n roundings.
+FEW = 16
+
+
+def type_of_sum(dtype: torch.dtype, device: torch.device, tiles: int) -> torch.dtype:
+    """The type in which gradients of so many tiles are added up."""
+    several = tiles > FEW and dtype == torch.float32 and device.type != "mps"
+    return torch.float64 if several else wide(dtype)
+
+
+class Adder:
+    """Sums gradients of one tensor over so many tiles, in float32 or wider."""
+
+    def __init__(self, like: Tensor, tiles: int = 1):
+        self.like = like
+        self.dtype = like.dtype
+        self.kept = type_of_sum(like.dtype, like.device, tiles)
+        self.total: Tensor | None = None
+
+    def add(self, gradient: Tensor | None, times: int = 1) -> None:
+        if gradient is None:
+            return
+        if self.total is None:
+            # In the tensor's own layout: autograd would make a copy of any other.
+            self.total = torch.empty_like(self.like, dtype=self.kept).copy_(gradient)
+            if times > 1:
+                self.total.mul_(times)
+        else:
+            self.total.add_(gradient, alpha=times)
+
+    def blank(self) -> Tensor:
+        """The sum of nothing."""
+        return torch.zeros_like(self.like, dtype=self.kept, memory_format=torch.contiguous_format)
+
+    def result(self) -> Tensor | None:
+        return None if self.total is None else self.total.to(self.dtype)
+
+
+class Gradients:
+    """Gradients of vectors are summed over tiles. Those of maps are scatter-added, halo and all, to where the map lives:
+    to a boundary's cotangent, or to a tensor like the one that the map lies in (``resident``)."""
+
+    def __init__(
+        self,
+        vectors: Sequence[Tensor],
+        resident: Mapping[int, Tensor],
+        handles: Mapping[int, Handle],
+        tiles: int,
+        ledger: Ledger | None,
+    ) -> None:
+        self.adders = {i: Adder(t, tiles) for i, t in enumerate(vectors) if t.requires_grad}
+        self.resident = resident
+        self.handles = handles
+        self.ledger = ledger
+        self.wholes: dict[int, tuple[Value, Tensor]] = {}
+        #: The maps for whose gradients room was made, in order.
+        self.rooms: list[Value] = []
+
+    def vector(self, place: int) -> Tensor | None:
+        """The gradient of a vector by its place."""
+        return self.adders[place].result() if place in self.adders else None
+
+    def whole(self, v: Value, dtype: torch.dtype) -> Tensor | None:
+        """The gradient of a map that lies in a tensor."""
+        found = self.wholes.get(id(v))
+        return None if found is None else found[1].to(dtype)
+
+    def give(self, v: Value, box: Box, gradient: Tensor, ahead: bool) -> None:
+        """A tile's gradient of something that it read."""
+        self.room_for(v)
+        handle = self.handles.get(id(v))
+        if handle is not None:
+            handle.cotangent.add(box, gradient, ahead)
+            return
+        _, whole = self.wholes[id(v)]
+        v.space.add_into(whole, Box.whole(v.space.extent), gradient.to(whole.device), box)
+
+    def room_for(self, v: Value) -> None:
+        """Room for the gradient of a map, unless it is there."""
+        handle = self.handles.get(id(v))
+        if id(v) in self.wholes or (handle is not None and handle.cotangent.begun):
+            return
+        if handle is not None:
+            handle.cotangent.room()
+        else:
+            with apart(self.ledger):
+                self.wholes[id(v)] = (v, self.blank(v))
+        self.rooms.append(v)
+
+    def blank(self, v: Value) -> Tensor:
+        """Room for the gradient of a map that lies in a tensor."""
+        like = self.resident[id(v)]
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
+
+    def together(self, team: Team, maps: Sequence[Value]) -> None:
+        """Gradients of vectors and of these maps that lie in tensors, of which each rank has computed its tiles' share;
+        see [Note: team] in `team`."""
+        adders = list(self.adders.values())
+        sums = team.totals([a.total for a in adders], [a.blank for a in adders])
+        for adder, total in zip(adders, sums, strict=True):
+            adder.total = total
+        shares = [self.wholes[id(v)][1] if id(v) in self.wholes else None for v in maps]
+        wholes = team.totals(shares, [partial(self.blank, v) for v in maps])
+        self.wholes = {id(v): (v, t) for v, t in zip(maps, wholes, strict=True) if t is not None}
