@@ -54,8 +54,8 @@ class Adder:
 
 
 class Gradients:
-    """Gradients of vectors are summed over tiles. Those of maps are scatter-added, halo and all, to where the map lives:
-    to a boundary's cotangent, or to a tensor like the one that the map lies in (``resident``)."""
+    """Gradients of vectors are summed over tiles. Those of maps are scatter-added, halo and all, to where a map
+    lives: to a boundary's cotangent, or to a tensor like the one that the map lies in (``resident``)."""
 
     def __init__(
         self,
