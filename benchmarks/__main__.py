@@ -13,6 +13,7 @@ from rich.table import Table
 ALL = {
     "planner_speed": "processor seconds of planning",
     "recipes": "planning for slides of many sizes",
+    "small_tiles": "what tiny tiles cost beside their arithmetic",
     "strategy_overhead": "what the strategies cost where there is nothing to tile",
     "depths": "how deep maps are dropped, and what it costs",
     "slides": "converting and reading slides",

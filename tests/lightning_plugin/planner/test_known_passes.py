@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_plugin import LazyImage
+from lightning_plugin.capture.lazy import session_of
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.recording import Recording
@@ -31,7 +32,7 @@ def recorded(case: Case) -> tuple[Recording, Any]:
     """One step of a network, recorded, and what has to live as long as that."""
     images = [LazyImage.from_tensor(torch.zeros(s, dtype=torch.float64)) for s in case.shapes]
     results = [r.sum() for r in case.net(*images)]
-    return results[0]._session.root().recorded([r._value for r in results]), (images, results)
+    return session_of(results).recorded([r._value for r in results]), (images, results)
 
 
 def agree(recording: Recording, choices: list[AnyPlan]) -> int:

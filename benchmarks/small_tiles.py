@@ -1,0 +1,102 @@
+"""What tiny tiles cost beside their arithmetic: a step of many against the same operators run eagerly on crops.
+
+    python -m benchmarks.small_tiles [--side 1024] [--tiles 16] [--pairs 7] [--width 0.03125]
+
+A frozen ResNet-18 of width 2, so that arithmetic hardly counts, on an image cut into ``tiles`` x ``tiles``; against it
+the same network, forward and backward, on as many crops of the tiles' own size. The two take turns; the ratio is the
+median over pairs, of processor time with one thread. Crops have no halo and exchange nothing, so they compute less: a
+part of the ratio is the work of halos. It is also said how many operators are dispatched for one tile and for one crop.
+Writes benchmarks/results/small_tiles.json, a case for each network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.keep import keep_case
+from lightning_plugin import LazyImage, TiledModule
+from tests.zoo.resnet import BasicBlock, ResNet
+
+
+class Count(TorchDispatchMode):
+    """How many operators are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def resnet(width: float) -> nn.Module:
+    return ResNet(BasicBlock, (2, 2, 2, 2), width_mult=width, num_classes=4).eval()
+
+
+def processor(step: Callable[[], None]) -> float:
+    begin = time.process_time()
+    step()
+    return time.process_time() - begin
+
+
+def operators(step: Callable[[], None]) -> int:
+    with Count() as count:
+        step()
+    return count.operators
+
+
+def measure(net: nn.Module, side: int, tiles: int, pairs: int) -> dict[str, object]:
+    """Steps of both in turn."""
+    image = torch.randn(1, 3, side, side)
+    crop = torch.randn(1, 3, side // tiles, side // tiles)
+    tiled = TiledModule(net, tiles=(tiles, tiles))
+
+    def ours() -> None:
+        loss: Tensor = tiled(LazyImage(image)).sum()
+        loss.backward()
+
+    def crops() -> None:
+        for _ in range(tiles * tiles):
+            net(crop).sum().backward()
+
+    for step in (ours, crops):
+        step()
+    found = [(processor(ours), processor(crops)) for _ in track(range(pairs), "pairs")]
+    ratios = [a / b for a, b in found]
+    return {
+        "side": side,
+        "tiles": tiles,
+        "seconds": statistics.median(a for a, _ in found),
+        "seconds of crops": statistics.median(b for _, b in found),
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "operators of a tile": round(operators(ours) / tiles**2, 1),
+        "operators of a crop": round(operators(crops) / tiles**2, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", type=int, default=1024)
+    parser.add_argument("--tiles", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--width", type=float, default=1 / 32, help="of ResNet-18's 64 channels")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    found = measure(resnet(options.width), options.side, options.tiles, options.pairs)
+    print(found)
+    keep_case("small_tiles", f"resnet18 of width {64 * options.width:g}", found)
+
+
+if __name__ == "__main__":
+    main()
