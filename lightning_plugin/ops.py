@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -250,15 +250,38 @@ class Call:
     autocast: Autocast | None = None
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        args = fill(self.args, tensors)
-        kwargs = {k: fill(v, tensors) for k, v in self.kwargs}
         if self.autocast is None:
-            return self.func(*args, **kwargs)
+            return self.filled(tensors)
         with self.autocast.replay():
-            return self.func(*args, **kwargs)
+            return self.filled(tensors)
+
+    @cached_property
+    def filled(self) -> Callable[[Sequence[Tensor]], Any]:
+        """The function as one of its tensors alone. Where each is an argument by itself, nothing is looked through."""
+        func, args, kwargs = self.func, self.args, dict(self.kwargs)
+        slots = [(i, a.index) for i, a in enumerate(args) if isinstance(a, Slot)]
+        if any(not isinstance(a, Slot) and has_slots(a) for a in (*args, *kwargs.values())) or any(
+            isinstance(a, Slot) for a in kwargs.values()
+        ):
+            return lambda tensors: func(*fill(args, tensors), **{k: fill(v, tensors) for k, v in kwargs.items()})
+
+        def run(tensors: Sequence[Tensor]) -> Any:
+            here = list(args)
+            for i, index in slots:
+                here[i] = tensors[index]
+            return func(*here, **kwargs)
+
+        return run
 
     def on_tiles(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
         return self([*tiles, *vectors])
+
+
+def has_slots(template: Any) -> bool:
+    """Whether a template has slots to be filled."""
+    if isinstance(template, dict):
+        template = tuple(template.values())
+    return isinstance(template, Slot) or (isinstance(template, (tuple, list)) and any(map(has_slots, template)))
 
 
 def fill(template: Any, tensors: Sequence[Tensor]) -> Any:
