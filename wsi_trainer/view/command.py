@@ -6,7 +6,7 @@ import asyncio
 import getpass
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -17,8 +17,9 @@ from wsi_trainer.slides.readers.options import Range, ReadOptions
 from wsi_trainer.terminal import say
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.guard import Guard, is_local, new_token
-from wsi_trainer.view.scene import OPEN, Scene
+from wsi_trainer.view.scene import Scene
 from wsi_trainer.view.server import make_app
+from wsi_trainer.view.static_copy import LONGEST, write_static
 
 PORT = 8765
 _TRIES = 20
@@ -35,7 +36,9 @@ def view(
     browser: bool = False,
     channel: str | None = None,
     to_8bit: str | None = None,
-    keep_open: int = OPEN,
+    static: Path | None = None,
+    only: Sequence[str] = (),
+    longest: int = LONGEST,
 ) -> None:
     """Look at slides, and at what a model said of them, in a browser.
 
@@ -52,23 +55,28 @@ def view(
         browser: Open the link in a browser.
         channel: The channel of slides with several, by its name or number.
         to_8bit: LOW:HIGH, the values that become 0 and 255 in slides of other than 8 bits.
-        keep_open: How many slides stay open; each keeps up to 64 MiB of its pixels.
+        static: Write a copy that opens without a server into this folder, and end.
+        only: The names of the slides in this copy; by default those that were predicted, or all where none were.
+        longest: Pixels of the longer side of a slide in this copy; 0 keeps all.
     """
     if not 0 <= port < 2**16:
         raise UserError(f"--port is {port}; it must be 0 to 65535, where 0 is any free one")
-    if keep_open < 1:
-        raise UserError(f"--keep_open is {keep_open}; it must be 1 or more")
     if not what.exists() and not any(sign in str(what) for sign in "*?["):
         raise UserError(f"there is nothing at {what}; give the folder of a run, a slide or a store")
     contents = contents_of(what, compare, regions)
     options = ReadOptions(channel, None if to_8bit is None else Range.parse(to_8bit))
-    guard = Guard(new_token() if token or not is_local(host) else None)
     console = Console()
     for note in contents.notes:
         say(console, note)
+    scene = Scene(contents, options)
+    if static is not None:
+        count = write_static(scene, static, only, longest)
+        say(console, f"{count} slides: {static / 'index.html'}")
+        return
+    guard = Guard(new_token() if token or not is_local(host) else None)
     listening = listen(host, port)
     try:
-        asyncio.run(serve(Scene(contents, options, keep_open), guard, listening, tell(console, guard, host, browser)))
+        asyncio.run(serve(scene, guard, listening, tell(console, guard, host, browser)))
     finally:
         listening.close()
 

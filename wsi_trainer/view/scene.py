@@ -6,7 +6,6 @@ import json
 import math
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,6 +82,7 @@ class Scene:
                 "height": opened.height,
                 "depth": opened.depth,
                 "coarsest": opened.coarsest,
+                "finest": 0,
                 "mpp": _mpp(entry, opened),
                 "power": opened.info.power,
                 "reader": opened.info.reader,
@@ -230,7 +230,7 @@ def _table(name: str) -> list[int]:
     return colours
 
 
-def to_json(content: Mapping[str, Any]) -> bytes:
+def to_json(content: Mapping[str, Any] | str) -> bytes:
     """JSON as browsers read it, which know no NaN."""
     return json.dumps(_finite(content), allow_nan=False, separators=(",", ":")).encode()
 
@@ -241,5 +241,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-

@@ -8,30 +8,17 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 
 from aiohttp import web
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.view.asked import Asked
-from wsi_trainer.view.guard import Guard, HEADERS
+from wsi_trainer.view.guard import HEADERS, Guard
+from wsi_trainer.view.pages import ASSETS, PAGE, asset
 from wsi_trainer.view.refusals import NotThere, Refusal
 from wsi_trainer.view.scene import Scene, to_json
 
 log = logging.getLogger("wsi_trainer")
-
-ASSETS = {
-    "view.html": "text/html; charset=utf-8",
-    "view.css": "text/css; charset=utf-8",
-    "openseadragon.min.js": "text/javascript; charset=utf-8",
-    "openseadragon-license.txt": "text/plain; charset=utf-8",
-    "data.js": "text/javascript; charset=utf-8",
-    "drawing.js": "text/javascript; charset=utf-8",
-    "panes.js": "text/javascript; charset=utf-8",
-    "list.js": "text/javascript; charset=utf-8",
-    "view.js": "text/javascript; charset=utf-8",
-}
-"""The files of the page. No other is served."""
 
 KEPT = "private, max-age=3600"
 """For what is the same as long as the server runs: the page adds a number to its address, another for each start."""
@@ -49,13 +36,8 @@ class Answer:
 Handler = Callable[[Scene, Asked], Answer]
 
 
-def asset(name: str) -> bytes:
-    """A file of the page."""
-    return files("wsi_trainer.view").joinpath("assets", name).read_bytes()
-
-
 def _page(scene: Scene, asked: Asked) -> Answer:
-    return Answer(asset("view.html"), ASSETS["view.html"])
+    return Answer(asset(PAGE), ASSETS[PAGE])
 
 
 def _asset(scene: Scene, asked: Asked) -> Answer:
@@ -189,4 +171,3 @@ def _told(status: int, text: str) -> web.Response:
         body=to_json({"error": text}), status=status, content_type="application/json",
         headers={"Cache-Control": "no-store"},
     )  # fmt: skip
-

@@ -45,7 +45,9 @@ def fetch() -> None:
     for name, digest in SHA256.items():
         found = hashlib.sha256((ASSETS / name).read_bytes()).hexdigest()
         if found != digest:
-            raise UserError(f"{ASSETS / name} has the SHA-256 {found}, not {digest}; correct {__file__} if that is meant")
+            raise UserError(
+                f"{ASSETS / name} has the SHA-256 {found}, not {digest}; correct {__file__} if that is meant"
+            )
 
 
 def check(package: bytes) -> None:

@@ -59,14 +59,15 @@ wsi.List = class {
     const line = (content, name) => Object.assign(text.appendChild(document.createElement("div")), { textContent: content, className: name });
     line(slide.name, "name");
     line([slide.label && `label ${slide.label}`, slide.split, slide.site].filter(Boolean).join(" · "), "quiet");
-    for (const one of slide.opinions) {
-      if (!one) continue;
-      line(`${one.predicted} · error ${one.error.toPrecision(3)}`, one.wrong ? "wrong" : "");
+    slide.opinions.forEach((one, at) => {
+      if (!one) return;
+      const run = this.contents.runs.length > 1 ? `${this.contents.runs[at]}: ` : "";
+      line(`${run}${one.predicted} · error ${one.error.toPrecision(3)}`, one.wrong ? "wrong" : "");
       const bar = text.appendChild(Object.assign(document.createElement("div"), { className: "bar" }));
       const fill = bar.appendChild(document.createElement("i"));
       fill.style.width = `${100 * Math.min(1, one.error)}%`;
       if (one.wrong) fill.className = "wrong";
-    }
+    });
     item.append(picture, text);
     item.addEventListener("click", () => this.chosen(slide));
     item.addEventListener("keydown", (event) => { if (event.key === "Enter") this.chosen(slide); });

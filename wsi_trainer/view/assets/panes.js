@@ -15,10 +15,11 @@ wsi.Pane = class {
       navigatorPosition: "TOP_RIGHT",
       navigatorSizeRatio: 0.18,
       navigatorAutoFade: false,
+      navigatorOpacity: 1,
       animationTime: 0.4,
       visibilityRatio: 0.3,
       minZoomImageRatio: 0.6,
-      maxZoomPixelRatio: 8,
+      maxZoomPixelRatio: 16,
       imageLoaderLimit: 6,
       maxImageCacheCount: 300,
       gestureSettingsMouse: { clickToZoom: false, dblClickToZoom: true },
@@ -52,9 +53,10 @@ wsi.Pane = class {
   open(number, slide, tile) {
     this.slide = slide;
     this.failure.hidden = true;
+    this.shrunk = 2 ** slide.finest; // a static copy may have no finer tiles
     const source = {
-      width: slide.width, height: slide.height, tileSize: tile, tileOverlap: 0,
-      minLevel: slide.depth - slide.coarsest, maxLevel: slide.depth,
+      width: Math.ceil(slide.width / this.shrunk), height: Math.ceil(slide.height / this.shrunk),
+      tileSize: tile, tileOverlap: 0, minLevel: slide.depth - slide.coarsest, maxLevel: slide.depth - slide.finest,
       getTileUrl: (level, x, y) => wsi.data.picture(`slides/${number}/tiles/${slide.depth - level}/${y}-${x}.jpg`),
     };
     return new Promise((resolve) => {
@@ -74,7 +76,7 @@ wsi.Pane = class {
   get image() { return this.viewer.world.getItemAt(0); }
 
   toSlide(position) {
-    const point = this.image && this.image.viewerElementToImageCoordinates(position);
+    const point = this.image && this.image.viewerElementToImageCoordinates(position).times(this.shrunk);
     const inside = point && point.x >= 0 && point.y >= 0 && point.x < this.slide.width && point.y < this.slide.height;
     return inside ? { x: point.x, y: point.y } : null;
   }
@@ -82,7 +84,7 @@ wsi.Pane = class {
   // Where the slide is on the screen: pixels of the screen for one of the slide, and where its corner is.
   place() {
     const corner = this.image.imageToViewerElementCoordinates(new OpenSeadragon.Point(0, 0));
-    const end = this.image.imageToViewerElementCoordinates(new OpenSeadragon.Point(this.slide.width, 0));
+    const end = this.image.imageToViewerElementCoordinates(new OpenSeadragon.Point(this.slide.width / this.shrunk, 0));
     return {
       left: corner.x, top: corner.y, scale: (end.x - corner.x) / this.slide.width, slide: this.slide,
       width: this.canvas.clientWidth, height: this.canvas.clientHeight,
@@ -118,14 +120,14 @@ wsi.Pane = class {
 
   // The centre of the view in pixels of the slide, and the zoom: what a link holds.
   get centre() {
-    const centre = this.image.viewportToImageCoordinates(this.viewer.viewport.getCenter());
+    const centre = this.image.viewportToImageCoordinates(this.viewer.viewport.getCenter()).times(this.shrunk);
     return { x: centre.x, y: centre.y, scale: this.place().scale };
   }
 
   goTo({ x, y, scale }, immediately = false) {
     const viewport = this.viewer.viewport;
-    if (scale) viewport.zoomTo(this.image.imageToViewportZoom(scale), undefined, immediately);
-    viewport.panTo(this.image.imageToViewportCoordinates(x, y), immediately);
+    if (scale) viewport.zoomTo(this.image.imageToViewportZoom(scale * this.shrunk), undefined, immediately);
+    viewport.panTo(this.image.imageToViewportCoordinates(x / this.shrunk, y / this.shrunk), immediately);
   }
 
   follow(other) {
