@@ -6,22 +6,26 @@ import json
 import math
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 
-from wsi_trainer.data.tissue import tissue_of
+from wsi_trainer.data.tissue import MOST_COARSE, tissue_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.outlines import outlines
 from wsi_trainer.explain.regions import read_regions
 from wsi_trainer.explain.top import peaks
+from wsi_trainer.slides.blocks import is_own_store
 from wsi_trainer.slides.cache import LoadingCache
 from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.overview import mask_scale
 from wsi_trainer.slides.readers import open_reader
 from wsi_trainer.slides.readers.options import PLAIN, ReadOptions
 from wsi_trainer.slides.resolution import is_plausible
 from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slides.tissue import TissueMask, find_tissue
 from wsi_trainer.view.contents import Contents, MapFile, ShownSlide
 from wsi_trainer.view.layers import SIDE, Layer
 from wsi_trainer.view.pool import Pool
@@ -32,6 +36,8 @@ OPEN = 8
 """Slides that stay open."""
 MASKS = 64 << 20
 """Bytes of tissue masks that are kept."""
+MOST_READ = 1 << 27
+"""Pixels of a slide that are read to find its tissue."""
 MOST_OUTLINED = 1 << 20
 """Positions of a map that outlines are drawn from; of a larger one its means are taken."""
 MOST_TOP = 50
@@ -198,14 +204,12 @@ class Scene:
             raise NotThere(f"the slide cannot be read: {error.reason}") from error
 
     def _tissue(self, slide: int) -> Layer:
-        entry = self._slide(slide)
-        source = SlideSource(entry.path, threads=1)
-        try:
-            found = tissue_of(entry.path, source).mask
-        except SlideError as error:
-            raise NotThere(error.reason) from error
-        finally:
-            source.close()
+        """What `preprocess` stored with a store, or would store."""
+        path = self._slide(slide).path
+        with self.pool.lease(slide) as opened:
+            found = _stored_tissue(path) if is_own_store(path) else _new_tissue(opened)
+        if not found.mask.any():
+            raise NotThere("no tissue was found on this slide")
         return Layer("tissue", found.mask, float(found.scale))
 
     def _about_map(self, slide: int, number: int) -> dict[str, Any]:
@@ -214,6 +218,25 @@ class Scene:
             return {"title": found.title, **self.layer(slide, str(number)).about()}
         except (UserError, OSError) as error:
             return {"title": found.title, "broken": str(error)}
+
+
+def _stored_tissue(path: Path) -> TissueMask:
+    source = SlideSource(path, threads=1)
+    try:
+        return tissue_of(path, source).mask
+    except SlideError as error:
+        raise NotThere(error.reason) from error
+    finally:
+        source.close()
+
+
+def _new_tissue(opened: TiledSlide) -> TissueMask:
+    mpp = opened.info.mpp
+    scale = 2**opened.depth * TILE // MOST_COARSE if mpp is None else mask_scale(mpp)
+    level = max(0, scale.bit_length() - 1)
+    if opened.coarsest < opened.depth and opened.width * opened.height > MOST_READ:
+        raise NotThere("this slide has no coarse level: all of it would be read to find its tissue")
+    return find_tissue(opened.whole(min(level, opened.coarsest)), 2 ** min(level, opened.coarsest))
 
 
 def _mpp(entry: ShownSlide, opened: TiledSlide) -> list[float] | None:

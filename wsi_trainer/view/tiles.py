@@ -65,6 +65,10 @@ class TiledSlide:
         y, x = row * TILE, column * TILE
         return _continued(self._images[level], y, x, min(TILE, height - y), min(TILE, width - x))
 
+    def whole(self, level: int) -> Pixels:
+        """All pixels of a level."""
+        return _continued(self._images[level], 0, 0, *self.shape(level))
+
     def region(self, x: int, y: int, width: int, height: int) -> Pixels:
         """The pixels of a box at full resolution; what lies outside the slide is background."""
         if not (1 <= width <= MOST_REGION and 1 <= height <= MOST_REGION):

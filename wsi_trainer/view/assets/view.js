@@ -203,7 +203,6 @@ wsi.start = async () => {
       byId(id).replaceChildren(...options());
       byId(id).value = known(wanted, state.about.layers[Number(otherwise)] ? otherwise : "");
     }
-    byId("map-controls").hidden = !state.about.layers.length;
     const broken = state.about.layers.find((layer) => layer.broken);
     say(broken ? broken.broken : state.about.notes.join("; "));
   };
@@ -216,6 +215,20 @@ wsi.start = async () => {
     }
   };
 
+  const failed = (text) => {
+    for (const pane of panes) pane.fail(text);
+    showControls([], false);
+  };
+
+  // Only what this slide has.
+  const showControls = (layers, regions) => {
+    byId("map-controls").hidden = !layers.length;
+    for (const id of ["show-map", "show-outlines", "outline-at"]) byId(id).parentElement.hidden = !layers.length;
+    byId("outline-at").parentElement.hidden ||= wsi.data.isStatic;
+    byId("show-regions").parentElement.hidden = !regions;
+    byId("top-controls").hidden = true;
+  };
+
   const open = async (slide, place = {}) => {
     const opened = ++state.opened;
     Object.assign(state, { slide, about: null, tissue: null, tiles: new Map(), polygons: {}, marked: null, top: [] });
@@ -226,7 +239,7 @@ wsi.start = async () => {
     try {
       about = await wsi.data.json(address("about.json"));
     } catch (error) {
-      if (opened === state.opened) for (const pane of panes) pane.fail(error.message);
+      if (opened === state.opened) failed(error.message);
       return;
     }
     if (opened !== state.opened) return; // another slide was chosen meanwhile
@@ -234,7 +247,7 @@ wsi.start = async () => {
     fillLayers(place);
     setWindow();
     changed();
-    byId("show-regions").parentElement.hidden = !about.regions;
+    showControls(about.layers, about.regions);
     if (about.regions) state.polygons.regions = (await wsi.data.json(address("regions.json")).catch((error) => { say(error.message); return { polygons: [] }; })).polygons;
     await Promise.all(panes.filter((pane) => !pane.element.hidden).map((pane) => pane.open(slide.number, about, contents.tile)));
     if (opened !== state.opened) return;
@@ -305,7 +318,6 @@ wsi.start = async () => {
   on("click", { next: () => step(1), previous: () => step(-1), theme: toggleTheme, link: copyLink, help: () => byId("keys").showModal() });
 
   byId("colours").replaceChildren(...Object.keys(contents.colours).map((name) => new Option(name, name)));
-  byId("outline-at").parentElement.hidden = wsi.data.isStatic;
   const list = new wsi.List(contents, (slide) => open(slide));
   const visit = async () => {
     const place = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
