@@ -80,6 +80,8 @@ def server(what: Path) -> Iterator[tuple[str, psutil.Process]]:
 class Visit:
     """What a session has seen."""
 
+    processor: float = 0.0
+
     seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
@@ -125,6 +127,7 @@ async def wander(address: str, process: psutil.Process, moves: int, slides: int)
     """Pans and zooms over all slides in a random order."""
     visit, chance = Visit(), random.Random(0)
     abouts: dict[int, dict[str, Any]] = {}
+    began = sum(process.cpu_times()[:2])
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CONNECTIONS)) as session:
         for move in track(range(moves), description="moves"):
             slide = chance.randrange(slides)
@@ -134,6 +137,7 @@ async def wander(address: str, process: psutil.Process, moves: int, slides: int)
             await asyncio.gather(*(get(session, f"{place}/{one}", visit) for one in tiles_of(abouts[slide], chance)))
             if move % 10 == 9:
                 visit.memory.append(process.memory_info().rss / MIB)
+    visit.processor = sum(process.cpu_times()[:2]) - began
     return visit
 
 
@@ -146,6 +150,7 @@ def summary(visit: Visit, moves: int, slides: int, side: int) -> dict[str, Any]:
         "moves": moves,
         "requests": len(seconds),
         "failures": len(visit.failures),
+        "processor_s_by_request": visit.processor / len(seconds),
         "median_s": float(np.median(seconds)),
         "p99_s": float(np.quantile(seconds, 0.99)),
         "slowest_s": float(seconds.max()),

@@ -106,7 +106,7 @@ def test_the_map_is_drawn_where_its_positions_are(page: Any, served: Served, mad
           const input = document.getElementById(id); input.value = value; input.dispatchEvent(new Event('input'));
         } for (const [id, value] of [['low', -3], ['high', 3]]) {
           const input = document.getElementById(id); input.value = value; input.dispatchEvent(new Event('input'));
-        } document.getElementById('fade').click(); }"""
+        } for (const id of ['fade', 'show-regions']) document.getElementById(id).click(); }"""
     )
     page.wait_for_timeout(500)
     rows, columns = made.maps[0].shape
@@ -114,9 +114,10 @@ def test_the_map_is_drawn_where_its_positions_are(page: Any, served: Served, mad
     places = [((column + 0.5) * SQUARE, (row + 0.5) * SQUARE) for row, column in positions]
     shown = page.evaluate(
         """(places) => { const canvas = document.querySelector('#left canvas.layers');
+          const picture = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
           const at = (size, place, centre) => Math.floor(size / 2 + (place - centre) * 0.5);
-          return places.map(([x, y]) => Array.from(canvas.getContext('2d').getImageData(
-            at(canvas.width, x, 550), at(canvas.height, y, 350), 1, 1).data)); }""",
+          const pixel = (x, y) => 4 * (at(canvas.height, y, 350) * canvas.width + at(canvas.width, x, 550));
+          return places.map(([x, y]) => Array.from(picture.data.slice(pixel(x, y), pixel(x, y) + 4))); }""",
         places,
     )
     table = json.loads(served.get("/contents.json").body)["colours"]["viridis"]
