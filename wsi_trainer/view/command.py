@@ -59,10 +59,7 @@ def view(
         only: The names of the slides in this copy; by default those that were predicted, or all where none were.
         longest: Pixels of the longer side of a slide in this copy; 0 keeps all.
     """
-    if not 0 <= port < 2**16:
-        raise UserError(f"--port is {port}; it must be 0 to 65535, where 0 is any free one")
-    if not what.exists() and not any(sign in str(what) for sign in "*?["):
-        raise UserError(f"there is nothing at {what}; give the folder of a run, a slide or a store")
+    check(what, port)
     contents = contents_of(what, compare, regions)
     options = ReadOptions(channel, None if to_8bit is None else Range.parse(to_8bit))
     console = Console()
@@ -77,8 +74,18 @@ def view(
     listening = listen(host, port)
     try:
         asyncio.run(serve(scene, guard, listening, tell(console, guard, host, browser)))
+    except KeyboardInterrupt:
+        say(console, "ended")
     finally:
         listening.close()
+
+
+def check(what: Path, port: int) -> None:
+    """Refuse what cannot be shown, and a port that is none."""
+    if not 0 <= port < 2**16:
+        raise UserError(f"--port is {port}; it must be 0 to 65535, where 0 is any free one")
+    if not what.exists() and not any(sign in str(what) for sign in "*?["):
+        raise UserError(f"there is nothing at {what}; give the folder of a run, a slide or a store")
 
 
 def listen(host: str, port: int) -> socket.socket:

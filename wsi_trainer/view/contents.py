@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from wsi_trainer.cli.texts import check_text
 from wsi_trainer.data import SlideRecord, read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
@@ -197,8 +198,10 @@ def maps_of(folder: RunFolder, run: str = "") -> dict[str, MapFile]:
 def downsample_of(folder: RunFolder) -> int:
     """How much a run sees its slides shrunk."""
     with as_written(folder.config):
+        text = folder.config.read_text(encoding="utf-8")
         try:
-            options = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+            check_text(text)
+            options = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ValueError(str(error)) from error
         return int(options["data"].get("downsample", 1))
