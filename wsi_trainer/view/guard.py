@@ -100,7 +100,8 @@ class Guard:
             if not self.knows(given):
                 raise Forbidden("the token is not that of this server; open the link that wsi-train view printed")
             response = web.Response(status=302, headers={"Location": "/"})  # so that the address shows no token
-            response.set_cookie(self.cookie, given, httponly=True, samesite="Strict", path="/")
+            # Lax, since a strict cookie would not be sent after a click on the link in a mail.
+            response.set_cookie(self.cookie, given, httponly=True, samesite="Lax", path="/")
             return response
 
         return check

@@ -49,6 +49,7 @@ def page(chromium: Any) -> Iterator[Any]:
 def open_page(page: Any, address: str) -> None:
     page.goto(address)
     page.wait_for_function("() => document.querySelector('#zoom').textContent !== ''")
+    page.wait_for_load_state("networkidle")
 
 
 def link_of(page: Any) -> dict[str, str]:
@@ -175,6 +176,7 @@ def test_two_runs_side_by_side(page: Any, made_twice: tuple[Made, Made]) -> None
         assert page.locator("#left .caption").text_content() == "first: activation, b"
         page.locator("#sort").select_option("better")
         assert page.locator("#slides li").first.text_content().startswith("slide 0")
+        page.goto("about:blank")  # before the server ends
 
 
 def test_a_link_with_a_token(page: Any, made: Made) -> None:
@@ -182,6 +184,7 @@ def test_a_link_with_a_token(page: Any, made: Made) -> None:
     with serving(Scene(made.contents()), token) as served:
         open_page(page, f"{served.address}/?token={token}")
         assert token not in page.url and page.locator("#slides li").count() == 4
+        page.goto("about:blank")
 
 
 def test_the_copy_opens_as_a_file(page: Any, made: Made, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_without_the_token_nothing_is_shown(made: Made, address: str) -> None:
         opened = served.get(f"/?token={token}")
         assert opened.status == 302 and opened.headers["location"] == "/"
         cookie = opened.headers["set-cookie"]
-        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
         assert served.get(address, Cookie=cookie.split(";")[0]).status == 200
 
 
