@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 TEST_ENV := OMP_NUM_THREADS=1
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full lint bench docs constraints clean
+.PHONY: help setup demo test test-full lint bench docs viewer constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -52,6 +52,9 @@ bench: $(READY) ## the benchmarks, with pictures
 
 docs: $(READY_DOCS) ## the documentation, into site/
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs site
+
+viewer: $(READY) ## fetch OpenSeadragon anew with npm, and check its hash
+	$(BIN)/python -m wsi_trainer.view.vendored
 
 constraints: $(READY) ## pin everything anew, keeping what need not change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

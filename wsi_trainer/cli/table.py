@@ -89,4 +89,9 @@ COMMANDS: tuple[Command, ...] = (
         "write the HTML report of a run",
         "wsi_trainer.report.command:report",
     ),
+    Command(
+        "view",
+        "look at slides, maps and predictions in a browser",
+        "wsi_trainer.view.command:view",
+    ),
 )

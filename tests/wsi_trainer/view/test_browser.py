@@ -1,0 +1,201 @@
+"""What a person does, in Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+
+from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made, Served, serving
+from wsi_trainer.view.contents import contents_of
+from wsi_trainer.view.scene import Scene
+from wsi_trainer.view.static_copy import write_static
+
+SQUARE = STRIDE * DOWNSAMPLE
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    program = next((p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None)
+    if program is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which(program), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A window; whatever its console says ends the test."""
+    page = chromium.new_page(viewport={"width": 1400, "height": 860})
+    page.set_default_timeout(60_000)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    yield page
+    page.close()
+    assert not said
+
+
+def open_page(page: Any, address: str) -> None:
+    page.goto(address)
+    page.wait_for_function("() => document.querySelector('#zoom').textContent !== ''")
+    page.wait_for_load_state("networkidle")
+
+
+def link_of(page: Any) -> dict[str, str]:
+    return {key: values[0] for key, values in parse_qs(urlsplit(page.url).fragment).items()}
+
+
+def test_worst_mistake_map_and_place(page: Any, served: Served, made: Made, tmp_path: Path) -> None:
+    open_page(page, served.address)
+    assert page.locator("#slides li").count() == 4
+    assert "slide 0 <&>.tif · label a · predicted b (0.90), error 0.900" in page.locator("#about").text_content()
+    page.keyboard.press("1")  # the place with the largest value
+    page.wait_for_function("() => document.querySelector('#here-text').textContent.includes('rank')")
+    row, column = np.unravel_index(made.maps[0].argmax(), made.maps[0].shape)
+    text = page.locator("#here-text").text_content()
+    assert f"x {column * SQUARE + SQUARE // 2} px, y {row * SQUARE + SQUARE // 2} px" in text
+    assert f"rank 1 of {made.maps[0].size}" in text
+    page.wait_for_function(f"() => location.hash.includes('x={column * SQUARE + SQUARE // 2}')")
+    assert float(link_of(page)["scale"]) == pytest.approx(1, rel=1e-3)
+    picture = page.evaluate(
+        """async () => {
+          const image = document.querySelector('#here-picture');
+          await image.decode();
+          const canvas = document.createElement('canvas');
+          [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+          canvas.getContext('2d').drawImage(image, 0, 0);
+          return Array.from(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data);
+        }"""
+    )
+    shown = np.array(picture, np.uint8).reshape(224, 224, 4)[..., :3]
+    x, y = column * SQUARE + SQUARE // 2 - 112, row * SQUARE + SQUARE // 2 - 112
+    white = np.full((700 + 448, 1100 + 448, 3), 255, np.uint8)
+    white[224:-224, 224:-224] = made.pixels[0]
+    np.testing.assert_array_equal(shown, white[y + 224 : y + 448, x + 224 : x + 448])
+    page.screenshot(path=tmp_path / "place.png")
+    assert (tmp_path / "place.png").stat().st_size > 10_000
+
+
+def test_the_value_under_the_pointer_is_that_of_the_map(page: Any, served: Served, made: Made) -> None:
+    open_page(page, f"{served.address}/#slide=slide+0+%3C%26%3E.tif&x=300&y=200&scale=2")
+    box = page.locator("#left").bounding_box()
+    for across, down in ((0, 0), (-120, 60), (200, -150)):
+        page.mouse.move(box["x"] + box["width"] / 2 + across, box["y"] + box["height"] / 2 + down)
+        page.wait_for_function("() => document.querySelector('#value').textContent.startsWith('value ')")
+        x, y = (int(n) for n in re.findall(r"\d+", page.locator("#place").text_content()))
+        assert abs(x - (300 + across / 2)) <= 1 and abs(y - (200 + down / 2)) <= 1
+        value = float(page.locator("#value").text_content().removeprefix("value "))
+        assert value == pytest.approx(float(made.maps[0][y // SQUARE, x // SQUARE]), rel=1e-3, abs=1e-6)
+
+
+def test_the_map_is_drawn_where_its_positions_are(page: Any, served: Served, made: Made) -> None:
+    """The colour on the screen of each position is that of its value."""
+    open_page(page, f"{served.address}/#slide=slide+0+%3C%26%3E.tif&x=550&y=350&scale=0.5")
+    page.evaluate(
+        """() => { for (const [id, value] of [['opacity', 1], ['low', -3], ['high', 3], ['colours', 'viridis']]) {
+          const input = document.getElementById(id); input.value = value; input.dispatchEvent(new Event('input'));
+        } for (const [id, value] of [['low', -3], ['high', 3]]) {
+          const input = document.getElementById(id); input.value = value; input.dispatchEvent(new Event('input'));
+        } for (const id of ['fade', 'show-regions']) document.getElementById(id).click(); }"""
+    )
+    page.wait_for_timeout(500)
+    rows, columns = made.maps[0].shape
+    positions = [(row, column) for row in range(0, rows, 5) for column in range(0, columns, 5)]
+    places = [((column + 0.5) * SQUARE, (row + 0.5) * SQUARE) for row, column in positions]
+    shown = page.evaluate(
+        """(places) => { const canvas = document.querySelector('#left canvas.layers');
+          const picture = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+          const at = (size, place, centre) => Math.floor(size / 2 + (place - centre) * 0.5);
+          const pixel = (x, y) => 4 * (at(canvas.height, y, 350) * canvas.width + at(canvas.width, x, 550));
+          return places.map(([x, y]) => Array.from(picture.data.slice(pixel(x, y), pixel(x, y) + 4))); }""",
+        places,
+    )
+    table = json.loads(served.get("/contents.json").body)["colours"]["viridis"]
+    colours = np.array(table).reshape(256, 3)
+    for position, (*colour, alpha) in zip(positions, shown):
+        share = np.clip((float(made.maps[0][position]) + 3) / 6, 0, 1)
+        nearest = np.abs(colours - colour).sum(1).argmin()
+        assert abs(nearest - 255 * share) <= 1.5 and alpha == 255
+
+
+def test_layers_lists_views_and_keys(page: Any, served: Served) -> None:
+    open_page(page, served.address)
+    for key in ("o", "t"):
+        page.keyboard.press(key)
+    page.wait_for_function("() => document.querySelector('#message').textContent === ''")
+    page.keyboard.press("s")
+    page.locator("#right").wait_for(state="visible")
+    box = page.locator("#right").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    before = float(link_of(page)["scale"])
+    page.mouse.wheel(0, -300)  # in the right view: the left one follows
+    page.wait_for_function(f"() => !location.hash.includes('scale={before:.4}')")
+    assert link_of(page)["side"] == "1"
+    page.keyboard.press("d")
+    dark = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("d")
+    assert dark != page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("n")
+    page.wait_for_function("() => document.querySelector('#about').textContent.startsWith('slide 3')")
+    page.keyboard.press("/")
+    page.keyboard.type("slide 2")
+    page.wait_for_function("() => document.querySelectorAll('#slides li').length === 1")
+    page.locator("#slides li").click()
+    page.wait_for_function("() => document.querySelector('#about').textContent.startsWith('slide 2')")
+    page.locator("#filter").fill("")
+    page.locator("#only-wrong").check()
+    assert page.locator("#slides li").count() == 2
+    page.locator("#sort").select_option("best")
+    assert page.locator("#slides li").first.text_content().startswith("slide 3")
+
+
+def test_a_link_leads_back_to_its_place(page: Any, chromium: Any, served: Served) -> None:
+    open_page(page, f"{served.address}/#slide=slide+2+%3C%26%3E.tif&x=450&y=1234&scale=3&left=")
+    link = link_of(page)
+    assert (link["slide"], link["x"], link["y"]) == ("slide 2 <&>.tif", "450", "1234")
+    assert float(link["scale"]) == pytest.approx(3, rel=1e-3)
+    assert page.locator("#layer-left").input_value() == ""
+
+
+def test_two_runs_side_by_side(page: Any, made_twice: tuple[Made, Made]) -> None:
+    first, second = made_twice
+    with serving(Scene(contents_of(first.folder.path, second.folder.path))) as served:
+        open_page(page, served.address)
+        assert page.locator("#right .caption").text_content() == "second: activation, b"
+        assert page.locator("#left .caption").text_content() == "first: activation, b"
+        page.locator("#sort").select_option("better")
+        assert page.locator("#slides li").first.text_content().startswith("slide 0")
+        page.goto("about:blank")  # before the server ends
+
+
+def test_a_link_with_a_token(page: Any, made: Made) -> None:
+    token = "t" * 32
+    with serving(Scene(made.contents()), token) as served:
+        open_page(page, f"{served.address}/?token={token}")
+        assert token not in page.url and page.locator("#slides li").count() == 4
+        page.goto("about:blank")
+
+
+def test_the_copy_opens_as_a_file(page: Any, made: Made, tmp_path: Path) -> None:
+    write_static(Scene(made.contents()), tmp_path / "copy", longest=1000)
+    open_page(page, (tmp_path / "copy" / "index.html").as_uri())
+    page.keyboard.press("1")
+    page.wait_for_function("() => document.querySelector('#here-text').textContent.includes('value')")
+    row, column = np.unravel_index(made.maps[0].argmax(), made.maps[0].shape)
+    text = page.locator("#here-text").text_content()
+    assert f"x {column * SQUARE + SQUARE // 2} px, y {row * SQUARE + SQUARE // 2} px" in text
+    assert float(text.split("value ")[1]) == pytest.approx(float(made.maps[0].max()), rel=1e-3)
+    for key in ("o", "t", "s", "n"):
+        page.keyboard.press(key)
+    page.wait_for_function("() => document.querySelector('#about').textContent.startsWith('slide 3')")

@@ -1,0 +1,60 @@
+"""What is listed of a run, of two, and of slides alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.wsi_trainer.view.conftest import POSITIVE, Made
+from wsi_trainer.errors import UserError
+from wsi_trainer.view.contents import contents_of
+
+
+def test_the_worst_mistake_is_first(made: Made) -> None:
+    shown = contents_of(made.folder.path, regions=made.regions)
+    errors = [slide.opinions[0].error for slide in shown.slides if slide.opinions[0]]
+    assert errors == pytest.approx(sorted((0.9, 0.2, 0.3, 0.6), reverse=True))
+    first = shown.slides[0]
+    assert (first.name, first.label, first.opinions[0].predicted) == ("slide 0 <&>.tif", "a", "b")  # type: ignore[union-attr]
+    assert first.opinions[0].wrong and first.opinions[0].probability == pytest.approx(POSITIVE[0])  # type: ignore[union-attr]
+    assert first.regions is not None and first.maps[0].title == "activation, b"
+    assert (first.maps[0].stride, first.maps[0].downsample) == (8, 2)
+    assert "probability" in shown.error_means
+
+
+def test_two_runs_are_told_apart(made_twice: tuple[Made, Made]) -> None:
+    first, second = made_twice
+    shown = contents_of(first.folder.path, second.folder.path)
+    assert shown.runs == ("first", "second")
+    slide = shown.slides[0]
+    assert [one.error for one in slide.opinions if one] == pytest.approx([0.9, 0.1])
+    assert [one.title for one in slide.maps] == ["first: activation, b", "second: activation, b"]
+
+
+def test_slides_without_a_prediction_come_last(made_twice: tuple[Made, Made]) -> None:
+    made = made_twice[0]
+    path = made.folder.predictions("test")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[2]]))
+    shown = contents_of(made.folder.path)
+    assert [slide.opinions[0] is None for slide in shown.slides] == [False, True, True, True]
+    shutil.rmtree(path.parent)
+    shutil.rmtree(made.folder.heatmaps)
+    shown = contents_of(made.folder.path)
+    assert len(shown.slides) == 4 and not any(slide.maps for slide in shown.slides) and shown.error_means == ""
+
+
+def test_slides_alone(made: Made, tmp_path: Path) -> None:
+    slides = made.folder.path.parent / "slides"
+    assert [slide.name for slide in contents_of(slides).slides] == [f"slide {k} <&>" for k in range(4)]
+    assert len(contents_of(slides / "slide 1 <&>.tif").slides) == 1
+    listed = contents_of(made.folder.splits)
+    assert [slide.label for slide in listed.slides] == ["a", "b", "a", "b"] and not listed.runs
+
+
+def test_a_cross_validation_names_its_folds(tmp_path: Path) -> None:
+    (tmp_path / "cross_validation.json").write_text("{}")
+    with pytest.raises(UserError, match="fold0"):
+        contents_of(tmp_path)

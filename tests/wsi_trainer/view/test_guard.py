@@ -1,0 +1,68 @@
+"""Who may look."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.wsi_trainer.view.conftest import Made, Served, serving
+from wsi_trainer.view.guard import Guard, is_local, new_token
+from wsi_trainer.view.pages import ASSETS
+from wsi_trainer.view.scene import Scene
+
+ADDRESSES = ["/", "/contents.json", "/slides/0/about.json", "/slides/0/tiles/0/0-0.jpg", "/assets/view.js"]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_without_the_token_nothing_is_shown(made: Made, address: str) -> None:
+    token = new_token()
+    with serving(Scene(made.contents()), token) as served:
+        wrong = [{}, {"Cookie": "wsi-train-00000000=x"}, {"Cookie": f"{Guard(token).cookie}=x"}]
+        for headers in wrong:
+            assert served.get(address, **headers).status == 403
+        for bad in ("x", "%00", "é", token[:-1], token + "a", ""):
+            target = f"{address}?token={bad}".encode("ascii", "ignore").decode()
+            assert served.get(target).status == 403
+        opened = served.get(f"/?token={token}")
+        assert opened.status == 302 and opened.headers["location"] == "/"
+        cookie = opened.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
+        assert served.get(address, Cookie=cookie.split(";")[0]).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[::1", ""])
+def test_another_name_for_this_machine_is_refused(served: Served, host: str) -> None:
+    reply = served.get("/contents.json", Host=host)
+    assert reply.status in (400, 403)
+    assert b"slides" not in reply.body
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9999", "[::1]:80", "LOCALHOST:1"])
+def test_a_tunnel_may_have_another_port(served: Served, host: str) -> None:
+    assert served.get("/contents.json", Host=host).status == 200
+
+
+def test_other_sites_may_not_use_it(served: Served) -> None:
+    assert served.get("/contents.json", Sec_Fetch_Site="cross-site").status == 403
+    for address in (*ADDRESSES, "/nothing", "/slides/99/about.json"):
+        headers = served.get(address).headers
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_each_server_has_a_cookie_of_its_own() -> None:
+    assert Guard(new_token()).cookie != Guard(new_token()).cookie
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("10.0.0.1", False)],
+)
+def test_which_addresses_are_local(host: str, local: bool) -> None:
+    assert is_local(host) is local
+
+
+def test_all_files_of_the_page_are_served(served: Served) -> None:
+    for name, kind in ASSETS.items():
+        reply = served.get(f"/assets/{name}")
+        assert reply.status == 200 and reply.headers["content-type"] == kind and len(reply.body) > 100

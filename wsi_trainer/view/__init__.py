@@ -1,0 +1,1 @@
+"""Looking at slides and at what models said of them, in a browser."""

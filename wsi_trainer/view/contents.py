@@ -1,0 +1,213 @@
+"""What is shown: slides with what is known of them, from a run or from slides alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from wsi_trainer.cli.texts import check_text
+from wsi_trainer.data import SlideRecord, read_manifest
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
+from wsi_trainer.metrics import read_predictions
+from wsi_trainer.report.rows import ERRORS, OTHER_ERROR, errors, words
+from wsi_trainer.slides.inputs import list_slides
+
+
+@dataclass(frozen=True)
+class MapFile:
+    """A map of what a model looked at, as `heatmap` wrote it."""
+
+    path: Path
+    title: str
+    target: str
+    stride: int
+    """Pixels of the slide, as the model sees it, for one position."""
+    downsample: int
+    """How much the model sees the slide shrunk."""
+
+    def load(self) -> NDArray[np.float32]:
+        """The map, left in its file until it is looked at."""
+        with as_written(self.path):
+            values = np.load(self.path, mmap_mode="r")
+            if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
+                raise ValueError(f"an array of {values.dtype} and shape {values.shape} is no map")
+        return values
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What a model said of a slide."""
+
+    predicted: str
+    error: float
+    wrong: bool
+    probability: float | None = None
+
+
+@dataclass(frozen=True)
+class ShownSlide:
+    """A slide of the list."""
+
+    name: str
+    path: Path
+    mpp: float | None = None
+    """From the manifest, which wins over what the file says."""
+    label: str = ""
+    patient: str = ""
+    site: str = ""
+    split: str = ""
+    opinions: tuple[Opinion | None, ...] = ()
+    """Of each run."""
+    maps: tuple[MapFile, ...] = ()
+    regions: Path | None = None
+    """Annotations of the slide."""
+
+    def row(self, number: int) -> dict[str, Any]:
+        """What the list of the page shows; where the slide lies is nothing that the page needs."""
+        said = [None if one is None else vars(one) for one in self.opinions]
+        facts = {key: getattr(self, key) for key in ("name", "label", "patient", "site", "split")}
+        return {"number": number, **facts, "opinions": said, "maps": len(self.maps)}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Everything that may be looked at; nothing else is read."""
+
+    title: str
+    slides: tuple[ShownSlide, ...]
+    runs: tuple[str, ...] = ()
+    """The names of the runs that are compared."""
+    error_means: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+def contents_of(what: Path, compare: Path | None = None, regions: Path | None = None) -> Contents:
+    """What a run, a slide, a store, a folder of slides or a manifest has to show."""
+    if regions is not None and not regions.is_dir():
+        raise UserError(f"--regions: there is no folder {regions}; it holds SLIDE.geojson for each annotated slide")
+    if (what / "cross_validation.json").is_file():
+        raise UserError(f"{what} holds a run for each fold; look at one of them, such as {what / 'fold0'}")
+    if RunFolder(what).config.is_file() or RunFolder(what).splits.is_file():
+        found = of_runs([RunFolder(what), *([] if compare is None else [RunFolder(compare).existing()])])
+    elif compare is not None:
+        raise UserError(f"--compare needs a run to compare with; {what} is not the folder of a run")
+    else:
+        found = of_slides(what)
+    slides = (replace(slide, regions=annotations_of(slide.name, regions)) for slide in found.slides)
+    return replace(found, slides=tuple(slides))
+
+
+def of_slides(what: Path) -> Contents:
+    """Slides about which nothing is known but their files."""
+    notes: list[str] = []
+    listed = list_slides(str(what), note=notes.append)
+    slides = tuple(
+        ShownSlide(
+            name=one.job.name,
+            path=one.job.slide,
+            mpp=one.job.mpp,
+            label=one.columns.get("label", ""),
+            patient=one.columns.get("patient", ""),
+            site=one.columns.get("site", ""),
+            split=one.columns.get("split", ""),
+        )
+        for one in listed
+    )
+    return Contents(what.resolve().name, slides, notes=tuple(notes))
+
+
+def of_runs(folders: list[RunFolder]) -> Contents:
+    """The slides of the first run's splits, worst mistakes first, with what all of the runs say of them."""
+    names = tuple(folder.path.resolve().name for folder in folders)
+    if len(set(names)) < len(names):
+        names = tuple(str(folder.path) for folder in folders)
+    records = read_manifest(folders[0].existing().splits, labelled=False)
+    said = [opinions_of(folder) for folder in folders]
+    maps = [maps_of(folder, name if len(folders) > 1 else "") for folder, name in zip(folders, names)]
+    slides = [
+        _shown(
+            record,
+            tuple(one.get(record.slide) for _, one in said),
+            tuple(found[record.slide] for found in maps if record.slide in found),
+            next((labels[record.slide] for labels, _ in said if record.slide in labels), record.label),
+        )
+        for record in records
+    ]
+    slides.sort(key=lambda slide: -slide.opinions[0].error if slide.opinions[0] else np.inf)
+    return Contents(names[0], tuple(slides), names, error_means(folders[0]))
+
+
+def _shown(
+    record: SlideRecord, opinions: tuple[Opinion | None, ...], maps: tuple[MapFile, ...], label: str
+) -> ShownSlide:
+    return ShownSlide(
+        record.slide, record.path, record.mpp, label, record.patient, record.site, record.split, opinions, maps
+    )
+
+
+def predictions_of(folder: RunFolder) -> list[Path]:
+    """The files of predictions of a run, one for each split."""
+    return sorted(folder.predictions("any").parent.glob("*.csv"))
+
+
+def opinions_of(folder: RunFolder) -> tuple[dict[str, str], dict[str, Opinion]]:
+    """The labels of slides as they were predicted against, and what the run says of them."""
+    labels: dict[str, str] = {}
+    opinions: dict[str, Opinion] = {}
+    for path in predictions_of(folder):
+        predictions = read_predictions(path)
+        for index, (slide, error) in enumerate(zip(predictions.slides, errors(predictions))):
+            said = words(predictions, index)
+            labels[slide] = said.label
+            opinions[slide] = Opinion(said.predicted, float(error), said.wrong, said.probability)
+    return labels, opinions
+
+
+def error_means(folder: RunFolder) -> str:
+    """What the error of a slide is, in words; empty where nothing was predicted."""
+    for path in predictions_of(folder):
+        return ERRORS.get(type(read_predictions(path)), OTHER_ERROR)
+    return ""
+
+
+def maps_of(folder: RunFolder, run: str = "") -> dict[str, MapFile]:
+    """The maps of a run by slide. One outside of the run is refused: a run may come from somebody else."""
+    about = folder.heatmaps / "heatmaps.json"
+    with as_written(about):
+        facts = read_json(about)
+        entries = {str(slide): dict(entry) for slide, entry in dict(facts.get("slides", {})).items()}
+        target, method = str(facts.get("class", "")), str(facts.get("method", ""))
+        found = {}
+        for slide, entry in entries.items():
+            path = folder.heatmaps / str(entry["array"])
+            if not path.resolve().is_relative_to(folder.path.resolve()):
+                raise UserError(f"{about} names a map outside of the run: {path}; make the maps again")
+            layer = read_json(folder.heatmaps / str(entry["layer"]) / "zarr.json")
+            stride = int(layer["attributes"]["wsi_trainer"]["stride"])
+            title = ": ".join(part for part in (run, f"{method}, {target}") if part)
+            found[slide] = MapFile(path, title, target, stride, downsample_of(folder))
+    return found
+
+
+def downsample_of(folder: RunFolder) -> int:
+    """How much a run sees its slides shrunk."""
+    with as_written(folder.config):
+        text = folder.config.read_text(encoding="utf-8")
+        try:
+            check_text(text)
+            options = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(str(error)) from error
+        return int(options["data"].get("downsample", 1))
+
+
+def annotations_of(slide: str, folder: Path | None) -> Path | None:
+    """The file with the annotations of a slide, named as for `heatmap --regions`."""
+    path = None if folder is None else folder / f"{Path(slide).stem}.geojson"
+    return path if path is not None and path.is_file() else None

@@ -1,0 +1,266 @@
+"""All that the page can ask for, without HTTP: the server and the static copy both speak to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+
+from wsi_trainer.data.tissue import MOST_COARSE, tissue_of
+from wsi_trainer.errors import UserError
+from wsi_trainer.explain.outlines import outlines
+from wsi_trainer.explain.regions import read_regions
+from wsi_trainer.explain.top import peaks
+from wsi_trainer.slides.blocks import is_own_store
+from wsi_trainer.slides.cache import LoadingCache
+from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.overview import mask_scale
+from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slides.readers.options import PLAIN, ReadOptions
+from wsi_trainer.slides.resolution import is_plausible
+from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slides.tissue import TissueMask, find_tissue
+from wsi_trainer.view.contents import Contents, MapFile, ShownSlide
+from wsi_trainer.view.layers import SIDE, Layer
+from wsi_trainer.view.pool import Pool
+from wsi_trainer.view.refusals import BadNumber, NotThere
+from wsi_trainer.view.tiles import TILE, TiledSlide, jpeg, png
+
+OPEN = 8
+"""Slides that stay open."""
+MASKS = 64 << 20
+"""Bytes of tissue masks that are kept."""
+MOST_READ = 1 << 27
+"""Pixels of a slide that are read to find its tissue."""
+MOST_OUTLINED = 1 << 20
+"""Positions of a map that outlines are drawn from; of a larger one its means are taken."""
+MOST_TOP = 50
+COLOURS = ("inferno", "viridis", "turbo", "coolwarm", "Greens")
+"""matplotlib's colour maps that may be chosen."""
+TISSUE = "tissue"
+
+
+class Scene:
+    """The slides and layers, opened when they are looked at.
+
+    Args:
+        contents: What may be looked at.
+        options: What to take of slides that are more than one image of 8 bits.
+        keep_open: How many slides stay open.
+    """
+
+    def __init__(self, contents: Contents, options: ReadOptions = PLAIN, keep_open: int = OPEN) -> None:
+        self.contents = contents
+        self.version = secrets.token_hex(4)
+        self._options = options
+        self.pool: Pool[TiledSlide] = Pool(self._open, keep_open)
+        self._masks: LoadingCache[int, Layer] = LoadingCache(self._tissue, lambda mask: mask.values.nbytes, MASKS)
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def overview(self) -> dict[str, Any]:
+        """What the page starts from."""
+        shown = self.contents
+        return {
+            "version": self.version,
+            "title": shown.title,
+            "runs": list(shown.runs),
+            "error_means": shown.error_means,
+            "tile": TILE,
+            "layer_tile": SIDE,
+            "colours": {name: _table(name) for name in COLOURS},
+            "slides": [slide.row(number) for number, slide in enumerate(shown.slides)],
+        }
+
+    def about(self, slide: int) -> dict[str, Any]:
+        """What the page needs to show a slide."""
+        entry = self._slide(slide)
+        with self.pool.lease(slide) as opened:
+            return {
+                "width": opened.width,
+                "height": opened.height,
+                "depth": opened.depth,
+                "coarsest": opened.coarsest,
+                "finest": 0,
+                "mpp": _mpp(entry, opened),
+                "power": opened.info.power,
+                "reader": opened.info.reader,
+                "vendor": opened.info.vendor,
+                "notes": list(opened.info.notes),
+                "layers": [self._about_map(slide, number) for number in range(len(entry.maps))],
+                "regions": entry.regions is not None,
+            }
+
+    def tile(self, slide: int, level: int, row: int, column: int) -> bytes:
+        """A tile as JPEG."""
+        self._slide(slide)
+        with self.pool.lease(slide) as opened:
+            return jpeg(opened.tile(level, row, column))
+
+    def thumbnail(self, slide: int, side: int = 96) -> bytes:
+        """A small picture of a slide as JPEG."""
+        self._slide(slide)
+        with self.pool.lease(slide) as opened:
+            return jpeg(opened.thumbnail(side))
+
+    def region(self, slide: int, x: int, y: int, width: int, height: int) -> bytes:
+        """A box at full resolution as PNG."""
+        self._slide(slide)
+        with self.pool.lease(slide) as opened:
+            return png(opened.region(x, y, width, height))
+
+    def about_layer(self, slide: int, name: str) -> dict[str, Any]:
+        """What the page needs to draw a layer."""
+        return self.layer(slide, name).about()
+
+    def numbers(self, slide: int, name: str, level: int, row: int, column: int) -> bytes:
+        """A tile of a layer: numbers of 4 bytes, the lowest byte first, row by row."""
+        return self.layer(slide, name).tile(level, row, column).astype("<f4").tobytes()
+
+    def at(self, slide: int, name: str, x: float, y: float) -> dict[str, Any]:
+        """The value at a place, and its rank among all positions of the layer."""
+        layer = self.layer(slide, name)
+        row, column = layer.position(x, y)
+        value = float(layer.values[row, column])
+        larger = int((np.asarray(layer.values) > value).sum())
+        return {
+            "value": value if math.isfinite(value) else None,
+            "rank": larger + 1,
+            "of": int(layer.values.size),
+            "box": [column * layer.stride, row * layer.stride, layer.stride, layer.stride],
+        }
+
+    def outlines(self, slide: int, name: str, threshold: float) -> dict[str, Any]:
+        """Polygons around what is above a share of the largest value, in pixels of level 0."""
+        if not 0 < threshold < 1:
+            raise BadNumber(f"threshold is {threshold:g}; it must be above 0 and below 1")
+        with self.pool.lease(slide) as opened:
+            size = (opened.height, opened.width)
+        layer = self.layer(slide, name)
+        level = next(k for k in range(64) if layer.values.size <= MOST_OUTLINED * 4**k)
+        # One unit is a position of this level: what is drawn need not know that a slide was shrunk.
+        unit = layer.stride * 2**level
+        extent = (math.ceil(size[0] / unit), math.ceil(size[1] / unit))
+        found = outlines(layer.level(level).astype(np.float64), 1, extent, threshold)
+        polygons = [
+            {
+                "rings": [[[round(x * unit, 1), round(y * unit, 1)] for x, y in ring] for ring in outline.rings],
+                "largest": outline.largest,
+                "share": outline.share,
+            }
+            for outline in found
+        ]
+        return {"polygons": polygons}
+
+    def top(self, slide: int, name: str, count: int) -> dict[str, Any]:
+        """The places with the largest values, none near another."""
+        if not 1 <= count <= MOST_TOP:
+            raise BadNumber(f"count is {count}; it must be 1 to {MOST_TOP}")
+        layer = self.layer(slide, name)
+        side = max(1, round(256 / layer.stride))
+        values = np.asarray(layer.values, dtype=np.float64)
+        rows, columns = values.shape
+        places = []
+        for peak in peaks(values, 1, (rows, columns), side, count):
+            box = values[tuple(slice(lo, hi) for lo, hi in zip(peak.box.lo, peak.box.hi, strict=True))]
+            inside = np.argwhere(box == peak.value)[0]  # at a border the box is moved away from the position
+            y, x = ((lo + at + 0.5) * layer.stride for lo, at in zip(peak.box.lo, inside.tolist(), strict=True))
+            places.append({"x": x, "y": y, "value": peak.value})
+        return {"places": places}
+
+    def regions(self, slide: int) -> dict[str, Any]:
+        """The annotations of a slide."""
+        entry = self._slide(slide)
+        if entry.regions is None:
+            raise NotThere("this slide has no annotations")
+        return {"polygons": [{"rings": rings} for rings in read_regions(entry.regions)]}
+
+    def layer(self, slide: int, name: str) -> Layer:
+        """A layer of a slide: `tissue`, or the number of a map."""
+        entry = self._slide(slide)
+        if name == TISSUE:
+            return self._masks.get(slide)
+        if not (name.isascii() and name.isdigit() and int(name) < len(entry.maps)):
+            raise NotThere(f"slide {entry.name} has no layer {name[:20]}; it has {len(entry.maps)} maps")
+        found = entry.maps[int(name)]
+        return Layer("map", found.load(), float(found.stride * found.downsample))
+
+    def _slide(self, slide: int) -> ShownSlide:
+        if not 0 <= slide < len(self.contents.slides):
+            raise NotThere(f"there is no slide {slide}; there are {len(self.contents.slides)}")
+        return self.contents.slides[slide]
+
+    def _open(self, slide: int) -> TiledSlide:
+        try:
+            return TiledSlide(open_reader(self._slide(slide).path, options=self._options))
+        except SlideError as error:
+            raise NotThere(f"the slide cannot be read: {error.reason}") from error
+
+    def _tissue(self, slide: int) -> Layer:
+        """What `preprocess` stored with a store, or would store."""
+        path = self._slide(slide).path
+        with self.pool.lease(slide) as opened:
+            found = _stored_tissue(path) if is_own_store(path) else _new_tissue(opened)
+        if not found.mask.any():
+            raise NotThere("no tissue was found on this slide")
+        return Layer("tissue", found.mask, float(found.scale))
+
+    def _about_map(self, slide: int, number: int) -> dict[str, Any]:
+        found: MapFile = self._slide(slide).maps[number]
+        try:
+            return {"title": found.title, **self.layer(slide, str(number)).about()}
+        except (UserError, OSError) as error:
+            return {"title": found.title, "broken": str(error)}
+
+
+def _stored_tissue(path: Path) -> TissueMask:
+    source = SlideSource(path, threads=1)
+    try:
+        return tissue_of(path, source).mask
+    except SlideError as error:
+        raise NotThere(error.reason) from error
+    finally:
+        source.close()
+
+
+def _new_tissue(opened: TiledSlide) -> TissueMask:
+    mpp = opened.info.mpp
+    scale = 2**opened.depth * TILE // MOST_COARSE if mpp is None else mask_scale(mpp)
+    level = max(0, scale.bit_length() - 1)
+    if opened.coarsest < opened.depth and opened.width * opened.height > MOST_READ:
+        raise NotThere("this slide has no coarse level: all of it would be read to find its tissue")
+    return find_tissue(opened.whole(min(level, opened.coarsest)), 2 ** min(level, opened.coarsest))
+
+
+def _mpp(entry: ShownSlide, opened: TiledSlide) -> list[float] | None:
+    """Micrometres per pixel, y and x, where a plausible size is known."""
+    if entry.mpp is not None:
+        return [entry.mpp, entry.mpp]
+    found = opened.info.mpp
+    return list(found) if found is not None and all(map(is_plausible, found)) else None
+
+
+def _table(name: str) -> list[int]:
+    """A colour map as 256 colours, each red, green and blue."""
+    colours: list[int] = (colormaps[name](np.arange(256))[:, :3] * 255).round().astype(int).reshape(-1).tolist()
+    return colours
+
+
+def to_json(content: Mapping[str, Any] | str) -> bytes:
+    """JSON as browsers read it, which know no NaN."""
+    return json.dumps(_finite(content), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
