@@ -99,6 +99,8 @@ def transposed(rec: Any, func: Any, args: Sequence[Any], kwargs: Any, outs: Sequ
     axes = axes_of(x, count) if x.is_map and turned else None
     if axes is None or weight.is_map or (bias is not None and bias.is_map) or len(x.shape) != count + 2:
         return NotImplemented
+    if x.space.tidy.is_space(1):
+        return NotImplemented
     stamps = tuple(
         Stamp(k, s, d, p, x.space.extent[a])
         for k, s, d, p, a in zip(

@@ -169,7 +169,7 @@ def convolution(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     count = len(weight.shape) - 2
     axes = axes_of(x, count) if x.is_map and not transposed else None
-    if axes is None or weight.is_map or len(x.shape) != count + 2:
+    if axes is None or weight.is_map or len(x.shape) != count + 2 or x.space.tidy.is_space(1):
         return NotImplemented
     stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)
     windows = tuple(Window(k, s, d, p) for k, s, d, p in zip(weight.shape[2:], stride, dilation, padding, strict=True))

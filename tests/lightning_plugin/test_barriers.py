@@ -38,3 +38,34 @@ def test_execution_refuses_before_anything_runs() -> None:
     tiled = TiledModule(net(), budget="1MiB")
     with pytest.raises(BarrierError):
         tiled(torch.randn(1, 3, 512, 512))
+
+
+class Bag(nn.Module):
+    """A bag of patches (N, K, C, H, W), each encoded: to the engine its channels are an axis, which a layer mixes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(layer, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, k = x.shape[:2]
+        return self.encoder(x.flatten(0, 1)).view(n, k, -1).mean(1)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 5, 3, padding=1), nn.ConvTranspose2d(3, 4, 2, 2)], ids=["conv", "up"])
+def test_an_axis_that_is_mixed_is_exact(layer: nn.Module) -> None:
+    assert_exact(Bag(layer), (2, 7, 3, 13, 11))
+    assert make_plan(Bag(layer), (2, 7, 3, 13, 11), budget="64MiB", dtype=torch.float64).barriers
+
+
+def test_patches_by_their_numbers_are_exact() -> None:
+    class Picked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            patches = x.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 8, 8)
+            return self.conv(patches[torch.tensor([0, 3, 5, 3])]).mean((2, 3))
+
+    assert_exact(Picked(), (1, 3, 32, 24))
