@@ -90,6 +90,7 @@ def test_a_slide_that_qupath_crops_gets_objects_that_are_moved(maps: Path, tmp_p
     assert alpha[4, 6] == 200 and alpha[9, 2] == 100 and alpha.sum() == 300
 
 
+@pytest.mark.full
 def test_a_whole_slide_is_added_and_another_image_left_alone(maps: Path, tmp_path: Path) -> None:
     other = {"uri": "file:/somewhere/other.svs", "width": 5, "height": 5}
     log, _ = run(maps, tmp_path, images=[other], width=1500, height=1200)
@@ -97,6 +98,7 @@ def test_a_whole_slide_is_added_and_another_image_left_alone(maps: Path, tmp_pat
     assert log["objects"][0] == features(maps)
 
 
+@pytest.mark.full
 def test_a_store_in_place_of_the_slide_is_named(maps: Path, tmp_path: Path) -> None:
     store = {"uri": "file:/somewhere/slide.zarr", "width": 438, "height": 352}
     log, text = run(maps, tmp_path, images=[store])

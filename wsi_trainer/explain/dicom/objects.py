@@ -49,7 +49,7 @@ class Results:
         return highdicom.pm.ParametricMap(
             [self.level], values, **self._common(1), contains_recognizable_visual_features=False,
             real_world_value_mappings=[mapping], voi_lut_transformations=[window], tile_pixel_array=True,
-            tile_size=(TILE, TILE), dimension_organization_type="TILED_FULL", content_label="MAP",
+            tile_size=(TILE, TILE), content_label="MAP",
             **grid_of(self.level, place),
         )  # fmt: skip
 
@@ -64,7 +64,7 @@ class Results:
         )  # fmt: skip
         return highdicom.seg.Segmentation(
             [self.level], mask.astype(np.uint8), "BINARY", [segment], **self._common(2), tile_pixel_array=True,
-            tile_size=(TILE, TILE), dimension_organization_type="TILED_FULL", omit_empty_frames=False,
+            tile_size=(TILE, TILE), omit_empty_frames=False,
             content_label="REGIONS", **grid_of(self.level, place),
         )  # fmt: skip
 

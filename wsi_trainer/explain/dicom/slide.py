@@ -25,6 +25,10 @@ MAY_BE_EMPTY = (
 """What results repeat of the slide, and may repeat as nothing."""
 
 
+UNKNOWN_THICKNESS = 0.001
+"""Millimetres, where a slide does not say it: results must, and may not say 0."""
+
+
 class NotDicom(SlideError):
     """A slide that DICOM results cannot refer to."""
 
@@ -50,6 +54,8 @@ def finest_level(path: Path) -> Dataset:
     for name in MAY_BE_EMPTY:
         if name not in found:
             setattr(found, name, "")
+    if "IssuerOfTheContainerIdentifierSequence" not in found:
+        found.IssuerOfTheContainerIdentifierSequence = []
     origin = (found.get("TotalPixelMatrixOriginSequence") or [Dataset()])[0]
     for axis in "XY":  # of software that knows no stage: the slide begins at 0
         name = f"{axis}OffsetInSlideCoordinateSystem"
@@ -84,7 +90,7 @@ def grid_of(level: Dataset, place: Place) -> dict[str, Any]:
     slide = highdicom.CoordinateSystemNames.SLIDE
     return {
         "pixel_measures": highdicom.PixelMeasuresSequence(
-            pixel_spacing=spacing, slice_thickness=float(measures.get("SliceThickness") or 0.0)
+            pixel_spacing=spacing, slice_thickness=float(measures.get("SliceThickness") or UNKNOWN_THICKNESS)
         ),
         "plane_orientation": highdicom.PlaneOrientationSequence(slide, orientation),
         "plane_positions": [highdicom.PlanePositionSequence(slide, position, (1, 1))],
