@@ -7,29 +7,41 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_plugin import Box
-from wsi_trainer.data.tissue import TissueMap, tissue_of
+from wsi_trainer.data.tissue import tissue_of
 from wsi_trainer.explain.geojson import Region, rectangle
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.source import SlideSource
-
-_ROWS = 4
-"""Rows of a map whose tissue is looked at a time: the mask is read in the slide's own pixels."""
+from wsi_trainer.slides.tissue import TissueMask
 
 
 def positions_with_tissue(image: SlideSource, stride: int, shape: tuple[int, int]) -> NDArray[np.bool_]:
     """Which positions of a map stand for tissue; all of them where none is found."""
     try:
-        tissue = TissueMap(tissue_of(image.path, image), stride)
+        tissue = tissue_of(image.path, image).mask
     except SlideError:  # the slide was read; it is only pale
         return np.ones(shape, dtype=bool)
-    rows, columns = tissue.shape[2:]
-    found = np.zeros((rows, columns), dtype=bool)
-    for top in range(0, rows, _ROWS):
-        box = Box((top, 0), (min(top + _ROWS, rows), columns))
-        if tissue.constant(box) is None:
-            found[top : top + _ROWS] = tissue.read(box)[0, 0].numpy() > 0
-    return found[: shape[0], : shape[1]]
+    return with_tissue(tissue, stride, shape, (image.shape[2], image.shape[3]))
+
+
+def with_tissue(tissue: TissueMask, stride: int, shape: tuple[int, int], size: tuple[int, int]) -> NDArray[np.bool_]:
+    """The positions that have tissue in one pixel at least, from the mask as coarse as it is: an image is large.
+
+    Args:
+        tissue: The mask of an image.
+        stride: Pixels of the image for one position.
+        shape: Rows and columns of the map.
+        size: Height and width of the image.
+    """
+    found = tissue.mask
+    for axis in (0, 1):
+        starts = np.arange(shape[axis]) * stride
+        ends = np.minimum(starts + stride, size[axis])
+        first = np.minimum(starts // tissue.scale, found.shape[axis] - 1)  # a mask may be a pixel short
+        last = np.minimum(-(-ends // tissue.scale), found.shape[axis])
+        sums = np.cumsum(found, axis=axis, dtype=np.int32)
+        sums = np.concatenate([np.zeros_like(np.take(sums, [0], axis)), sums], axis)
+        found = np.take(sums, last, axis) > np.take(sums, first, axis)
+    return found
 
 
 def side_of_tiles(wanted: NDArray[np.bool_], most: int) -> int:

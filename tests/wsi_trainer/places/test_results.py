@@ -196,3 +196,29 @@ def test_tiles_are_as_few_as_wanted(scn: Path, tmp_path: Path) -> None:
     values = np.load(made.folder / made.entry["array"])
     assert max(one["properties"]["measurements"]["largest value"] for one in features) <= values.max()
     assert "tiles" not in make(scn, tmp_path / "none", tiles=0).entry
+
+
+def test_top_regions_of_a_real_slide_are_there_in_the_original(shared_data: Path, tmp_path: Path) -> None:
+    original = shared_data / "slides" / "CMU-1-Small-Region.svs"
+    convert(Job(original, "s"), tmp_path, Settings(mpp=1.13, tissue="none"))
+    made = make(tmp_path / "s.zarr", tmp_path / "maps", tiles=0)
+    with openslide.OpenSlide(original) as slide:
+        for one in made.entry["top"]:
+            picture = np.asarray(Image.open(made.folder / one["picture"])).astype(float)
+            off = {}
+            for dx, dy in np.ndindex(5, 5):
+                corner, size = (one["x"] + dx - 2, one["y"] + dy - 2), (one["width"], one["height"])
+                seen = (
+                    slide.read_region(corner, 0, size).convert("RGB").resize(picture.shape[1::-1], Image.Resampling.BOX)
+                )
+                off[dx - 2, dy - 2] = np.abs(np.asarray(seen) - picture).mean()
+            assert min(off, key=lambda shift: off[shift]) == (0, 0)
+
+
+def test_rings_are_closed_and_stay_on_the_slide(scn: Path, tmp_path: Path) -> None:
+    made = make(scn, tmp_path / "maps")
+    for name in (made.entry["tiles"], made.entry["outlines"]):
+        for feature in json.loads((made.folder / name).read_text())["features"]:
+            for ring in feature["geometry"]["coordinates"]:
+                assert len(ring) >= 4 and ring[0] == ring[-1]
+                assert (np.array(ring) >= 0).all() and (np.array(ring) <= CANVAS[::-1]).all()

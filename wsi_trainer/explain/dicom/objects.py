@@ -44,7 +44,9 @@ class Results:
             slope=1.0, intercept=0.0,
         )  # fmt: skip
         window = highdicom.VOILUTTransformation(
-            window_center=(low + high) / 2, window_width=max(high - low, float(np.finfo(np.float32).tiny))
+            window_center=(low + high) / 2,
+            window_width=max(high - low, float(np.finfo(np.float32).tiny)),
+            voi_lut_function="LINEAR_EXACT",
         )
         return highdicom.pm.ParametricMap(
             [self.level], values, **self._common(1), contains_recognizable_visual_features=False,
