@@ -20,7 +20,7 @@ from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.qupath import write_script
 from wsi_trainer.explain.regions import Rings, read_regions
 from wsi_trainer.explain.score import index_of, targets_of
-from wsi_trainer.explain.slide_map import SlideMap, compute
+from wsi_trainer.explain.slide_map import MapFiles, SlideMap, compute
 from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.training import tissue_stride
@@ -85,13 +85,8 @@ def write_heatmaps(
             skipped[record.slide] = error.reason
             continue
         maps[record.slide] = one
-        original = originals.of(record.path)
-        entries[record.slide] = files.entry | {
-            "peak_bytes": attribution.peak_bytes,
-            "original": None if original is None else str(original.resolve()),
-        }
-        if options.dicom:
-            entries[record.slide] |= results_as_dicom(one, files, original, shown_as, options)
+        peak = {"peak_bytes": attribution.peak_bytes}
+        entries[record.slide] = files.entry | peak | _of_original(one, files, originals, shown_as, options)
         largest = max(largest, float(attribution.positive.max()))
     for slide, drawn in maps.items():
         entries[slide] |= drawn.overlay(largest, _regions_of(drawn.record, regions), field)
@@ -134,6 +129,15 @@ def _opened(
     height, width = batch["image"].shape[2:]
     source = open_image(record.path, data.downsample, record.mpp)
     return SlideMap(folder.heatmaps, record, (height, width), source.place, model.stride), batch, source
+
+
+def _of_original(
+    one: SlideMap, files: MapFiles, originals: Originals, target: PathClass, options: MapOptions
+) -> dict[str, Any]:
+    """Where the original slide is, and the results that refer to it."""
+    original = originals.of(one.record.path)
+    dicom = results_as_dicom(one, files, original, target, options) if options.dicom else {}
+    return {"original": None if original is None else str(original.resolve()), **dicom}
 
 
 def _facts(

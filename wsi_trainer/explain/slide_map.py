@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from wsi_trainer.slides.source import SlideSource
 
 SIDE = 512
 """Longest side of an overlay."""
+DICOM = "dicom"
+"""Folder of the DICOM files, one folder for each slide."""
 TILES = "tiles"
 """Folder of the GeoJSON files with tiles."""
 LAYERS = {"0.5": "", "0.4": f"{NGFF04}/"}
@@ -78,6 +81,7 @@ class SlideMap:
 
     def write(self, values: torch.Tensor, source: SlideSource, options: MapOptions, target: PathClass) -> MapFiles:
         """Write everything but the overlay, which needs the maps of all slides; returns what was written."""
+        self._remove_earlier()
         single = values.float().cpu().numpy()
         np.save(self.array, single)
         facts = {"slide": self.record.slide, "method": options.method, "target": target.name, "stride": self.stride}
@@ -106,6 +110,13 @@ class SlideMap:
                 "tiles_count": Objects("tile", None, seed).write(path, cut, self.place),
             }
         return MapFiles(entry, single, found)
+
+    def _remove_earlier(self) -> None:
+        """Take away what is only written where it is asked for: it would be of another map than the rest."""
+        (self.folder / TILES / f"{self.name}.geojson").unlink(missing_ok=True)
+        kinds = [*(f"{place}{self.name}.ome.zarr" for place in LAYERS.values()), f"{DICOM}/{self.name}"]
+        for name in kinds:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def _layers(self, values: NDArray[np.float32], options: MapOptions, facts: dict[str, Any]) -> dict[str, Any]:
         """The map in each version of NGFF that is wanted."""

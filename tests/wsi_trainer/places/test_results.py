@@ -73,7 +73,7 @@ def make(path: Path, folder: Path, downsample: int = 1, **options: object) -> Ma
     source = open_image(path, downsample)
     shape = tuple(-(-side // STRIDE) for side in source.shape[2:])
     values = torch.arange(1, 1 + shape[0] * shape[1]).view(shape).double()
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     one = SlideMap(folder, SlideRecord("s", path, "", "", ""), source.shape[2:], source.place, STRIDE)
     files = one.write(values, source, MapOptions(size=40, **options), PathClass.of("tumour", 1))  # type: ignore[arg-type]
     return Made(source, files.entry, folder, shape[1])
@@ -195,7 +195,9 @@ def test_tiles_are_as_few_as_wanted(scn: Path, tmp_path: Path) -> None:
     assert 10 < len(features) <= 50 and made.entry["tiles_count"] == len(features)
     values = np.load(made.folder / made.entry["array"])
     assert max(one["properties"]["measurements"]["largest value"] for one in features) <= values.max()
-    assert "tiles" not in make(scn, tmp_path / "none", tiles=0).entry
+    again = make(scn, made.folder, tiles=0, ngff="0.5")
+    assert "tiles" not in again.entry and not (made.folder / made.entry["tiles"]).exists()
+    assert set(again.entry["layers"]) == {"0.5"} and not (made.folder / made.entry["layers"]["0.4"]).exists()
 
 
 def test_top_regions_of_a_real_slide_are_there_in_the_original(shared_data: Path, tmp_path: Path) -> None:

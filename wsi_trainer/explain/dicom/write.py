@@ -10,13 +10,11 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.explain.geojson import PathClass, Region, rectangle
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.outlines import regions_of
-from wsi_trainer.explain.slide_map import MapFiles, SlideMap
+from wsi_trainer.explain.slide_map import DICOM, MapFiles, SlideMap
 from wsi_trainer.places import Place
 
 from .objects import Results
 from .slide import NotDicom, check_same, finest_level
-
-FOLDER = "dicom"
 
 
 def need_highdicom() -> None:
@@ -55,12 +53,11 @@ def results_as_dicom(
             regions_of(files.outlines, target.name), _in_image(files.entry["top"], one.place), one.place
         ),
     }
-    folder = one.folder / FOLDER / one.name
+    folder = one.folder / DICOM / one.name
     folder.mkdir(parents=True, exist_ok=True)
     names = {}
     for kind, found in made.items():
         path = folder / f"{kind}.dcm"
-        path.unlink(missing_ok=True)
         if found is not None:
             found.save_as(path)
             names[kind] = path.relative_to(one.folder).as_posix()
