@@ -23,12 +23,19 @@ def heatmap(words: Sequence[str]) -> int:
     """Write maps of what the model looked at."""
     parser = make_parser(
         "heatmap",
-        "Write whole-slide maps of how much each position speaks for a class, tile by tile: an OME-Zarr layer, a PNG "
-        "overlay, GeoJSON outlines for QuPath and the top regions of each slide, in the folder heatmaps of the run.",
+        "Write whole-slide maps of how much each position speaks for a class, tile by tile: OME-Zarr layers, a PNG "
+        "overlay, GeoJSON outlines and tiles for QuPath, DICOM results and the top regions of each slide, in the "
+        "folder heatmaps of the run. All places are in pixels of level 0 of the original slides, also where they were "
+        "converted with --mpp or --crop. The script qupath.groovy there loads everything into a QuPath project.",
     )
     parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
     parser.add_argument("--split", type=str, default="test", help="which slides: train, val or test")
-    parser.add_argument("--regions", type=Path, default=None, help="folder with SLIDE.geojson, the true regions")
+    parser.add_argument(
+        "--regions",
+        type=Path,
+        default=None,
+        help="folder with SLIDE.geojson, the true regions in pixels of the original slides",
+    )
     parser.add_class_arguments(MapOptions)
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
@@ -41,6 +48,9 @@ def heatmap(words: Sequence[str]) -> int:
     say(console, f"{len(facts['slides'])} maps: {folder.heatmaps}")
     if sentence := sentence_on_regions(facts):
         say(console, sentence)
+    for slide, entry in facts["slides"].items():
+        if "no_dicom" in entry:
+            say(console, f"no DICOM: {slide}: {entry['no_dicom']}")
     for slide, reason in facts["skipped"].items():
         say(console, f"left out: {slide}: {reason}")
     return 0

@@ -13,16 +13,21 @@ from lightning_plugin import LazyImage
 from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image, read_manifest
 from wsi_trainer.data.sampling import Visit
 from wsi_trainer.errors import UserError
+from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.field import receptive_field
+from wsi_trainer.explain.geojson import PathClass
 from wsi_trainer.explain.options import MapOptions
+from wsi_trainer.explain.qupath import write_script
 from wsi_trainer.explain.regions import Rings, read_regions
 from wsi_trainer.explain.score import index_of, targets_of
-from wsi_trainer.explain.slide_map import SlideMap, compute
+from wsi_trainer.explain.slide_map import MapFiles, SlideMap, compute
 from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.training import tissue_stride
 from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.places.originals import Originals
 from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.source import SlideSource
 
 CPU_BUDGET = "2GiB"
 """What maps use without a budget on a machine without an accelerator."""
@@ -48,11 +53,15 @@ def write_heatmaps(
         folder: The run, which says the slides and gets the maps.
         split: Which slides.
         options: What is mapped and written.
-        regions: Folder with SLIDE.geojson, the true regions; without it shares are not computed.
+        regions: Folder with SLIDE.geojson, the true regions in pixels of level 0 of the original slides; without it
+            shares are not computed.
     """
     options = options or MapOptions()
+    if options.dicom:
+        need_highdicom()
+    originals = Originals.in_folder(options.originals)
     target = index_of(model.task, options.target)
-    name = targets_of(model.task)[target]
+    shown_as = PathClass.of(targets_of(model.task)[target], target)
     columns = {"columns": model.task.columns, "filled": False}
     records = [record for record in read_manifest(folder.splits, **columns) if record.split == split]  # type: ignore[arg-type]
     if not records:
@@ -67,21 +76,23 @@ def write_heatmaps(
     largest = 0.0
     for place, record in enumerate(track(records, description="maps", transient=True)):
         try:
-            one = _opened(slides[Visit(place, 0)], record, data, model, folder)
-            attribution = compute(model, one[1], options, target, budget_of(config, model.device))
-            entry = one[0].write(attribution.values, one[1], options, name)
+            one, batch, source = _opened(slides[Visit(place, 0)], record, data, model, folder)
+            attribution = compute(model, batch, options, target, budget_of(config, model.device))
+            files = one.write(attribution.values, source, options, shown_as)
         except SlideError as error:
             if data.on_error == "stop":
                 raise
             skipped[record.slide] = error.reason
             continue
-        maps[record.slide] = one[0]
-        entries[record.slide] = entry | {"peak_bytes": attribution.peak_bytes}
+        maps[record.slide] = one
+        peak = {"peak_bytes": attribution.peak_bytes}
+        entries[record.slide] = files.entry | peak | _of_original(one, files, originals, shown_as, options)
         largest = max(largest, float(attribution.positive.max()))
     for slide, drawn in maps.items():
         entries[slide] |= drawn.overlay(largest, _regions_of(drawn.record, regions), field)
-    facts = _facts(name, options, field, entries, skipped, maps)
+    facts = _facts(shown_as.name, options, field, entries, skipped, maps)
     write_json(folder.heatmaps / "heatmaps.json", facts)
+    write_script(folder.heatmaps)
     return facts
 
 
@@ -112,12 +123,21 @@ def sentence_on_regions(facts: dict[str, Any]) -> str:
 
 def _opened(
     batch: SlideBatch, record: SlideRecord, data: DataConfig, model: SlideClassifier, folder: RunFolder
-) -> tuple[SlideMap, SlideBatch]:
+) -> tuple[SlideMap, SlideBatch, SlideSource]:
     if "failure" in batch:
         raise SlideError(record.slide, batch["failure"])
     height, width = batch["image"].shape[2:]
-    mpp = open_image(record.path, data.downsample, record.mpp).mpp
-    return SlideMap(folder.heatmaps, record, (height, width), mpp, data.downsample, model.stride), batch
+    source = open_image(record.path, data.downsample, record.mpp)
+    return SlideMap(folder.heatmaps, record, (height, width), source.place, model.stride), batch, source
+
+
+def _of_original(
+    one: SlideMap, files: MapFiles, originals: Originals, target: PathClass, options: MapOptions
+) -> dict[str, Any]:
+    """Where the original slide is, and the results that refer to it."""
+    original = originals.of(one.record.path)
+    dicom = results_as_dicom(one, files, original, target, options) if options.dicom else {}
+    return {"original": None if original is None else str(original.resolve()), **dicom}
 
 
 def _facts(

@@ -3,49 +3,68 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
+from numcodecs import Zlib
 from numpy.typing import NDArray
 
-from wsi_trainer.slides.store.metadata import NGFF, PROVENANCE, group, write_json
+from wsi_trainer.places import Place
+from wsi_trainer.slides.store.metadata import PROVENANCE, group, write_json
 
 CHUNK = 512
 
 
 def write_layer(
-    path: Path,
-    values: NDArray[np.float32],
-    stride: int,
-    mpp: tuple[float, float] | None,
-    facts: Mapping[str, Any],
+    path: Path, values: NDArray[np.float32], place: Place, facts: Mapping[str, Any], version: str = "0.5"
 ) -> None:
-    """Write a map as an NGFF 0.5 image with the axes y and x, in the slide's own coordinates.
+    """Write a map as an NGFF image with the axes y and x, in the coordinates of the original slide.
 
     Args:
         path: The store; an earlier one is replaced.
         values: (rows, columns).
-        stride: Pixels of the slide for one position.
-        mpp: Micrometres for one of these pixels; without it the unit of the axes is that pixel.
+        place: Where the map lies in the slide, one pixel of the image being one position. Without micrometres the
+            unit of the axes is one of the slide's pixels.
         facts: What the map shows and how it was made.
+        version: Of NGFF: 0.5, or 0.4 for software that reads no other, such as QuPath's.
     """
     shutil.rmtree(path, ignore_errors=True)
-    ome = {"version": NGFF, "multiscales": [_multiscale(path.name.split(".")[0], stride, mpp)]}
-    write_json(path / "zarr.json", group({"ome": ome, PROVENANCE: dict(facts)}))
-    chunks = tuple(min(CHUNK, side) for side in values.shape)
+    WRITERS[version](path, values, _multiscale(path.name.split(".")[0], place), {**facts, "place": place.record()})
+
+
+def _write_05(path: Path, values: NDArray[np.float32], multiscale: dict[str, Any], facts: dict[str, Any]) -> None:
+    ome = {"version": "0.5", "multiscales": [multiscale]}
+    write_json(path / "zarr.json", group({"ome": ome, PROVENANCE: facts}))
     array = zarr.create_array(
-        path / "0", shape=values.shape, dtype="float32", chunks=chunks, dimension_names=("y", "x"), overwrite=True
-    )
+        path / "0", shape=values.shape, dtype="float32", chunks=_chunks(values), dimension_names=("y", "x"),
+        overwrite=True,
+    )  # fmt: skip
     array[:] = values
 
 
-def _multiscale(name: str, stride: int, mpp: tuple[float, float] | None) -> dict[str, Any]:
-    unit = {} if mpp is None else {"unit": "micrometer"}
-    height, width = (1.0, 1.0) if mpp is None else mpp
-    first = (stride - 1) / 2  # the centre of a position's pixels
+def _write_04(path: Path, values: NDArray[np.float32], multiscale: dict[str, Any], facts: dict[str, Any]) -> None:
+    top = zarr.open_group(path, mode="w", zarr_format=2)
+    top.attrs.update({"multiscales": [{"version": "0.4", **multiscale}], PROVENANCE: facts})
+    array = top.create_array(
+        "0", shape=values.shape, dtype="float32", chunks=_chunks(values), compressors=[Zlib(level=3)],
+        chunk_key_encoding={"name": "v2", "separator": "/"},
+    )  # fmt: skip
+    array[:] = values
+
+
+Writer = Callable[[Path, NDArray[np.float32], dict[str, Any], dict[str, Any]], None]
+WRITERS: Mapping[str, Writer] = {"0.5": _write_05, "0.4": _write_04}
+
+
+def _chunks(values: NDArray[np.float32]) -> tuple[int, ...]:
+    return tuple(min(CHUNK, side) for side in values.shape)
+
+
+def _multiscale(name: str, place: Place) -> dict[str, Any]:
+    unit = {} if place.mpp is None else {"unit": "micrometer"}
     return {
         "name": name,
         "axes": [{"name": axis, "type": "space", **unit} for axis in "yx"],
@@ -53,8 +72,8 @@ def _multiscale(name: str, stride: int, mpp: tuple[float, float] | None) -> dict
             {
                 "path": "0",
                 "coordinateTransformations": [
-                    {"type": "scale", "scale": [height * stride, width * stride]},
-                    {"type": "translation", "translation": [height * first, width * first]},
+                    {"type": "scale", "scale": list(place.pixel())},
+                    {"type": "translation", "translation": list(place.first())},
                 ],
             }
         ],

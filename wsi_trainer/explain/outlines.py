@@ -1,17 +1,15 @@
-"""The regions of a map above a threshold, as polygons that QuPath imports."""
+"""The regions of a map above a threshold, as polygons."""
 
 from __future__ import annotations
 
-import json
-import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from contourpy import FillType, contour_generator
 from numpy.typing import NDArray
 
+from wsi_trainer.explain.geojson import Region
 from wsi_trainer.explain.regions import Rings, mask_of
 
 MOST = 1000
@@ -74,23 +72,9 @@ def _outline(rings: Rings, positive: NDArray[np.float64], stride: int, size: tup
     return Outline(clipped, float(inside.max(initial=0)), float(inside.sum() / positive.sum()))
 
 
-def write_outlines(path: Path, regions: list[Outline], name: str, scale: float = 1.0) -> None:
-    """Write the GeoJSON file, in pixels of level 0: those of the slide times `scale`."""
-    features = [
-        {
-            "type": "Feature",
-            "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{path.name}#{number}")),
-            "geometry": {
-                "type": "Polygon",
-                "coordinates": [[[x * scale, y * scale] for x, y in ring] for ring in region.rings],
-            },
-            "properties": {
-                "objectType": "annotation",
-                "name": f"{name} {number}",
-                "classification": {"name": name, "color": [200, 30, 30]},
-                "measurements": {"largest value": region.largest, "share of the map": region.share},
-            },
-        }
-        for number, region in enumerate(regions, start=1)
+def regions_of(found: list[Outline], name: str) -> list[Region]:
+    """Outlines as objects of a file, numbered."""
+    return [
+        Region(one.rings, {"largest value": one.largest, "share of the map": one.share}, f"{name} {number}")
+        for number, one in enumerate(found, start=1)
     ]
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": features}) + "\n", encoding="utf-8")

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from lightning_plugin import LazyImage
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.attribution import Attribution, attribute
+from wsi_trainer.explain.geojson import Objects, PathClass
 from wsi_trainer.explain.layer import write_layer
-from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.outlines import outlines, write_outlines
+from wsi_trainer.explain.options import NGFF, MapOptions
+from wsi_trainer.explain.outlines import Outline, outlines, regions_of
 from wsi_trainer.explain.overlay import draw_overlay
 from wsi_trainer.explain.regions import Rings, shares_inside
 from wsi_trainer.explain.thumbnail import coarsest, thumbnail
-from wsi_trainer.explain.top import crop, peaks
+from wsi_trainer.explain.tiles import positions_with_tissue, tiles
+from wsi_trainer.explain.top import Peak, crop, peaks
 from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.places import Place
+from wsi_trainer.slides.export import FOLDER as NGFF04
+from wsi_trainer.slides.source import SlideSource
 
 SIDE = 512
 """Longest side of an overlay."""
+DICOM = "dicom"
+"""Folder of the DICOM files, one folder for each slide."""
+TILES = "tiles"
+"""Folder of the GeoJSON files with tiles."""
+LAYERS = {"0.5": "", "0.4": f"{NGFF04}/"}
+"""Where the layers in each version of NGFF are."""
 LONGEST = 180
 """Bytes of a name; a file system takes 255, endings included."""
+
+
+@dataclass(frozen=True)
+class MapFiles:
+    """What was written of a map, and what it was written from."""
+
+    entry: dict[str, Any]
+    """The files and places of the slide, as heatmaps.json has them."""
+    values: NDArray[np.float32]
+    outlines: list[Outline]
 
 
 @dataclass(frozen=True)
@@ -36,8 +58,8 @@ class SlideMap:
     record: SlideRecord
     size: tuple[int, int]
     """Height and width of the slide as the model sees it."""
-    mpp: tuple[float, float] | None
-    downsample: int
+    place: Place
+    """Where in the original slide the model saw it."""
     stride: int
 
     @property
@@ -57,39 +79,65 @@ class SlideMap:
         """The map as it was written."""
         return Attribution(torch.from_numpy(np.load(self.array)), self.stride)
 
-    def write(self, values: torch.Tensor, batch: SlideBatch, options: MapOptions, target: str) -> dict[str, Any]:
+    def write(self, values: torch.Tensor, source: SlideSource, options: MapOptions, target: PathClass) -> MapFiles:
         """Write everything but the overlay, which needs the maps of all slides; returns what was written."""
+        self._remove_earlier()
         single = values.float().cpu().numpy()
         np.save(self.array, single)
-        facts = {"slide": self.record.slide, "method": options.method, "target": target, "stride": self.stride}
-        write_layer(self.folder / f"{self.name}.ome.zarr", single, self.stride, self.mpp, facts)
+        facts = {"slide": self.record.slide, "method": options.method, "target": target.name, "stride": self.stride}
         double = single.astype(np.float64)
         found = outlines(double, self.stride, self.size, options.threshold)
-        write_outlines(self.folder / f"{self.name}.geojson", found, target, self.downsample)
-        return {
+        best = peaks(double, self.stride, self.size, options.size, options.top)
+        seed = "/".join(map(str, facts.values()))
+        entry = {
             "array": self.array.name,
-            "layer": f"{self.name}.ome.zarr",
+            **self._layers(single, options, facts),
             "outlines": f"{self.name}.geojson",
             "outlined_regions": len(found),
-            "top": self._crops(double, batch, options),
+            "top": [self._crop(source, peak, number) for number, peak in enumerate(best, start=1)],
+            "place": self.place.record(),
+            "stride": self.stride,
         }
+        outlined = Objects("annotation", target, seed)
+        outlined.write(self.folder / entry["outlines"], regions_of(found, target.name), self.place)
+        if options.tiles:
+            path = self.folder / TILES / f"{self.name}.geojson"
+            path.parent.mkdir(exist_ok=True)
+            wanted = positions_with_tissue(source, self.stride, (single.shape[0], single.shape[1]))
+            cut = tiles(double, self.stride, self.size, wanted, options.tiles)
+            entry |= {
+                "tiles": f"{TILES}/{path.name}",
+                "tiles_count": Objects("tile", None, seed).write(path, cut, self.place),
+            }
+        return MapFiles(entry, single, found)
 
-    def _crops(self, values: np.ndarray, batch: SlideBatch, options: MapOptions) -> list[dict[str, Any]]:
-        image = batch["image"]
-        assert isinstance(image, LazyImage)
-        entries = []
-        for number, peak in enumerate(peaks(values, self.stride, self.size, options.size, options.top), start=1):
-            picture = f"{self.name}-top-{number}.png"
-            crop(image.source, peak.box).save(self.folder / picture)
-            (top, left), (height, width) = peak.box.lo, peak.box.extent
-            at = {"x": left, "y": top, "width": width, "height": height}
-            entries.append({"picture": picture, "value": peak.value} | {k: v * self.downsample for k, v in at.items()})
-        return entries
+    def _remove_earlier(self) -> None:
+        """Take away what is only written where it is asked for: it would be of another map than the rest."""
+        (self.folder / TILES / f"{self.name}.geojson").unlink(missing_ok=True)
+        kinds = [*(f"{place}{self.name}.ome.zarr" for place in LAYERS.values()), f"{DICOM}/{self.name}"]
+        for name in kinds:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def _layers(self, values: NDArray[np.float32], options: MapOptions, facts: dict[str, Any]) -> dict[str, Any]:
+        """The map in each version of NGFF that is wanted."""
+        names = {version: f"{LAYERS[version]}{self.name}.ome.zarr" for version in NGFF[options.ngff]}
+        for version, name in names.items():
+            write_layer(self.folder / name, values, self.place.coarser(self.stride), facts, version)
+        return {"layer": next(iter(names.values())), "layers": names}
+
+    def _crop(self, source: SlideSource, peak: Peak, number: int) -> dict[str, Any]:
+        """A picture of a top region, and where it lies in the original slide."""
+        picture = f"{self.name}-top-{number}.png"
+        crop(source, peak.box).save(self.folder / picture)
+        corners = self.place.to_slide([peak.box.lo[::-1], peak.box.hi[::-1]])
+        (left, top), (right, bottom) = np.rint(np.clip(corners, 0, self.place.shape[::-1])).astype(int).tolist()
+        at = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+        return {"picture": picture, "value": peak.value, **at}
 
     def overlay(self, scale: float, regions: list[Rings], field: int) -> dict[str, Any]:
         """Draw the overlay; returns its name, and the shares of the map in the true regions where there are any."""
         attribution = self.load()
-        scaled = [[[(x / self.downsample, y / self.downsample) for x, y in r] for r in rings] for rings in regions]
+        scaled = [[[(x, y) for x, y in self.place.to_image(ring).tolist()] for ring in rings] for rings in regions]
         picture = thumbnail(coarsest(self.record.path, SIDE), SIDE)
         draw_overlay(picture, attribution, self.size, scale, scaled).save(self.folder / f"{self.name}.png")
         entry: dict[str, Any] = {"picture": f"{self.name}.png"}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from wsi_trainer.places import Place
+from wsi_trainer.places.stored import place_of_store
 
 from .errors import SlideError
 from .readers import open_reader
@@ -32,6 +36,11 @@ class Blocks(Protocol):
     shape: tuple[int, int]
     size: int
     mpp: tuple[float, float] | None
+
+    @property
+    def place(self) -> Place:
+        """Where the image lies in the slide that it was made from."""
+        ...
 
     def load(self, row: int, column: int) -> Block | None:
         """The pixels of a block, or None if all of them are the fill value."""
@@ -58,6 +67,12 @@ class StoredBlocks:
         self._path = path
         self.shape, self.size = self._level.shape, layout.chunk
         self.mpp: tuple[float, float] | None = stored_mpp(path, level)
+        self._depth = level
+
+    @cached_property
+    def place(self) -> Place:
+        """Read when it is asked for: training needs none."""
+        return place_of_store(self._path).coarser(2**self._depth)
 
     def load(self, row: int, column: int) -> Block | None:
         with self._blamed():
@@ -145,6 +160,9 @@ class SlideBlocks:
             factor = shrink_factor(path, own, mpp)
             self.mpp = (own.y * factor, own.x * factor)
         self._image = ScaledImage(self._reader, factor)
+        info = self._reader.info
+        pixel = (source_mpp, source_mpp) if source_mpp is not None else info.mpp
+        self.place = Place(info.shape, scale=self._image.scale, mpp=pixel, bounds=info.bounds)
         self._mask = mask
         self.shape, self.size = self._image.shape, size
 

@@ -16,6 +16,8 @@ from typing import Any
 from PIL import Image
 
 from wsi_trainer import __version__
+from wsi_trainer.places import Place
+from wsi_trainer.places.stored import KEY
 
 from .chunks import ChunkCutter
 from .errors import SlideError
@@ -24,7 +26,7 @@ from .identity import full_hash, quick_hash
 from .label import write_label
 from .overview import draw_overview, find_mask
 from .readers import Reader, open_reader
-from .readers.cropped import crop_to_bounds, origin_of
+from .readers.cropped import crop_to_bounds, origin_of, whole_of
 from .resample import ScaledImage
 from .resolution import Resolution, resolve, shrink_factors
 from .settings import Settings
@@ -190,9 +192,9 @@ class _Conversion:
         if settings.mpp is not None:
             factors = shrink_factors(job.slide, self._resolution, settings.mpp)
         self._image = ScaledImage(reader, factors)
-        self._mpp = (self._resolution.y * factors[0], self._resolution.x * factors[1])
-        corner = origin_of(reader)
-        self._origin = (corner[0] * self._resolution.y, corner[1] * self._resolution.x)
+        self._place = self._placed()
+        self._mpp = self._place.pixel()
+        self._origin = self._place.first()
         self._shapes = pyramid(*self._image.shape, settings.levels)
         self._codec = settings.make_codec()
         self._mask: TissueMask | None = None
@@ -271,6 +273,17 @@ class _Conversion:
             **({"note": "; ".join(notes)} if notes else {}),
         }
 
+    def _placed(self) -> Place:
+        """Where the store lies in the slide, by what is done to pixels rather than by what was asked for."""
+        whole, corner = whole_of(self._reader), origin_of(self._reader)
+        return Place(
+            whole.shape,
+            (float(corner[0]), float(corner[1])),
+            self._image.scale,
+            (self._resolution.y, self._resolution.x),
+            whole.bounds,
+        )
+
     def _provenance(self) -> dict[str, Any]:
         """Where the store comes from. No name, label or free text of the source is among it."""
         info, resolution = self._reader.info, self._resolution
@@ -281,6 +294,7 @@ class _Conversion:
             "source_mpp": {"y": resolution.y, "x": resolution.x, "origin": resolution.origin},
             "source_shape": list(info.shape),
             "source_origin": list(origin_of(self._reader)),
+            KEY: self._place.record(),
             "power": info.power,
             "settings": dict(self._settings.record()),
             "tissue": None

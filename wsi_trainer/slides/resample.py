@@ -46,6 +46,12 @@ class ScaledImage:
             self.shape = (levels[self.level].height, levels[self.level].width)
 
     @property
+    def scale(self) -> tuple[float, float]:
+        """Pixels of level 0, y and x, along one pixel: the factor, or what a level has that is taken as it is."""
+        step = self._reader.info.levels[self.level].downsample
+        return step * self._steps[0], step * self._steps[1]
+
+    @property
     def is_exact(self) -> bool:
         """Whether pixels are those of a level of the slide, unfiltered."""
         return self._steps == (1.0, 1.0)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box
+from wsi_trainer.places import Place
 
 from .blocks import Block, Blocks, SlideBlocks, StoredBlocks, is_own_store, stored_mpp
 from .cache import LoadingCache
@@ -86,6 +87,11 @@ class SlideSource:
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
+
+    @property
+    def place(self) -> Place:
+        """Where the image lies in the slide: turns its positions into those of the original file, and back."""
+        return self._blocks.place
 
     def _here(self) -> None:
         """Opens everything anew in a forked process, where threads and locks of the parent are dead."""

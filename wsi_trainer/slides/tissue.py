@@ -64,13 +64,14 @@ class TissueMask:
         return part[top : top + height, left : left + width]
 
     def _cut(self, y: int, x: int, height: int, width: int) -> Mask:
-        s = self.scale
-        part = self.mask[y // s : -(-(y + height) // s), x // s : -(-(x + width) // s)]
-        # The mask may be one pixel short where the image's size is not a multiple of the scale.
-        missing = (
-            -(-(y + height) // s) - y // s - part.shape[0],
-            -(-(x + width) // s) - x // s - part.shape[1],
-        )
+        # The mask may be one pixel short where the image's size is not a multiple of the scale: its last is continued.
+        parts, missing = [], []
+        for start, length, known in ((y, height, self.mask.shape[0]), (x, width, self.mask.shape[1])):
+            first, end = start // self.scale, -(-(start + length) // self.scale)
+            inside = slice(min(first, known - 1), min(end, known))
+            parts.append(inside)
+            missing.append(max(0, end - first - (inside.stop - inside.start)))
+        part = self.mask[parts[0], parts[1]]
         if any(missing):
             part = np.pad(part, ((0, missing[0]), (0, missing[1])), mode="edge")
         return part

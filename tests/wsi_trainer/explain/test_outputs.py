@@ -10,14 +10,16 @@ import zarr
 
 from lightning_plugin import Box, TensorSource
 from wsi_trainer.errors import UserError
+from wsi_trainer.explain.geojson import Objects, PathClass
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.outlines import outlines, write_outlines
+from wsi_trainer.explain.outlines import outlines, regions_of
 from wsi_trainer.explain.regions import mask_of, read_regions
 from wsi_trainer.explain.score import index_of, targets_of
 from wsi_trainer.explain.thumbnail import thumbnail
 from wsi_trainer.explain.top import crop, peaks
 from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, OrdinalTask
+from wsi_trainer.places import Place
 
 
 def test_the_layer_is_ngff_and_lies_over_the_slide(tmp_path: Path) -> None:
@@ -25,14 +27,14 @@ def test_the_layer_is_ngff_and_lies_over_the_slide(tmp_path: Path) -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     for mpp in ((0.5, 0.25), None):
         path = tmp_path / "slide.ome.zarr"
-        write_layer(path, values, 8, mpp, {"method": "gradient"})
+        write_layer(path, values, Place((24, 32), mpp=mpp).coarser(8), {"method": "gradient"})
         models.open_ome_zarr(zarr.open_group(path, mode="r"))
         np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], values)
-    write_layer(path, values, 8, (0.5, 0.25), {"method": "gradient"})
+    write_layer(path, values, Place((24, 32), mpp=(0.5, 0.25)).coarser(8), {"method": "gradient"})
     attributes = json.loads((path / "zarr.json").read_text())["attributes"]
     scale, shift = attributes["ome"]["multiscales"][0]["datasets"][0]["coordinateTransformations"]
     assert scale["scale"] == [4.0, 2.0] and shift["translation"] == [0.5 * 3.5, 0.25 * 3.5]
-    assert attributes["wsi_trainer"] == {"method": "gradient"}
+    assert attributes["wsi_trainer"]["method"] == "gradient"
 
 
 def test_outlines_enclose_what_is_above_the_threshold(tmp_path: Path) -> None:
@@ -47,7 +49,8 @@ def test_outlines_enclose_what_is_above_the_threshold(tmp_path: Path) -> None:
     assert [one.largest for one in found] == [4.0, 3.0]
     assert sum(one.share for one in found) == pytest.approx(1 - 1 / values.clip(0).sum())
     path = tmp_path / "slide.geojson"
-    write_outlines(path, found, "tumour", scale=2)
+    objects = Objects("annotation", PathClass.of("tumour", 1), "a seed")
+    assert objects.write(path, regions_of(found, "tumour"), Place((320, 476), scale=(2.0, 2.0))) == 2
     regions = read_regions(path)
     np.testing.assert_array_equal(mask_of(regions, values.shape, 16), values >= 2)
     assert max(x for outline, *_ in regions for x, _ in outline) == 476
@@ -91,7 +94,9 @@ def test_targets_have_names() -> None:
         index_of(MultiClassTask(["a", "b"]), "x")
 
 
-@pytest.mark.parametrize(("key", "value"), [("threshold", 1.5), ("steps", 0), ("top", -1), ("size", 0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("threshold", 1.5), ("steps", 0), ("top", -1), ("size", 0), ("tiles", -1), ("ngff", "0.6")]
+)
 def test_options_that_make_no_sense_are_named(key: str, value: float) -> None:
-    with pytest.raises(UserError, match=f"--{key} is {value}"):
+    with pytest.raises(UserError, match=f"--{key} is {value!r}"):
         MapOptions(**{key: value})  # type: ignore[arg-type]

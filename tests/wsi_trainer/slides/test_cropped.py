@@ -68,8 +68,9 @@ def test_positions_are_kept(slide: Path, tmp_path: Path, monkeypatch, mpp: float
     for ome in (attributes["ome"], label["ome"]):
         steps = [level["coordinateTransformations"] for level in ome["multiscales"][0]["datasets"]]
         size = steps[0][0]["scale"][-1]
-        assert steps[0][1]["translation"][-2:] == pytest.approx([y * 0.5, x * 0.5])  # the slide has 0.5 µm a pixel
-        assert steps[1][1]["translation"][-2:] == pytest.approx([y * 0.5 + size / 2, x * 0.5 + size / 2])
+        half = (size - 0.5) / 2  # the slide has 0.5 µm a pixel; micrometres are counted from the centre of the first
+        assert steps[0][1]["translation"][-2:] == pytest.approx([y * 0.5 + half, x * 0.5 + half])
+        assert steps[1][1]["translation"][-2:] == pytest.approx([y * 0.5 + half + size / 2, x * 0.5 + half + size / 2])
 
 
 def test_store_with_a_place_passes_the_validators(slide: Path, tmp_path: Path, monkeypatch) -> None:

@@ -83,6 +83,15 @@ def test_cover_and_any_agree_with_the_repeated_mask() -> None:
         )
 
 
+def test_a_box_beyond_a_mask_that_is_short_has_its_border_continued() -> None:
+    mask = TissueMask(np.random.default_rng(0).random((20, 15)) < 0.5, 16)
+    for y, x in ((322, 0), (0, 241), (322, 241), (310, 230)):  # the image has 325 x 245 px
+        covered = mask.cover(y, x, 3, 4)
+        rows, columns = np.arange(y, y + 3) // 16, np.arange(x, x + 4) // 16
+        assert np.array_equal(covered, mask.mask[np.ix_(rows.clip(max=19), columns.clip(max=14))])
+        assert mask.any_in(y, x, 3, 4) == covered.any()
+
+
 def test_mask_of_coarser_levels_loses_nothing() -> None:
     mask = TissueMask(np.random.default_rng(0).random((21, 15)) < 0.1, 4)
     fine = at_level(mask, 1)

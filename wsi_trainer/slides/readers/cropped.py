@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from .closing import Closing
-from .protocol import Level, Pixels, Reader
+from .protocol import Level, Pixels, Reader, SlideInfo
 
 _COARSEST = 64.0  # downsample up to which levels stay pixel for pixel those of the slide
 
@@ -19,6 +19,7 @@ class CroppedReader(Closing):
 
     Attributes:
         origin: the corner, y and x in pixels of the slide's level 0.
+        whole: what is known of the slide itself.
     """
 
     def __init__(self, reader: Reader, bounds: tuple[int, int, int, int]) -> None:
@@ -27,6 +28,7 @@ class CroppedReader(Closing):
         self._levels = [i for i in kept if reader.info.levels[i].downsample.is_integer()]
         step = math.lcm(*(int(reader.info.levels[i].downsample) for i in self._levels))
         y, x, height, width = bounds
+        self.whole = reader.info
         full = reader.info.shape
         self.origin = (max(0, y) // step * step, max(0, x) // step * step)
         bottom, right = min(y + height, full[0]), min(x + width, full[1])
@@ -61,3 +63,8 @@ def crop_to_bounds(reader: Reader) -> Reader:
 def origin_of(reader: Reader) -> tuple[int, int]:
     """Where in the slide a reader's first pixel lies."""
     return reader.origin if isinstance(reader, CroppedReader) else (0, 0)
+
+
+def whole_of(reader: Reader) -> SlideInfo:
+    """What is known of the slide of which a reader may read a part only."""
+    return reader.whole if isinstance(reader, CroppedReader) else reader.info

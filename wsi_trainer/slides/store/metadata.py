@@ -84,7 +84,7 @@ def multiscale(
 ) -> dict[str, Any]:  # fmt: skip
     """One NGFF multiscale; `scales` are the downsamplings of its datasets `0`, `1`, ...
 
-    `origin` is where in the slide the image begins, in micrometres.
+    `origin` is where in the slide the centre of its first pixel lies, in micrometres.
     """
     space = [{"name": axis, "type": "space", "unit": "micrometer"} for axis in "yx"]
     return {
