@@ -17,6 +17,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.explain.outlines import outlines
 from wsi_trainer.explain.regions import read_regions
 from wsi_trainer.explain.top import peaks
+from wsi_trainer.places import Place
+from wsi_trainer.places.stored import place_of_store
 from wsi_trainer.slides.blocks import is_own_store
 from wsi_trainer.slides.cache import LoadingCache
 from wsi_trainer.slides.errors import SlideError
@@ -83,6 +85,7 @@ class Scene:
         """What the page needs to show a slide."""
         entry = self._slide(slide)
         with self.pool.lease(slide) as opened:
+            place = _place(entry.path, (opened.height, opened.width))
             return {
                 "width": opened.width,
                 "height": opened.height,
@@ -90,6 +93,7 @@ class Scene:
                 "coarsest": opened.coarsest,
                 "finest": 0,
                 "mpp": _mpp(entry, opened),
+                "place": {"origin": place.origin, "scale": place.scale},
                 "power": opened.info.power,
                 "reader": opened.info.reader,
                 "vendor": opened.info.vendor,
@@ -176,11 +180,14 @@ class Scene:
         return {"places": places}
 
     def regions(self, slide: int) -> dict[str, Any]:
-        """The annotations of a slide."""
+        """The annotations of a slide, which are drawn on the original, in pixels of the image that is shown."""
         entry = self._slide(slide)
         if entry.regions is None:
             raise NotThere("this slide has no annotations")
-        return {"polygons": [{"rings": rings} for rings in read_regions(entry.regions)]}
+        with self.pool.lease(slide) as opened:
+            place = _place(entry.path, (opened.height, opened.width))
+        shown = ([place.to_image(ring).tolist() for ring in rings] for rings in read_regions(entry.regions))
+        return {"polygons": [{"rings": rings} for rings in shown]}
 
     def layer(self, slide: int, name: str) -> Layer:
         """A layer of a slide: `tissue`, or the number of a map."""
@@ -218,6 +225,16 @@ class Scene:
             return {"title": found.title, **self.layer(slide, str(number)).about()}
         except (UserError, OSError) as error:
             return {"title": found.title, "broken": str(error)}
+
+
+def _place(path: Path, size: tuple[int, int]) -> Place:
+    """Where an image of this size lies in the slide that it was made from."""
+    if not is_own_store(path):
+        return Place(size)
+    try:
+        return place_of_store(path)
+    except SlideError as error:
+        raise NotThere(error.reason) from error
 
 
 def _stored_tissue(path: Path) -> TissueMask:

@@ -19,6 +19,7 @@ from wsi_trainer.data import SlideRecord, write_manifest
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.metrics import Predictions
+from wsi_trainer.places import Place
 from wsi_trainer.view.contents import Contents, contents_of
 from wsi_trainer.view.guard import Guard
 from wsi_trainer.view.scene import Scene
@@ -71,7 +72,9 @@ def make_run(folder: Path, slides: Path, positive: tuple[float, ...] = POSITIVE)
         name = f"map {index}"
         run.heatmaps.mkdir(parents=True, exist_ok=True)
         np.save(run.heatmaps / f"{name}.npy", maps[-1])
-        write_layer(run.heatmaps / f"{name}.ome.zarr", maps[-1], STRIDE, None, {"stride": STRIDE})
+        write_layer(
+            run.heatmaps / f"{name}.ome.zarr", maps[-1], Place(image.shape[:2]).coarser(side), {"stride": STRIDE}
+        )
         entries[path.name] = {"array": f"{name}.npy", "layer": f"{name}.ome.zarr"}
     write_json(run.heatmaps / "heatmaps.json", {"class": "b", "method": "activation", "slides": entries})
     run.config.write_text(f"data: {{manifest: x.csv, downsample: {DOWNSAMPLE}}}\n")

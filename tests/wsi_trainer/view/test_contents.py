@@ -9,7 +9,9 @@ import pytest
 
 from tests.wsi_trainer.view.conftest import POSITIVE, Made
 from wsi_trainer.errors import UserError
+from wsi_trainer.slides.preprocess import preprocess
 from wsi_trainer.view.contents import contents_of
+from wsi_trainer.view.scene import Scene
 
 
 def test_the_worst_mistake_is_first(made: Made) -> None:
@@ -58,3 +60,22 @@ def test_a_cross_validation_names_its_folds(tmp_path: Path) -> None:
     (tmp_path / "cross_validation.json").write_text("{}")
     with pytest.raises(UserError, match="fold0"):
         contents_of(tmp_path)
+
+
+def test_annotations_of_the_original_lie_right_on_its_store(made: Made, tmp_path: Path) -> None:
+    """Half as fine as its slide, a store shows what was drawn on the slide at half the position."""
+    slide = made.folder.path.parent / "slides" / "slide 0 <&>.tif"
+    assert preprocess(str(slide), tmp_path / "stores", mpp=1.0, workers=1) == 0
+    (store,) = (tmp_path / "stores").glob("*.zarr")
+    regions = tmp_path / "regions"
+    regions.mkdir()
+    (drawn,) = made.regions.glob("*.geojson")
+    shutil.copy(drawn, regions / f"{store.stem}.geojson")
+    scene = Scene(contents_of(store, regions=regions))
+    try:
+        (polygon,) = scene.regions(0)["polygons"]
+        assert polygon["rings"] == [[[5.0, 5.0], [25.0, 5.0], [25.0, 20.0], [5.0, 5.0]]]
+        place = scene.about(0)["place"]
+        assert (place["scale"], place["origin"]) == ((2.0, 2.0), (0.0, 0.0))
+    finally:
+        scene.close()

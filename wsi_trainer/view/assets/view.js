@@ -122,10 +122,16 @@ wsi.start = async () => {
 
   const micrometres = ({ x, y }) => state.about.mpp && [x * state.about.mpp[1], y * state.about.mpp[0]];
 
+  // Positions are told in pixels of the slide that a store was made from, as QuPath and GeoJSON have them.
+  const named = ({ x, y }) => {
+    const { origin, scale } = state.about.place;
+    return `x ${Math.floor(x * scale[1] + origin[1])} px, y ${Math.floor(y * scale[0] + origin[0])} px`;
+  };
+
   const show = guarded(async (pane, point) => {
     if (!point) return;
     const layer = layerOf(pane);
-    const lines = [`x ${Math.floor(point.x)} px, y ${Math.floor(point.y)} px`];
+    const lines = [named(point)];
     const size = micrometres(point);
     if (size) lines.push(`${(size[0] / 1000).toFixed(3)} mm, ${(size[1] / 1000).toFixed(3)} mm`);
     byId("here").hidden = false;
@@ -150,7 +156,7 @@ wsi.start = async () => {
   });
 
   const hovered = (pane, point) => {
-    byId("place").textContent = point ? `x ${Math.floor(point.x)}, y ${Math.floor(point.y)} px` : "";
+    byId("place").textContent = point && state.about ? named(point) : "";
     const tiles = point && layerOf(pane) !== "" && tilesOf(layerOf(pane));
     const found = tiles && tiles.at(point.x, point.y);
     byId("value").textContent = found ? `value ${found.exact ? "" : "≈ "}${found.value.toPrecision(4)}` : "";
