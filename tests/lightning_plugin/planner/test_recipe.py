@@ -88,10 +88,8 @@ def compare(examples: int, fixed: int | None) -> int:
                 plan = found.at(here)
                 looked_up += taught(found) == count
                 true = rehearse(plan, Network(here.recording))
-                assert true.peak <= plan.peak_bytes - plan.forecast.reserve_bytes <= 1.01 * true.peak + 1024, (
-                    names,
-                    size,
-                )
+                told = plan.peak_bytes - plan.forecast.reserve_bytes
+                assert true.peak <= told <= 1.01 * true.peak + 1024, (names, size)
                 for place, segment in enumerate(plan.segments):
                     assert segment.forecast.backward_needs >= true.needs.get(place, 0)
 
