@@ -68,8 +68,8 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
             seconds.append(time.process_time() - begin)
             searches += sum(map(len, used._recipes.values())) - known
             true = rehearse(plan, Network(network.recording, accumulates=True))
-            over.append((plan.peak_bytes - plan.reserve_bytes) / true.peak)
-            assert plan.budget is not None and true.peak + plan.reserve_bytes <= plan.budget, size
+            over.append((plan.peak_bytes - plan.forecast.reserve_bytes) / true.peak)
+            assert plan.budget is not None and true.peak + plan.forecast.reserve_bytes <= plan.budget, size
             if 0 < i <= searched:
                 slower.append(plan.seconds / own(case, network).seconds)
     return {

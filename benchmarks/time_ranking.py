@@ -109,7 +109,7 @@ def different(network: Network, rates: Rates, count: int, seed: int) -> dict[str
         does = tuple((s.targets, s.forward, s.backward, s.keep, s.tier, s.halo, s.ahead, s.drop) for s in plan.segments)
         if does not in seen:
             seen.add(does)
-            found[choice.name] = replace(plan, seconds=predict(plan, network, rates))
+            found[choice.name] = replace(plan, forecast=replace(plan.forecast, seconds=predict(plan, network, rates)))
     return found
 
 

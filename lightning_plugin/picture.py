@@ -41,20 +41,22 @@ def moments(plan: BarePlan) -> list[Moment]:
     stored = dict.fromkeys(("device", "host", "disk"), 0)
     run: list[Dropped] = []  # up to here, with nothing stored between them
     for s in plan.segments:
-        there = {**stored, s.tier: stored[s.tier] + s.stored_bytes}
+        there = {**stored, s.tier: stored[s.tier] + s.forecast.stored_bytes}
         back = stored if s.drop else there
         forward.append((s, {**there, "device": there["device"] + sum(d.size for d in run[-1:])}))
         backward.append((s, {**back, "device": back["device"] + sum(d.size for d in staying(run))}))
-        mine = Dropped(frozenset(), s.stored_bytes, 0, frozenset(), s.drop)
+        mine = Dropped(frozenset(), s.forecast.stored_bytes, 0, frozenset(), s.drop)
         stored, run = (stored, [*run, mine]) if s.drop else (there, [])
     found: list[Moment] = []
     begin = 0.0
     for s, there in forward:
-        found.append(Moment(begin, s.seconds / 3, there, s.forward_bytes))
-        begin += s.seconds / 3
+        seconds = s.forecast.seconds / 3
+        found.append(Moment(begin, seconds, there, s.forecast.forward_bytes))
+        begin += seconds
     for s, there in reversed(backward):
-        found.append(Moment(begin, 2 * s.seconds / 3, there, s.backward_bytes))
-        begin += 2 * s.seconds / 3
+        seconds = 2 * s.forecast.seconds / 3
+        found.append(Moment(begin, seconds, there, s.forecast.backward_bytes))
+        begin += seconds
     return found
 
 
@@ -87,12 +89,13 @@ def draw(plan: BarePlan, path: str) -> None:
 
 
 def draw_device(axes: Any, plan: BarePlan, steps: list[Moment]) -> None:
-    scale, unit = scale_of(max(plan.peak_bytes, plan.budget or 0))
+    scale, unit = scale_of(max(plan.forecast.peak_bytes, plan.budget or 0))
+    fixed = plan.forecast.fixed_bytes
     left, width = spans(steps)
     layers = {
         "tiles": ("tiles, gradients of maps", [m.peak for m in steps]),
-        "device": ("stored maps", [plan.fixed_bytes + m.stored["device"] for m in steps]),
-        "fixed": ("parameters and\ntheir gradients", [plan.fixed_bytes for _ in steps]),
+        "device": ("stored maps", [fixed + m.stored["device"] for m in steps]),
+        "fixed": ("parameters and\ntheir gradients", [fixed for _ in steps]),
     }
     for name, (label, sizes) in layers.items():  # each in front of the one before, from the same floor
         heights = [min(size, m.peak) / scale for size, m in zip(sizes, steps, strict=True)]
@@ -120,16 +123,16 @@ def draw_network(axes: Any, plan: BarePlan) -> list[Any]:
     the colours stand for."""
     from matplotlib.patches import Patch
 
-    scale, unit = scale_of(max((s.stored_bytes for s in plan.segments), default=0))
+    scale, unit = scale_of(max((s.forecast.stored_bytes for s in plan.segments), default=0))
     meaning: dict[str, str] = {}
     for place, s in enumerate(plan.segments):
         axes.axvspan(place, place + 1, color=COLOURS[kind(s)], alpha=0.6, linewidth=0)
         axes.axvline(place + 1, color="white", linewidth=1)
         meaning.setdefault(f"{kind(s)} segment", COLOURS[kind(s)])
-        if s.stored_bytes:
+        if stored := s.forecast.stored_bytes:
             where, words = holding(s)
             middle, width = (place + 0.5, 0.8) if s.keep else (place + 0.85, 0.3)
-            axes.bar(middle, s.stored_bytes / scale, width, color=COLOURS[where], edgecolor="black", linewidth=0.4)
+            axes.bar(middle, stored / scale, width, color=COLOURS[where], edgecolor="black", linewidth=0.4)
             meaning.setdefault(words, COLOURS[where])
     shown = range(0, len(plan.segments), -(-len(plan.segments) // MOST_NAMES) or 1)
     axes.set_xticks(
@@ -177,7 +180,7 @@ def draw_sweep(plans: Sequence[BarePlan], plain: BarePlan, asked: BarePlan | Non
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     budgets = [p.budget or 0 for p in plans]
-    seconds = [p.seconds for p in plans]
+    seconds = [p.forecast.seconds for p in plans]
     spilled = [bool(stored_on(p, "host") or stored_on(p, "disk")) for p in plans]
     axes.plot(budgets, seconds, color=COLOURS["device"], zorder=1)
     for chosen, colour, label in (
@@ -192,9 +195,10 @@ def draw_sweep(plans: Sequence[BarePlan], plain: BarePlan, asked: BarePlan | Non
         (asked, "*", COLOURS["tiles"], "asked for"),
     ):
         if plan is not None:
-            axes.scatter([plan.budget or 0], [plan.seconds], s=140, marker=marker, color=colour, label=label, zorder=3)
-            words = f"{format_bytes(plan.budget or 0)}\n{format_seconds(plan.seconds)}"
-            axes.annotate(words, (plan.budget or 0, plan.seconds), (0, 12), textcoords="offset points", ha="center")
+            budget, time = plan.budget or 0, plan.forecast.seconds
+            axes.scatter([budget], [time], s=140, marker=marker, color=colour, label=label, zorder=3)
+            words = f"{format_bytes(budget)}\n{format_seconds(time)}"
+            axes.annotate(words, (budget, time), (0, 12), textcoords="offset points", ha="center")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_bytes(x)))
     axes.set(

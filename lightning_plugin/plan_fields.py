@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import PlanError
+from lightning_plugin.plan_forecast import Forecast, SegmentForecast
 
 #: Where a map can be stored, from the fastest and smallest tier to the slowest and largest.
 TIERS = ("device", "host", "disk")
@@ -29,9 +30,9 @@ class SegmentPlan:
     stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
     come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
     and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
-    run in order and hand rows on; the grid cuts one axis. The figures are predictions: bytes on the device and seconds;
-    ``backward_needs`` are the bytes that its backward needs beyond what is held when it begins, ``retained_needs``
-    those under ``retain_graph=True``, where nothing that is held is let go on the way.
+    run in order and hand rows on; the grid cuts one axis.
+
+    All these decide. ``path`` names its modules for people and ``forecast`` predicts: neither makes it another one.
     """
 
     targets: tuple[int, ...]
@@ -39,18 +40,12 @@ class SegmentPlan:
     backward: Grid
     keep: bool = False
     tier: str = "device"
-    path: str = ""
-    stored_bytes: int = 0
-    forward_bytes: int = 0
-    backward_bytes: int = 0
-    backward_needs: int = 0
-    retained_needs: int = 0
-    seconds: float = 0.0
-    recompute: float = 0.0
     halo: str = "recompute"
     half: bool = False
     ahead: bool = False
     drop: int = 0
+    path: str = field(default="", compare=False)
+    forecast: SegmentForecast = field(default=SegmentForecast(), compare=False)
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
@@ -71,26 +66,25 @@ class SegmentPlan:
             )
 
 
+#: All figures of a plan: of the step, and of each segment.
+Forecasts = tuple[Forecast, tuple[SegmentForecast, ...]]
+
+
 @dataclass(frozen=True)
 class BarePlan:
-    """All that is decided before a step; `Plan` adds how it is read, saved and drawn.
+    """All that is decided before a step, and its ``forecast``; `Plan` adds how it is read, saved and drawn.
 
-    ``peak_bytes`` is the predicted peak on the device, of which ``fixed_bytes`` are parameters and their gradients, and
-    ``reserve_bytes`` are left to the device's own libraries (see `planner.rates`); ``held_bytes`` is what the call
-    leaves there until its backward, ``plain_bytes`` what plain PyTorch would hold for backward: activations and input,
-    of which ``index_bytes`` are pooling indices and masks; ``seconds`` and ``recompute`` (its share of the forward
-    work) the predicted cost.
+    Plans are equal if and only if they decide the same: ``segments``, within what ``budget``, for images of what
+    ``shape``, and which operators run whole (``barriers``).
     """
 
     segments: tuple[SegmentPlan, ...]
     budget: int | None = None
-    peak_bytes: int = 0
-    plain_bytes: int = 0
-    index_bytes: int = 0
-    seconds: float = 0.0
-    recompute: float = 0.0
-    fixed_bytes: int = 0
-    reserve_bytes: int = 0
-    held_bytes: int = 0
     shape: tuple[int, ...] = ()
-    barriers: tuple[str, ...] = field(default=())
+    barriers: tuple[str, ...] = ()
+    forecast: Forecast = field(default=Forecast(), compare=False)
+
+    @property
+    def forecasts(self) -> Forecasts:
+        """All that is predicted of it: what plans that decide the same may differ in."""
+        return self.forecast, tuple(s.forecast for s in self.segments)

@@ -18,13 +18,13 @@ def rows(plan: BarePlan) -> list[tuple[str, ...]]:
             mode(s),
             str(s.forward),
             str(s.backward),
-            format_bytes(s.stored_bytes),
+            format_bytes(f.stored_bytes),
             s.tier,
-            format_bytes(max(s.forward_bytes, s.backward_bytes)),
-            format_seconds(s.seconds),
-            f"{100 * s.recompute:.0f} %",
+            format_bytes(max(f.forward_bytes, f.backward_bytes)),
+            format_seconds(f.seconds),
+            f"{100 * f.recompute:.0f} %",
         )
-        for s in plan.segments
+        for s, f in ((s, s.forecast) for s in plan.segments)
     ]
 
 
@@ -49,15 +49,17 @@ def table(plan: BarePlan) -> str:
         head += " for " + " x ".join(map(str, plan.shape))
     if plan.budget:
         head += f" within {format_bytes(plan.budget)}"
+    expected = plan.forecast
     sums = (
-        f"peak {format_bytes(plan.peak_bytes)} on the device; {format_seconds(plan.seconds)} a step; "
-        f"{100 * plan.recompute:.0f} % recomputed\n"
-        f"plain PyTorch would hold {format_bytes(plan.plain_bytes)} for backward "
-        f"({format_bytes(plan.plain_bytes - plan.index_bytes)} without pooling indices and masks)"
+        f"peak {format_bytes(expected.peak_bytes)} on the device; {format_seconds(expected.seconds)} a step; "
+        f"{100 * expected.recompute:.0f} % recomputed\n"
+        f"plain PyTorch would hold {format_bytes(expected.plain_bytes)} for backward "
+        f"({format_bytes(expected.plain_bytes - expected.index_bytes)} without pooling indices and masks)"
     )
-    if plan.reserve_bytes:
-        sums += f"\n{format_bytes(plan.reserve_bytes)} of the peak are left to the workspaces of the device's libraries"
-    lower = {tier: sum(s.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
+    if expected.reserve_bytes:
+        reserve = format_bytes(expected.reserve_bytes)
+        sums += f"\n{reserve} of the peak are left to the workspaces of the device's libraries"
+    lower = {tier: sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
     spilled = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
     if spilled:
         sums += "\n" + " and ".join(spilled) + ", and as much again for their gradients"
@@ -87,10 +89,10 @@ def sweep_table(plans: Sequence[BarePlan], plain: BarePlan, asked: BarePlan | No
     body = [
         (
             format_bytes(p.budget or 0),
-            format_bytes(p.peak_bytes),
-            format_seconds(p.seconds),
-            f"{p.seconds / (plain.seconds or 1):.2f}",
-            f"{100 * p.recompute:.0f} %",
+            format_bytes(p.forecast.peak_bytes),
+            format_seconds(p.forecast.seconds),
+            f"{p.forecast.seconds / (plain.forecast.seconds or 1):.2f}",
+            f"{100 * p.forecast.recompute:.0f} %",
             *(format_bytes(stored) if (stored := stored_on(p, tier)) else "-" for tier in ("host", "disk")),
             str(len(p.segments)),
             "asked for" if p is asked else "plain PyTorch" if p is plain else "the smallest" if p is smallest else "",
@@ -105,4 +107,4 @@ def sweep_table(plans: Sequence[BarePlan], plain: BarePlan, asked: BarePlan | No
 
 def stored_on(plan: BarePlan, tier: str) -> int:
     """The bytes of the maps that a plan stores on a tier."""
-    return sum(s.stored_bytes for s in plan.segments if s.tier == tier and not s.keep)
+    return sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier and not s.keep)

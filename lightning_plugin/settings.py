@@ -170,7 +170,7 @@ def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: i
         if recipe.distance(network.nodes) > NEAR:
             break
         plan = recipe.at(network)
-        if plan.peak_bytes + (calls - 1) * plan.held_bytes <= usable(budget):
+        if plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes <= usable(budget):
             return plan
     return None
 

@@ -27,9 +27,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("program",),  # a segment, made ready to be run or planned
     ("plan", "recording", "rules"),  # decisions; what is to be run; operators
     ("graph", "picture"),
-    ("ops", "dropped", "plan_table"),
+    ("ops", "dropped", "plan_table", "plan_json"),
     ("layout", "source", "plan_fields", "options"),
-    ("boxes", "errors", "fakes", "ledger", "progress", "units"),
+    ("boxes", "errors", "fakes", "ledger", "plan_forecast", "progress", "units"),
     ("sums",),
     ("passes",),  # what autograd says of the pass under way
     ("private",),  # what is private of PyTorch

@@ -84,7 +84,7 @@ class Guard:
 
     @property
     def looks(self) -> bool:
-        return self.ledger is not None and self.ledger.limit is not None and bool(self.plan.backward_needs)
+        return self.ledger is not None and self.ledger.limit is not None and bool(self.plan.forecast.backward_needs)
 
     def __call__(self, gradient: Tensor, place: int) -> None:
         """The pass comes to the segment's node at a place."""
@@ -100,7 +100,7 @@ class Guard:
         self.missing.discard(place)
         late = {end for end in self.missing if end > place}
         self.missing -= late
-        needs = min(self.plan.retained_needs, needs + self.staying(late))
+        needs = min(self.plan.forecast.retained_needs, needs + self.staying(late))
         if self.held + needs > ledger.limit:
             raise no_room(self.plan.path, self.held + needs - ledger.held, ledger)
 
@@ -134,7 +134,7 @@ def leaves(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 def needed(plan: SegmentPlan) -> int:
     """What a segment's backward needs in the pass under way."""
-    return plan.retained_needs if retains_graph() else plan.backward_needs
+    return plan.forecast.retained_needs if retains_graph() else plan.forecast.backward_needs
 
 
 def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:

@@ -15,7 +15,7 @@ from functools import cached_property
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Barrier
-from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.plan import Forecasts, Plan, SegmentPlan
 from lightning_plugin.planner.account import account
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
@@ -50,7 +50,7 @@ class Chooser:
     rates: Rates
     lower: Lower
     policy: Policy = POLICIES["auto"]
-    rehearsed: dict[Plan, Plan] = field(default_factory=dict)
+    rehearsed: dict[tuple[Plan, Forecasts], Plan] = field(default_factory=dict)
     notes: dict[tuple[SegmentPlan, ...], list[Note]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,7 +69,8 @@ class Chooser:
     def promised(self, plan: Plan, budget: int) -> Plan:
         """A rehearsed plan, with what a budget leaves to the device's libraries."""
         reserve = self.reserve(budget)
-        return dataclasses.replace(plan, budget=budget, peak_bytes=plan.peak_bytes + reserve, reserve_bytes=reserve)
+        forecast = dataclasses.replace(plan.forecast, peak_bytes=plan.peak_bytes + reserve, reserve_bytes=reserve)
+        return dataclasses.replace(plan, budget=budget, forecast=forecast)
 
     def choose_for(self, calls: int, budget: int) -> Plan:
         """The fastest plan by which so many calls of a step can wait for one backward: all but the last hold what
@@ -84,7 +85,7 @@ class Chooser:
         fitting = [p for p in (self.choose(low), frugal) if self.together(p, calls) <= usable(budget)]
         if not fitting:
             smallest = calls * least - others * self.network.fixed_bytes
-            smallest = min(smallest, self.enough_for(self.frugal.peak_bytes + others * frugal.held_bytes))
+            smallest = min(smallest, self.enough_for(self.frugal.peak_bytes + others * frugal.forecast.held_bytes))
             raise BudgetError(
                 f"no plan keeps {format_bytes(budget)} for {calls} calls that wait for one backward. Give at least "
                 f"{exact_bytes(smallest)}, or pull back one call before the next.",
@@ -103,7 +104,7 @@ class Chooser:
 
     def together(self, plan: Plan, calls: int) -> int:
         """The peak of so many calls that wait for one backward."""
-        return plan.peak_bytes + (calls - 1) * plan.held_bytes
+        return plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes
 
     def reserve(self, budget: int) -> int:
         """What of a budget is left to the workspaces of the device's libraries. They grow with tiles: under a small
@@ -157,17 +158,23 @@ class Chooser:
         return best
 
     def true(self, plan: Plan) -> Plan:
-        """A plan with the figures of its rehearsal in place of the model's."""
-        if plan not in self.rehearsed:
-            notes = noted(plan, self.network)
-            found = account(notes)
+        """A plan with the figures of its rehearsal in place of the model's.
+
+        What a rehearsal notes depends on what is decided. What it teaches depends on what the model has said, too: the
+        same plan teaches again where the model, having learnt from others, says something else of it.
+        """
+        said = plan, plan.forecasts
+        if said not in self.rehearsed:
+            if plan.segments not in self.notes:
+                self.notes[plan.segments] = noted(plan, self.network)
+            found = account(self.notes[plan.segments])
             self.search.learn(plan, found.forward, found.backward)
-            segments = tuple(with_account(s, i, found) for i, s in enumerate(plan.segments))
-            self.rehearsed[plan] = dataclasses.replace(
-                plan, segments=segments, peak_bytes=found.peak, held_bytes=found.held, budget=None
+            segments = tuple(
+                dataclasses.replace(s, forecast=with_account(s.forecast, i, found)) for i, s in enumerate(plan.segments)
             )
-            self.notes[segments] = notes
-        return self.rehearsed[plan]
+            forecast = dataclasses.replace(plan.forecast, peak_bytes=found.peak, held_bytes=found.held)
+            self.rehearsed[said] = dataclasses.replace(plan, segments=segments, budget=None, forecast=forecast)
+        return self.rehearsed[said]
 
     def recipe(self, plan: Plan) -> Recipe:
         """A plan that was chosen, for other sizes too."""
@@ -229,7 +236,7 @@ def nothing_to_gain(plan: Plan) -> bool:
 
 def worst(plan: Plan) -> str:
     """The segment at whose turn a plan's peak comes."""
-    return max(plan.segments, key=lambda s: max(s.forward_bytes, s.backward_bytes)).path
+    return max(plan.segments, key=lambda s: max(s.forecast.forward_bytes, s.forecast.backward_bytes)).path
 
 
 def exact_bytes(count: int) -> str:

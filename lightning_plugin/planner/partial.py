@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lightning_plugin.dropped import Dropped, staying, still_needed
-from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.plan import SegmentForecast, SegmentPlan
+from lightning_plugin.planner.ways import Part
 
 #: How many partial plans are carried on from a cut,
 MOST_PARTIAL = 24
@@ -15,6 +16,15 @@ MOST_PARTIAL = 24
 MOST_OPEN = 6
 #: and where they are dropped deeper.
 MOST_OPEN_DEEP = 24
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A segment as the search added it, with what the cost model said of its ``parts``: it is where it stands, and two
+    that decide the same have each their own."""
+
+    segment: SegmentPlan
+    parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class Partial:
     spilled: frozenset[int] = frozenset()
     lower: int = 0
     extra: float = 0.0
-    segment: SegmentPlan | None = None
+    piece: Piece | None = None
     before: Partial | None = None
     dropped: tuple[Dropped, ...] = ()
     back: int = 0
@@ -54,12 +64,12 @@ class Partial:
         dropped = still_needed(self.dropped, alive)
         return replace(self, dropped=dropped, back=sum(d.size for d in staying(dropped, alive)))
 
-    def segments(self) -> list[SegmentPlan]:
-        found: list[SegmentPlan] = []
+    def pieces(self) -> list[Piece]:
+        found: list[Piece] = []
         step: Partial | None = self
         while step is not None:
-            if step.segment is not None:
-                found.append(step.segment)
+            if step.piece is not None:
+                found.append(step.piece)
             step = step.before
         return found[::-1]
 
@@ -92,8 +102,8 @@ def thinned(plans: list[Partial], most: int) -> list[Partial]:
     return [plans[round(i * step)] for i in range(most)]
 
 
-def most_of(pieces: Sequence[SegmentPlan]) -> SegmentPlan:
-    return max(pieces, key=lambda s: s.backward_bytes)
+def most_of(pieces: Sequence[Piece]) -> Piece:
+    return max(pieces, key=lambda p: p.segment.forecast.backward_bytes)
 
 
 def merged_counts(segments: Sequence[SegmentPlan]) -> list[int]:
@@ -117,11 +127,19 @@ def merge_kept(segments: Sequence[SegmentPlan]) -> list[SegmentPlan]:
                 last,
                 targets=(*last.targets, *s.targets),
                 path=f"{last.path.split(' … ')[0]} … {s.path.split(' … ')[-1]}",
-                stored_bytes=last.stored_bytes + s.stored_bytes,
-                forward_bytes=max(last.forward_bytes, s.forward_bytes),
-                backward_bytes=max(last.backward_bytes, s.backward_bytes),
-                seconds=last.seconds + s.seconds,
+                forecast=merged_forecast(last.forecast, s.forecast),
             )
         else:
             merged.append(s)
     return merged
+
+
+def merged_forecast(one: SegmentForecast, other: SegmentForecast) -> SegmentForecast:
+    """What is predicted of two segments that run whole, one after the other."""
+    return replace(
+        one,
+        stored_bytes=one.stored_bytes + other.stored_bytes,
+        forward_bytes=max(one.forward_bytes, other.forward_bytes),
+        backward_bytes=max(one.backward_bytes, other.backward_bytes),
+        seconds=one.seconds + other.seconds,
+    )

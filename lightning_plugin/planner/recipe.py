@@ -28,7 +28,7 @@ from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Source
-from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.plan import Plan, SegmentForecast
 from lightning_plugin.planner.account import Account, Reading, account
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rehearse import noted
@@ -170,16 +170,16 @@ class Recipe:
         examples = self.examples.get(kinds, [])
         for example in examples:
             if example.image == image and example.worst == worst:
-                return self.with_figures(plan, account(example.notes), nodes)
+                return self.foretold(plan, account(example.notes), nodes)
         if kinds not in self.formulas and examples and tell_apart(nodes, examples):  # another process has left them
             self.formulas[kinds] = Formula.of(examples)
         formula = self.formulas.get(kinds)
         if formula is not None and formula.covers(worst):
-            return self.with_figures(plan, formula.account(value_bytes(nodes)), nodes)
+            return self.foretold(plan, formula.account(value_bytes(nodes)), nodes)
         network.rehearsed = self.known
         notes = noted(plan, network)
         self.learn(plan, network, notes, worst)
-        return self.with_figures(plan, account(notes), nodes)
+        return self.foretold(plan, account(notes), nodes)
 
     def learn(self, plan: Plan, network: Network, notes: Sequence[Note], worst: Worst) -> None:
         """Take a rehearsal as an example."""
@@ -201,30 +201,34 @@ class Recipe:
         )
         return dataclasses.replace(self.plan, segments=segments)
 
-    def with_figures(self, plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan:
-        """A plan with what it holds, and with seconds in proportion to the image."""
+    def foretold(self, plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan:
+        """A plan with the forecast of what it holds, and of seconds in proportion to the image."""
         ratio = positions(nodes) / self.positions
         segments = tuple(
-            dataclasses.replace(
-                with_account(s, i, found), seconds=s.seconds * ratio, stored_bytes=int(s.stored_bytes * ratio)
-            )
+            dataclasses.replace(s, forecast=resized_forecast(with_account(s.forecast, i, found), ratio))
             for i, s in enumerate(plan.segments)
         )
-        return dataclasses.replace(
-            plan,
-            segments=segments,
-            peak_bytes=found.peak + plan.reserve_bytes,
+        forecast = dataclasses.replace(
+            plan.forecast,
+            peak_bytes=found.peak + plan.forecast.reserve_bytes,
             held_bytes=found.held,
             plain_bytes=int(plan.plain_bytes * ratio),
-            index_bytes=int(plan.index_bytes * ratio),
+            index_bytes=int(plan.forecast.index_bytes * ratio),
             seconds=plan.seconds * ratio,
         )
+        return dataclasses.replace(plan, segments=segments, forecast=forecast)
 
 
-def with_account(segment: SegmentPlan, place: int, found: Account) -> SegmentPlan:
-    """A segment with what an account says of it."""
+def resized_forecast(forecast: SegmentForecast, ratio: float) -> SegmentForecast:
+    """What no account says, in proportion to the image."""
+    seconds, stored = forecast.seconds * ratio, int(forecast.stored_bytes * ratio)
+    return dataclasses.replace(forecast, seconds=seconds, stored_bytes=stored)
+
+
+def with_account(forecast: SegmentForecast, place: int, found: Account) -> SegmentForecast:
+    """A segment's forecast with what an account says."""
     return dataclasses.replace(
-        segment,
+        forecast,
         forward_bytes=found.forward.get(place, 0),
         backward_bytes=found.backward.get(place, 0),
         backward_needs=found.needs.get(place, 0),

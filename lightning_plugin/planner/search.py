@@ -19,11 +19,11 @@ from functools import cached_property
 
 from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
-from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network, is_given
-from lightning_plugin.planner.partial import Partial, merge_kept, merged_counts, most_of, undominated
+from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
@@ -68,8 +68,8 @@ class Search:
         self.ways = Ways(self.intervals, policy)
         self.budget = 0
         self.depth = 0
-        self._parts: dict[SegmentPlan, list[Part]] = {}
-        self._pieces: dict[Plan, list[list[SegmentPlan]]] = {}
+        #: Of the plan that was found last among those that decide the same, what each segment is made of.
+        self._pieces: dict[Plan, list[list[Piece]]] = {}
 
     @cached_property
     def cuts(self) -> list[int]:
@@ -100,7 +100,7 @@ class Search:
     def options(self, before: Partial, begin: int, end: int, first: bool) -> Iterator[Partial]:
         """A partial plan with one more segment, in every way that is allowed and fits."""
         if self.intervals.program(begin, end) is None:
-            yield replace(before, segment=None, before=before)
+            yield replace(before, piece=None, before=before)
         else:
             for spill in (False, True) if self.policy.spill else (False,):
                 for ahead in (False, True):
@@ -191,18 +191,19 @@ class Search:
             forward=way.forward[0],
             backward=(way.backward or way.forward)[0],
             tier=placement.tier,
-            path=intervals.path(where.begin, where.end),
-            stored_bytes=size + way.carried,
-            forward_bytes=base + way.forward_bytes,
-            backward_bytes=base + peak,
-            seconds=seconds,
-            recompute=extra / plain if plain else 0.0,
             halo=way.halo,
             half=where.leaving and self.lower.half,
             ahead=where.ahead,
             drop=drop,
+            path=intervals.path(where.begin, where.end),
+            forecast=SegmentForecast(
+                stored_bytes=size + way.carried,
+                forward_bytes=base + way.forward_bytes,
+                backward_bytes=base + peak,
+                seconds=seconds,
+                recompute=extra / plain if plain else 0.0,
+            ),
         )
-        self._parts[segment] = list(self.ways.parts(where, way, base))
         return Partial(
             before.keeps + way.carried + (0 if drop else placement.device),
             before.seconds + seconds,
@@ -210,7 +211,7 @@ class Search:
             before.spilled | maps if where.leaving else before.spilled,
             before.lower + (placement.below + size if where.leaving else 0),
             before.extra + extra,
-            segment,
+            Piece(segment, tuple(self.ways.parts(where, way, base))),
             before,
             dropped,
             before.back,
@@ -224,7 +225,7 @@ class Search:
         brought = {id(v): v.bytes for n in network.order[begin:end] for v in n.maps if id(v) in before.spilled}
         base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
         held = base + (network.saved_bytes(begin, end) if network.trains else 0)
-        tiled_before = network.trains and before.segment and not before.segment.keep
+        tiled_before = network.trains and before.piece and not before.piece.segment.keep
         ends = intervals.ends(begin, before.spilled) if tiled_before else 0
         work = intervals.kept_peak(begin, end)
         most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends
@@ -238,19 +239,21 @@ class Search:
             backward=intervals.one_tile(begin),
             keep=True,
             path=intervals.path(begin, end),
-            stored_bytes=held - before.held,
-            forward_bytes=held + network.fixed_bytes,
-            backward_bytes=most + network.fixed_bytes,
-            seconds=seconds,
+            forecast=SegmentForecast(
+                stored_bytes=held - before.held,
+                forward_bytes=held + network.fixed_bytes,
+                backward_bytes=most + network.fixed_bytes,
+                seconds=seconds,
+            ),
         )
-        self._parts[segment] = [Part(begin, end, "kept", base + ends + network.fixed_bytes, work)]
+        parts = (Part(begin, end, "kept", base + ends + network.fixed_bytes, work),)
         peak = max(before.peak, most)
         done = replace(
             before,
             keeps=held - before.back,
             seconds=before.seconds + seconds,
             peak=peak,
-            segment=segment,
+            piece=Piece(segment, parts),
             before=before,
         )
         return done.at(intervals.alive(end))
@@ -309,7 +312,7 @@ class Search:
         """Compare what the model said of a plan of this search with what its rehearsal found."""
         for i, pieces in enumerate(self._pieces[plan]):
             for piece in pieces:
-                for part in self._parts[piece]:
+                for part in piece.parts:
                     true = max(forward[i], backward.get(i, 0)) if part.how == "kept" else (
                         forward if part.how.endswith("forward") else backward
                     ).get(i)  # fmt: skip
@@ -321,20 +324,22 @@ class Search:
 
     def finish(self, best: Partial) -> Plan:
         network = self.network
-        pieces = best.segments()
-        segments = merge_kept(pieces)
+        pieces = best.pieces()
+        segments = [piece.segment for piece in pieces]
         total = self.intervals.plain_work(0, len(network.order))
         plan = Plan(
-            segments=tuple(segments),
+            segments=tuple(merge_kept(segments)),
             budget=self.budget,
-            peak_bytes=best.peak + network.fixed_bytes,
-            plain_bytes=network.plain_bytes,
-            index_bytes=network.index_bytes,
-            seconds=best.seconds,
-            recompute=best.extra / total if total else 0.0,
-            fixed_bytes=network.fixed_bytes,
             barriers=tuple(n.label for n in network.barriers),
+            forecast=Forecast(
+                peak_bytes=best.peak + network.fixed_bytes,
+                plain_bytes=network.plain_bytes,
+                index_bytes=network.index_bytes,
+                seconds=best.seconds,
+                recompute=best.extra / total if total else 0.0,
+                fixed_bytes=network.fixed_bytes,
+            ),
         )
         rest = iter(pieces)
-        self._pieces[plan] = [[next(rest) for _ in range(count)] for count in merged_counts(pieces)]
+        self._pieces[plan] = [[next(rest) for _ in range(count)] for count in merged_counts(segments)]
         return plan

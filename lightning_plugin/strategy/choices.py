@@ -46,13 +46,13 @@ class RunSettings(Settings):
         if self.team is not None:
             self.team.agree(key, DIFFERENT)
         known = self.plans.setdefault(key, [])
-        before = list(known)
+        before = len(known)
         if self.given is None and self.options.budget is not None:
             plan = self.within(known, recording, self.options.budget)
         else:
             plan = known[0] if known else super().choose(recording)
             known[:] = [plan]
-        if plan not in before:
+        if len(known) > before:  # it was made just now
             if self.team is not None:
                 self.team.agree(plan.to_json(), DIFFERENT)
             self.feedback.announce(plan)
@@ -79,7 +79,8 @@ class RunSettings(Settings):
                 smallest,
                 refused.operator,
             ) from refused
-        plan = replace(plan, budget=budget, peak_bytes=plan.peak_bytes + self.reserved)
+        forecast = replace(plan.forecast, peak_bytes=plan.peak_bytes + self.reserved)
+        plan = replace(plan, budget=budget, forecast=forecast)
         # Ranks that share an image may know its size from a formula or from a rehearsal: they go by the first.
         return plan if self.team is None else Plan.from_json(self.team.gather(plan.to_json())[0])
 

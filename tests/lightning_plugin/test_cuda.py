@@ -92,7 +92,7 @@ def triple(recipe: Recipe) -> dict[str, Any]:
         "plain": most,
         "budget": budget,
         "predicted": plan.peak_bytes,
-        "workspaces": plan.reserve_bytes,
+        "workspaces": plan.forecast.reserve_bytes,
         "outside": outside,
         "own": tiled.peak_bytes,
         "tiers": sorted({s.tier for s in plan.segments}),

@@ -87,7 +87,7 @@ def estimate(
     pixels = {split: sum(h * w for h, w in slides.values()) for split, slides in sizes.items()}
     speed = plan.seconds / (largest[0] * largest[1]) / devices
     train, val = pixels["train"] * speed, pixels["val"] * speed * FORWARD_SHARE
-    tiers = {tier: sum(s.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
+    tiers = {tier: sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
     return {
         "slides": {split: len(slides) for split, slides in sizes.items()},
         "pixels": pixels,

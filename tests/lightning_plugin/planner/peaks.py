@@ -53,7 +53,7 @@ def measure(name: str, side: int, budget: int) -> dict[str, object]:
         "ledger": tiled.peak_bytes,
         "predicted": plan.peak_bytes,
         "plain": plan.plain_bytes,
-        "disk": sum(s.stored_bytes for s in plan.segments if s.tier == "disk"),
+        "disk": sum(s.forecast.stored_bytes for s in plan.segments if s.tier == "disk"),
     }
 
 

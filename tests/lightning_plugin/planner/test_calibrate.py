@@ -109,9 +109,9 @@ def test_a_plan_leaves_room_for_the_workspaces_of_the_device() -> None:
     assert reserve > 0
     for budget, expected in ((2**30, reserve), (2**28, 2**25)):  # of a small budget, an eighth
         found = plan(budget, "cuda:a100")
-        assert found.reserve_bytes == expected and found.peak_bytes <= budget
+        assert found.forecast.reserve_bytes == expected and found.peak_bytes <= budget
         assert "of the peak are left to the workspaces" in str(found)
-    assert plan(2**30, "cpu").reserve_bytes == 0 and "workspaces" not in str(plan(2**30, "cpu"))
+    assert plan(2**30, "cpu").forecast.reserve_bytes == 0 and "workspaces" not in str(plan(2**30, "cpu"))
     smallest = {}
     for device in ("cuda:a100", "cpu"):
         with pytest.raises(BudgetError) as refused:
@@ -119,7 +119,7 @@ def test_a_plan_leaves_room_for_the_workspaces_of_the_device() -> None:
         smallest[device] = refused.value.smallest
     assert 1.12 <= smallest["cuda:a100"] / smallest["cpu"] <= 1.15
     least = plan(smallest["cuda:a100"], "cuda:a100")
-    assert least.reserve_bytes > 0 and least.peak_bytes <= smallest["cuda:a100"]
+    assert least.forecast.reserve_bytes > 0 and least.peak_bytes <= smallest["cuda:a100"]
     with pytest.raises(BudgetError):
         plan(int(0.97 * smallest["cuda:a100"]), "cuda:a100")
 

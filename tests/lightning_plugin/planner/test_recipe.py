@@ -88,9 +88,10 @@ def compare(examples: int, fixed: int | None) -> int:
                 plan = found.at(here)
                 looked_up += taught(found) == count
                 true = rehearse(plan, Network(here.recording))
-                assert true.peak <= plan.peak_bytes - plan.reserve_bytes <= 1.01 * true.peak + 1024, (names, size)
+                told = plan.peak_bytes - plan.forecast.reserve_bytes
+                assert true.peak <= told <= 1.01 * true.peak + 1024, (names, size)
                 for place, segment in enumerate(plan.segments):
-                    assert segment.backward_needs >= true.needs.get(place, 0)
+                    assert segment.forecast.backward_needs >= true.needs.get(place, 0)
 
     (seed(fixed)(every) if fixed is not None else every)()
     return looked_up
@@ -151,7 +152,7 @@ def test_where_a_vector_has_the_size_of_a_side_each_size_is_rehearsed() -> None:
         with network(module, size) as here:
             plan = found.at(here)
             assert not found.formulas
-            assert plan.peak_bytes - plan.reserve_bytes == rehearse(plan, Network(here.recording)).peak
+            assert plan.peak_bytes - plan.forecast.reserve_bytes == rehearse(plan, Network(here.recording)).peak
 
 
 def test_a_formula_waits_for_sizes_that_differ_on_both_axes() -> None:

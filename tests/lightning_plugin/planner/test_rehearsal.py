@@ -29,7 +29,7 @@ class Watching(nn.Module):
 def test_a_statistic_that_is_read_first_does_not_hide_the_backward_pass() -> None:
     tiled = TiledModule(Watching(), budget="4MiB")
     out = tiled(LazyImage.from_tensor(torch.rand(1, 3, 128, 128)))
-    assert tiled.plan is not None and all(s.backward_bytes > 0 for s in tiled.plan.segments)
+    assert tiled.plan is not None and all(s.forecast.backward_bytes > 0 for s in tiled.plan.segments)
     out.sum().backward()
     assert tiled.peak_bytes <= tiled.plan.peak_bytes <= 4 * 2**20
 

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from lightning_plugin import BudgetError, Plan, Sweep, make_plan, sweep
+from lightning_plugin.plan import Forecast
 from lightning_plugin.planner.sweep import never_slower, spaced
 
 SHAPE = (1, 3, 256, 256)
@@ -43,12 +44,14 @@ def test_budgets_rise_are_kept_and_buy_time(swept: Sweep) -> None:
 
 
 def test_the_budget_asked_for_is_planned_as_ever(swept: Sweep) -> None:
-    assert swept.asked == make_plan(network(), SHAPE, budget="4MiB")
+    assert swept.asked is not None
+    assert swept.asked.to_json() == make_plan(network(), SHAPE, budget="4MiB").to_json()
 
 
 def test_a_slower_plan_gives_way_to_that_of_a_smaller_budget() -> None:
-    fast, slow = Plan((), budget=10, seconds=1.0), Plan((), budget=20, seconds=2.0)
-    assert never_slower([slow, fast]) == [fast, replace(fast, budget=20)]
+    fast, slow = (Plan((), budget=10 * i, forecast=Forecast(seconds=float(i))) for i in (1, 2))
+    found = never_slower([slow, fast])
+    assert found == [fast, replace(fast, budget=20)] and [p.seconds for p in found] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(("low", "high", "count", "expected"), [(1, 16, 5, [2, 4, 8]), (10, 12, 5, []), (1, 99, 2, [])])

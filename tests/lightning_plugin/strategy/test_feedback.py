@@ -48,7 +48,7 @@ def test_the_plan_is_printed_once_and_left_in_the_run(tmp_path: Path, caplog: py
         fit(Slides(), loader(6), strategy, max_steps=3, logger=logger, log_every_n_steps=1)
     assert caplog.text.count(str(strategy.plan)) == 1
     found = Path(logger.log_dir)
-    assert Plan.from_json((found / "plan-train.json").read_text()) == strategy.plan
+    assert Plan.from_json((found / "plan-train.json").read_text()).to_json() == strategy.plan.to_json()
     assert "peak" in (found / "plan-train.txt").read_text()
 
 

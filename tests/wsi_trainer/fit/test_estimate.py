@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_plugin import Grid, Plan
-from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.plan import Forecast, SegmentForecast, SegmentPlan
 from wsi_trainer.cli import main
 from wsi_trainer.fit.estimate import duration, estimate, sentence
 from wsi_trainer.fit.run_folder import RunFolder, read_json
@@ -14,8 +14,10 @@ GIB = 2**30
 
 
 def test_a_slide_takes_its_share_of_the_largest_ones_time() -> None:
-    stored = SegmentPlan((1,), Grid((2, 2)), Grid((2, 2)), tier="disk", stored_bytes=3 * GIB)
-    plan = Plan((stored,), budget=8 * GIB, peak_bytes=7 * GIB, plain_bytes=90 * GIB, seconds=60.0)
+    figures = SegmentForecast(stored_bytes=3 * GIB)
+    stored = SegmentPlan((1,), Grid((2, 2)), Grid((2, 2)), tier="disk", forecast=figures)
+    forecast = Forecast(peak_bytes=7 * GIB, plain_bytes=90 * GIB, seconds=60.0)
+    plan = Plan((stored,), budget=8 * GIB, forecast=forecast)
     sizes = {"train": {"a": (1000, 2000), "b": (1000, 1000)}, "val": {"c": (1000, 2000)}}
     facts = estimate(plan, sizes, (1000, 2000), 8 * GIB, 1, 5 * 2**20)
     assert facts["train_seconds"] == pytest.approx(90) and facts["validation_seconds"] == pytest.approx(20)
