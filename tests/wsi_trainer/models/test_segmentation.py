@@ -94,10 +94,11 @@ class Step(nn.Module):
 
 
 NETWORKS = {
-    "u-net": lambda: UNet((4, 6, 8)),
-    "u-net with statistics": lambda: UNet((4, 6), norm="batch"),
-    "an encoder with a stride": lambda: ResNet((4, 8), norm="weight"),
+    "u-net": (lambda: UNet((4, 6, 8)), 8 * MiB),
+    "u-net with statistics": (lambda: UNet((4, 6), norm="batch"), 8 * MiB),
+    "an encoder with a stride": (lambda: ResNet((4, 8), norm="weight"), 4 * MiB),
 }
+"""Each with a budget that plain PyTorch exceeds."""
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -105,10 +106,10 @@ def test_tile_by_tile_is_plain_pytorch(name: str) -> None:
     torch.manual_seed(0)
     losses = {"cross_entropy": 1.0, "dice": 0.7, "focal": 0.3}
     task = SegmentationTask(CLASSES, losses=losses, class_weights=[1, 5, 2])
-    plain = Step(SlideClassifier(NETWORKS[name](), task=task).double())
+    make, budget = NETWORKS[name]
+    plain = Step(SlideClassifier(make(), task=task).double())
     inner = copy.deepcopy(plain)
-    budget = 6 * MiB
-    tiled = TiledModule(inner, budget=budget)
+    tiled = TiledModule(inner, budget=budget, halo="recompute")  # fewer plans to look at
     image = torch.randint(0, 256, (1, 3, 203, 150), dtype=torch.uint8)
     target = drawn(203, 150)
     loss, areas, shares = plain(image, target)
@@ -117,7 +118,7 @@ def test_tile_by_tile_is_plain_pytorch(name: str) -> None:
     cut = materialize(lazy)
     cut.backward()
     assert "barrier" not in str(tiled.plan) and tiled.peak_bytes <= budget
-    assert tiled.plan is not None and tiled.plan.plain_bytes > 2 * budget
+    assert tiled.plan is not None and tiled.plan.plain_bytes > 1.3 * budget
     torch.testing.assert_close(cut, loss, rtol=0, atol=1e-10)
     assert torch.equal(materialize(found), areas)
     torch.testing.assert_close(materialize(predicted), shares)

@@ -45,6 +45,7 @@ class UNet(Backbone):
     """A `UNetEncoder`, and stage by stage back up: twice as large, beside the encoder's map of that size, two
     convolutions.
 
+    The slide is continued at its end, by repeating the last row and column, until its sides can be halved that often.
     Its map has a position for each pixel, for tasks that have a target for each (SegmentationTask). The encoder's
     weights have the names of `UNetEncoder` within `encoder`.
     """
@@ -67,8 +68,11 @@ class UNet(Backbone):
             for width, below in reversed(list(zip(widths, widths[1:])))
         )
         self.out_channels = widths[0]
+        self.coarsest = self.encoder.stride
 
     def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        x = functional.pad(x, (0, -width % self.coarsest, 0, -height % self.coarsest), mode="replicate")
         skips = []
         for stage in self.encoder.stages():
             assert isinstance(stage, nn.ModuleList)
@@ -78,8 +82,8 @@ class UNet(Backbone):
         skips.pop()
         for block in self.decoder:
             skip = skips.pop()
-            x = block(torch.cat([skip, fitted(functional.interpolate(x, scale_factor=2.0), skip)], dim=1))
-        return x
+            x = block(torch.cat([skip, functional.interpolate(x, scale_factor=2.0)], dim=1))
+        return x[:, :, :height, :width]
 
     def stages(self) -> list[nn.Module]:
         return [*self.encoder.stages(), *self.decoder]

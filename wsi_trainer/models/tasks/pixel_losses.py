@@ -1,6 +1,6 @@
 """Losses of a class for each pixel, of one slide.
 
-They are written with operators that run tile by tile: a term is a quotient or a product of sums over the slide, so the
+They are written with few operators, all of which run tile by tile: a term is a quotient of sums over the slide, so the
 loss of a slide that is nowhere whole, and its gradient, are those of plain PyTorch.
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from wsi_trainer.regions import IGNORED
 
 SPACE = (2, 3)
 
@@ -22,40 +25,45 @@ class Pixels:
 
     Attributes:
         logits: (1, classes, height, width).
-        target: (1, height, width): the place of the class; any class where a pixel does not count.
-        counts: (1, height, width): 1 where a pixel counts, 0 where it is ignored.
+        target: (1, height, width): the place of the class, or `IGNORED`.
         weights: (classes,).
         focus: The exponent of the focal loss.
     """
 
     logits: Tensor
     target: Tensor
-    counts: Tensor
     weights: Tensor
     focus: float
 
-    @property
-    def weight(self) -> Tensor:
-        """(1, height, width): the weight of each pixel, that of its class; 0 where it does not count."""
-        return self.weights[self.target] * self.counts
+    @cached_property
+    def truth(self) -> Tensor:
+        """(1, classes, height, width): 1 where each class is; an ignored pixel is of none."""
+        return one_hot(self.target, self.logits.shape[1]).to(self.logits.dtype)
 
+    @cached_property
+    def drawn(self) -> Tensor:
+        """(1, classes): how many pixels each class has."""
+        return self.truth.sum(SPACE)
 
-def _mean(each: Tensor, pixels: Pixels) -> Tensor:
-    """The mean over the pixels by their weight; 0 where none counts, as on a slide that is ignored throughout."""
-    weight = pixels.weight
-    total = weight.sum()
-    return (each * weight).sum() / torch.where(total > 0, total, torch.ones_like(total))
+    @cached_property
+    def total(self) -> Tensor:
+        """The weight of all pixels that count; 1 where none does, as on a slide that is ignored throughout."""
+        total = (self.drawn * self.weights).sum()
+        return torch.where(total > 0, total, torch.ones_like(total))
 
 
 def cross_entropy(pixels: Pixels) -> Tensor:
-    """The mean of −log p of the true class."""
-    return _mean(functional.cross_entropy(pixels.logits, pixels.target, reduction="none"), pixels)
+    """The mean of −log p of the true class, by the weights of the classes."""
+    how = {"weight": pixels.weights, "ignore_index": IGNORED, "reduction": "sum"}
+    return functional.cross_entropy(pixels.logits, pixels.target, **how) / pixels.total
 
 
 def focal(pixels: Pixels) -> Tensor:
     """The mean of −(1 − p)^focus · log p of the true class: what is sure and right hardly counts."""
-    surprise = functional.cross_entropy(pixels.logits, pixels.target, reduction="none")
-    return _mean((1 - torch.exp(-surprise)) ** pixels.focus * surprise, pixels)
+    how = {"ignore_index": IGNORED, "reduction": "none"}
+    surprise = functional.cross_entropy(pixels.logits, pixels.target, **how)
+    weighted = functional.cross_entropy(pixels.logits, pixels.target, weight=pixels.weights, **how)
+    return ((1 - torch.exp(-surprise)) ** pixels.focus * weighted).sum() / pixels.total
 
 
 def dice(pixels: Pixels) -> Tensor:
@@ -64,11 +72,10 @@ def dice(pixels: Pixels) -> Tensor:
     Sums are of the whole slide, so that a lesion counts the same wherever tiles cut it. One pixel is added to both
     sides: a class that is neither there nor predicted has a coefficient of 1.
     """
-    counts = pixels.counts[:, None]
-    probability = torch.softmax(pixels.logits, dim=1) * counts
-    truth = one_hot(pixels.target, pixels.logits.shape[1]).to(probability.dtype) * counts
-    both = (probability * truth).sum(SPACE)
-    each = (2 * both + 1) / (probability.sum(SPACE) + truth.sum(SPACE) + 1)
+    probability = torch.softmax(pixels.logits, dim=1)
+    both = (probability * pixels.truth).sum(SPACE)
+    said = (probability * pixels.truth.sum(dim=1, keepdim=True)).sum(SPACE)
+    each = (2 * both + 1) / (said + pixels.drawn + 1)
     return 1 - (each * pixels.weights).sum() / pixels.weights.sum()
 
 

@@ -55,7 +55,7 @@ class SegmentationTask(Task):
                 {cross_entropy: 1, dice: 1}.
             class_weights: Weight of each class in every term; balanced weighs by how rare its pixels are among those
                 of the training slides.
-            focus: Exponent of the focal loss; 0 makes it the cross-entropy.
+            focus: Exponent of the focal loss; 0 makes it the cross-entropy, else it is 1 or more.
         """
         super().__init__()
         self.classes = check_classes(classes)
@@ -64,8 +64,8 @@ class SegmentationTask(Task):
         self.names = tuple(f"share_{name}" for name in self.classes)
         self.losses = _check_losses(losses or {"cross_entropy": 1.0, "dice": 1.0})
         self.weights = ClassWeights(class_weights, self.outputs)
-        if not 0 <= focus < float("inf"):
-            raise ValueError(f"focus is {focus}; it must be 0 or positive")
+        if not (focus == 0 or 1 <= focus < float("inf")):  # between them its slope has no bound
+            raise ValueError(f"focus is {focus}; it must be 0, or 1 or more")
         self.focus = focus
 
     def target(self, cells: Cells) -> Tensor:
@@ -84,10 +84,7 @@ class SegmentationTask(Task):
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """The loss of (1, classes, h, w) logits, and (1, 1, h, w) classes or `IGNORED`."""
-        truth = target[:, 0].long()
-        counts = (truth != IGNORED).to(logits.dtype)
-        inside = torch.where(truth != IGNORED, truth, torch.zeros_like(truth))
-        pixels = Pixels(logits, inside, counts, self.weights(logits), self.focus)
+        pixels = Pixels(logits, target[:, 0].long(), self.weights(logits), self.focus)
         terms = [weight * LOSSES[name](pixels) for name, weight in self.losses.items()]
         return torch.stack(terms).sum()
 
