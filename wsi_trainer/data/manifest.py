@@ -2,8 +2,8 @@
 
 Columns: `slide` (its name, and its path relative to the manifest or to a folder given), those of the task (`label`, or
 `time` and `event`, say; `regions` names a file as `slide` does), and optionally `path` (where the name is not the
-path), `patient` (the slide's own name where it is absent), `split` (train, val, test) and `site`. Other columns are kept
-and not looked at.
+path), `patient` (the slide's own name where it is absent), `split` (train, val, test) and `site`. Other columns are
+kept and not looked at.
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ def heatmap(words: Sequence[str]) -> int:
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
     if model.task.dense:
-        raise UserError("a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel")
+        raise UserError(
+            "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
+        )
     maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
     folder = RunFolder(Path(options.out)).existing()
     load_weights(model, folder.checkpoint(options.checkpoint))

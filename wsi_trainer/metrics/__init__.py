@@ -10,8 +10,8 @@ What was predicted is one of five frozen dataclasses, each with `slides`, `patie
 - `AreaPredictions`: a class for each pixel (`pixels`).
 
 A score is a function from predictions to a float; `SCORES`, `ORDINAL_SCORES`, `MULTI_LABEL_SCORES`, `VALUE_SCORES`,
-`RISK_SCORES` and `AREA_SCORES` list those of a kind by name. `summarise` computes all of them as JSON, `score_intervals` those asked for,
-`paired_difference` compares two models, `cross_validation` joins folds.
+`RISK_SCORES` and `AREA_SCORES` list those of a kind by name. `summarise` computes all of them as JSON,
+`score_intervals` those asked for, `paired_difference` compares two models, `cross_validation` joins folds.
 """
 
 from wsi_trainer.metrics.areas import AREA_SCORES, AreaPredictions

@@ -304,7 +304,9 @@ def _check_dense(task: Task, head: Pooling, levels: int, pool_over: str) -> None
     given = {"head": type(head) is not AveragePooling, "levels": levels > 1, "pool_over": pool_over != "slide"}
     for key, changed in given.items():
         if changed:
-            raise ValueError(f"model.{key}: {type(task).__name__} has a class for each pixel and pools none; leave it out")
+            raise ValueError(
+                f"model.{key}: {type(task).__name__} has a class for each pixel and pools none; leave it out"
+            )
 
 
 def _last_layer(head: Pooling, inputs: int, outputs: int) -> nn.Module:

@@ -1,7 +1,7 @@
 """Drawn regions: annotation files as targets that are cut tile by tile and never rasterised whole.
 
-A file becomes `Region`s (`read_regions`), a `Legend` says which class each of them means, and a `DrawnSource` is the map
-of classes of a slide, one number for each pixel, that an engine reads box by box like the slide itself.
+A file becomes `Region`s (`read_regions`), a `Legend` says which class each of them means, and a `DrawnSource` is the
+map of classes of a slide, one number for each pixel, that an engine reads box by box like the slide itself.
 """
 
 from wsi_trainer.regions.drawn import DrawnSource

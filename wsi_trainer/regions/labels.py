@@ -60,7 +60,9 @@ class LabelSource:
 
     dtype = torch.uint8
 
-    def __init__(self, labels: Any, table: NDArray[np.int16], path: Path, shape: Sequence[int], cut: NDArray[Any]) -> None:
+    def __init__(
+        self, labels: Any, table: NDArray[np.int16], path: Path, shape: Sequence[int], cut: NDArray[Any]
+    ) -> None:
         """Keep the array, the value of each label, and where the image lies: rows (y and x) of corner and scale."""
         self.shape = (1, 1, *shape)
         self.path = path
@@ -71,17 +73,19 @@ class LabelSource:
         """The map of an image of this size. Without a place the labels cover that image, else its slide."""
         place = place or Placement()
         if place.origin != (0.0, 0.0):
-            raise RegionsError(path, "is a label image of a slide that was cropped; use outlines, or convert without --crop")
+            raise RegionsError(
+                path, "is a label image of a slide that was cropped; use outlines, or convert without --crop"
+            )
         factors = []
         for side, label, scale in zip(size, labels.shape, reversed(place.scale)):
             ratio = side * scale / label
             whole = max(round(ratio), 1) if ratio > 1 - NEAR else 1 / max(round(1 / ratio), 1)
             if abs(ratio / whole - 1) > NEAR:
+                slide = (size[0] * place.scale[1], size[1] * place.scale[0])
                 raise RegionsError(
                     path,
-                    f"has {labels.shape[0]} x {labels.shape[1]} labels and the slide about {size[0] * place.scale[1]:.0f} "
-                    f"x {size[1] * place.scale[0]:.0f} pixels; a label image is as large as its slide, or a whole "
-                    "number of times smaller",
+                    f"has {labels.shape[0]} x {labels.shape[1]} labels and the slide about {slide[0]:.0f} x "
+                    f"{slide[1]:.0f} pixels; a label image is as large as its slide, or a whole number of times smaller",
                 )
             factors.append(scale / whole)
         return LabelSource(labels, _table(legend, path), path, size, np.array(factors))

@@ -48,8 +48,6 @@ def create_labels(
         "axes": [{"name": axis, "type": "space", **unit} for axis in "yx"],
         "datasets": [{"path": "0", "coordinateTransformations": steps}],
     }
-    write_json(
-        path / "zarr.json", group({"ome": {"version": NGFF, "multiscales": [multiscale], "image-label": label}})
-    )
+    write_json(path / "zarr.json", group({"ome": {"version": NGFF, "multiscales": [multiscale], "image-label": label}}))
     chunks = (min(CHUNK, size[0]), min(CHUNK, size[1]))
     return zarr.create_array(path / "0", shape=size, dtype="uint8", chunks=chunks, dimension_names=("y", "x"))

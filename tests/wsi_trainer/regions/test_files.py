@@ -47,7 +47,8 @@ IMAGESCOPE = """<Annotations MicronsPerPixel="0.25">
   <Annotation Id="1" Name="Tumour" LineColor="65280"><Regions>
     <RegionAttributeHeaders><AttributeHeader Id="9999" Name="Region" ColumnWidth="-1" /></RegionAttributeHeaders>
     <Region Id="1" Type="0" NegativeROA="0"><Vertices>
-      <Vertex X="0" Y="0" Z="0" /><Vertex X="40" Y="0" Z="0" /><Vertex X="40" Y="40" Z="0" /><Vertex X="0" Y="40" Z="0" />
+      <Vertex X="0" Y="0" Z="0" /><Vertex X="40" Y="0" Z="0" /><Vertex X="40" Y="40" Z="0" />
+      <Vertex X="0" Y="40" Z="0" />
     </Vertices></Region>
     <Region Id="2" Type="4" NegativeROA="0"><Vertices><Vertex X="0" Y="0" /><Vertex X="9" Y="9" /></Vertices></Region>
     <Region Id="3" Type="0" NegativeROA="1"><Vertices>
@@ -149,7 +150,9 @@ def test_nothing_drawn_is_the_ground(tmp_path: Path) -> None:
 
 LAUGHS = '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;">]><ASAP_Annotations>&b;</ASAP_Annotations>'
 OUTSIDE = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><ASAP_Annotations>&a;</ASAP_Annotations>'
-CORNER = '<ASAP_Annotations><Annotation Type="Polygon"><Coordinate Order="0" X="{}" Y="1"/></Annotation></ASAP_Annotations>'
+CORNER = (
+    '<ASAP_Annotations><Annotation Type="Polygon"><Coordinate Order="0" X="{}" Y="1"/></Annotation></ASAP_Annotations>'
+)
 
 
 @pytest.mark.parametrize(

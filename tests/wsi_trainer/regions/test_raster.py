@@ -78,7 +78,10 @@ def test_constant_inside_a_region_and_far_from_it() -> None:
 def test_what_is_painted_later_lies_on_top() -> None:
     square = [(0.0, 0.0), (20.0, 0.0), (20.0, 20.0), (0.0, 20.0)]
     small = [(5.0, 5.0), (10.0, 5.0), (10.0, 10.0), (5.0, 10.0)]
-    regions = [Region(name, (np.array(ring),)) for name, ring in (("_2", small), ("_0", square), ("seen", [(p[0] * 2, p[1] * 1.5) for p in square]))]
+    regions = [
+        Region(name, (np.array(ring),))
+        for name, ring in (("_2", small), ("_0", square), ("seen", [(p[0] * 2, p[1] * 1.5) for p in square]))
+    ]
     legend = Legend.of(["normal", "tumour"], {"seen": "normal", "_0": "tumour", "_2": "normal"}, "ignore")
     values = whole(DrawnSource.of(regions, legend, Placement(), SIZE, Path("x")))
     assert values[7, 7] == 0 and values[2, 2] == 1 and values[25, 25] == 0 and values[35, 50] == IGNORED

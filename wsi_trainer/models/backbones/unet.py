@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,7 @@ class UNet(Backbone):
         self.encoder = UNetEncoder(widths, norm)
         self.decoder = nn.ModuleList(
             nn.Sequential(conv_norm_relu(below + width, width, norm), conv_norm_relu(width, width, norm))
-            for width, below in reversed(list(zip(widths, widths[1:])))
+            for width, below in reversed(list(pairwise(widths)))
         )
         self.out_channels = widths[0]
         self.coarsest = self.encoder.stride

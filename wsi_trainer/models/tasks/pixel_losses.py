@@ -54,16 +54,20 @@ class Pixels:
 
 def cross_entropy(pixels: Pixels) -> Tensor:
     """The mean of −log p of the true class, by the weights of the classes."""
-    how = {"weight": pixels.weights, "ignore_index": IGNORED, "reduction": "sum"}
-    return functional.cross_entropy(pixels.logits, pixels.target, **how) / pixels.total
+    return _surprise(pixels, pixels.weights).sum() / pixels.total
+
+
+def _surprise(pixels: Pixels, weights: Tensor | None) -> Tensor:
+    """(1, height, width): −log p of the true class, by its weight; 0 where a pixel is ignored."""
+    return functional.cross_entropy(
+        pixels.logits, pixels.target, weight=weights, ignore_index=IGNORED, reduction="none"
+    )
 
 
 def focal(pixels: Pixels) -> Tensor:
     """The mean of −(1 − p)^focus · log p of the true class: what is sure and right hardly counts."""
-    how = {"ignore_index": IGNORED, "reduction": "none"}
-    surprise = functional.cross_entropy(pixels.logits, pixels.target, **how)
-    weighted = functional.cross_entropy(pixels.logits, pixels.target, weight=pixels.weights, **how)
-    return ((1 - torch.exp(-surprise)) ** pixels.focus * weighted).sum() / pixels.total
+    unsure = 1 - torch.exp(-_surprise(pixels, None))
+    return (unsure**pixels.focus * _surprise(pixels, pixels.weights)).sum() / pixels.total
 
 
 def dice(pixels: Pixels) -> Tensor:
