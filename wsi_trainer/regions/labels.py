@@ -85,7 +85,7 @@ class LabelSource:
                 raise RegionsError(
                     path,
                     f"has {labels.shape[0]} x {labels.shape[1]} labels and the slide about {slide[0]:.0f} x "
-                    f"{slide[1]:.0f} pixels; a label image is as large as its slide, or a whole number of times smaller",
+                    f"{slide[1]:.0f} pixels; a label image is as large as its slide, or a whole number of times less",
                 )
             factors.append(scale / whole)
         return LabelSource(labels, _table(legend, path), path, size, np.array(factors))
