@@ -79,6 +79,12 @@ COMMANDS: tuple[Command, ...] = (
         own_parser=True,
     ),
     Command(
+        "segment",
+        "write the predicted class of each pixel of whole slides, for models trained on drawn regions",
+        "wsi_trainer.segment.command:segment",
+        own_parser=True,
+    ),
+    Command(
         "heatmap",
         "write exact whole-slide maps of what the model looked at",
         "wsi_trainer.explain.command:heatmap",

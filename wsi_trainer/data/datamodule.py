@@ -22,7 +22,8 @@ from wsi_trainer.data.splits import By, complete_splits
 from wsi_trainer.data.tissue import MaskSource, TissueMap, tissue_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.batch import SlideBatch
-from wsi_trainer.models.tasks import MultiClassTask, Task
+from wsi_trainer.models.tasks import MultiClassTask, SegmentationTask, Task
+from wsi_trainer.regions import open_target
 from wsi_trainer.slides.augment import Augmentation, AugmentedSource, Augmenter
 from wsi_trainer.slides.source import SlideSource
 
@@ -134,12 +135,22 @@ class SlideDataset(Dataset[SlideBatch]):
         shown = [None if turned is None else _coarser(turned, factor / factors[0]) for factor in factors]
         sources = [CheckedSource(_turned(image, how), record.slide) for image, how in zip(images, shown)]
         batch["image"], *context = [self.to_image(source) for source in sources]
+        if isinstance(self.task, SegmentationTask):
+            drawn = CheckedSource(_turned(self._target(record, images[0]), shown[0], colours=False), record.slide)
+            batch["label"] = self.to_image(drawn)
         if context:
             batch["context"] = context
         if self.tissue_stride is not None:
             masks = [self._mask(record.path, image, factor) for image, factor in zip(images, factors)]
             maps = [TissueMap(_turned(mask, how, colours=False), self.tissue_stride) for mask, how in zip(masks, shown)]
             batch["tissue"] = [self.to_image(tissue) for tissue in maps]
+
+    def _target(self, record: SlideRecord, image: SlideSource) -> TileSource:
+        """The class of each pixel, as it was drawn."""
+        assert isinstance(self.task, SegmentationTask)
+        path = Path(drawn) if (drawn := record.others.get("regions")) else None
+        size = (image.shape[2], image.shape[3])
+        return open_target(path, self.task.legend, record.path, size, self.config.downsample)
 
     def _mask(self, path: Path, image: SlideSource, factor: int) -> MaskSource:
         key = path, factor

@@ -1,8 +1,9 @@
 """The manifest: a CSV file with one line for each slide.
 
 Columns: `slide` (its name, and its path relative to the manifest or to a folder given), those of the task (`label`, or
-`time` and `event`, say), and optionally `path` (where the name is not the path), `patient` (the slide's own name where
-it is absent), `split` (train, val, test) and `site`. Other columns are kept and not looked at.
+`time` and `event`, say; `regions` names a file as `slide` does), and optionally `path` (where the name is not the
+path), `patient` (the slide's own name where it is absent), `split` (train, val, test) and `site`. Other columns are
+kept and not looked at.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from wsi_trainer.tables import micrometres, read_table
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
+_BESIDE = ("regions",)
+"""Columns that name a file; its path is relative to where those of the slides are."""
 _OWN = ("slide", "path", "label", "patient", "split", "site")
 
 
@@ -133,8 +136,13 @@ def _record(manifest: Path, line: int, row: Mapping[str, str], base: Path, neede
         patient=values.get("patient") or Path(slide).name,
         split=split,
         site=values.get("site", ""),
-        others={column: value for column, value in values.items() if column not in _OWN},
+        others={column: _placed(column, value, base) for column, value in values.items() if column not in _OWN},
     )
+
+
+def _placed(column: str, value: str, base: Path) -> str:
+    """A cell; a path in it made absolute, so that it means the same wherever the manifest is copied to."""
+    return str((base / value).resolve()) if value and column in _BESIDE else value
 
 
 def _check_unique(manifest: Path, records: Sequence[SlideRecord]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse
@@ -39,6 +40,10 @@ def heatmap(words: Sequence[str]) -> int:
     parser.add_class_arguments(MapOptions)
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
+    if model.task.dense:
+        raise UserError(
+            "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
+        )
     maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
     folder = RunFolder(Path(options.out)).existing()
     load_weights(model, folder.checkpoint(options.checkpoint))

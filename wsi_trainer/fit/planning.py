@@ -43,7 +43,10 @@ class Step(nn.Module):
         if self.model.wants_tissue:
             stride = self.model.stride
             tissue = [LazyImage(Blank((1, 1, -(-rows // stride), -(-columns // stride)))) for rows, columns in shapes]
-        return self.model(image, context, tissue)
+        logits = self.model(image, context, tissue)
+        if not self.model.task.dense:
+            return logits
+        return self.model.task.loss(logits, LazyImage(Blank((1, 1, height, width))))  # a step needs no more of pixels
 
 
 def plan_step(

@@ -1,18 +1,20 @@
 """Scores of slide classifiers, with confidence intervals by bootstrap over patients.
 
-What was predicted is one of four frozen dataclasses, each with `slides`, `patients`, `sites`, `take(rows)`,
+What was predicted is one of five frozen dataclasses, each with `slides`, `patients`, `sites`, `take(rows)`,
 `by_patient()`, `write(path)` and `read(path)`:
 
 - `Predictions`: exclusive classes (`classes`, `labels`, `probabilities`); ordered classes too.
 - `MultiLabelPredictions`: labels that do not exclude each other; `of(name)` gives one as `Predictions`.
 - `ValuePredictions`: a number (`targets`, `values`).
 - `RiskPredictions`: survival (`times`, `events`, `risks`).
+- `AreaPredictions`: a class for each pixel (`pixels`).
 
-A score is a function from predictions to a float; `SCORES`, `ORDINAL_SCORES`, `MULTI_LABEL_SCORES`, `VALUE_SCORES` and
-`RISK_SCORES` list those of a kind by name. `summarise` computes all of them as JSON, `score_intervals` those asked for,
-`paired_difference` compares two models, `cross_validation` joins folds.
+A score is a function from predictions to a float; `SCORES`, `ORDINAL_SCORES`, `MULTI_LABEL_SCORES`, `VALUE_SCORES`,
+`RISK_SCORES` and `AREA_SCORES` list those of a kind by name. `summarise` computes all of them as JSON,
+`score_intervals` those asked for, `paired_difference` compares two models, `cross_validation` joins folds.
 """
 
+from wsi_trainer.metrics.areas import AREA_SCORES, AreaPredictions
 from wsi_trainer.metrics.bootstrap import Interval, paired_difference, score_intervals
 from wsi_trainer.metrics.curves import Calibration, PrBand, RocBand, calibration, pr_band, roc_band
 from wsi_trainer.metrics.folds import cross_validation, join
@@ -26,6 +28,7 @@ from wsi_trainer.metrics.survival import RISK_SCORES, RiskPredictions, c_index, 
 from wsi_trainer.metrics.table import PredictionsError
 
 __all__ = [
+    "AREA_SCORES",
     "LOWER_IS_BETTER",
     "MULTI_LABEL_SCORES",
     "ORDINAL_SCORES",
@@ -33,6 +36,7 @@ __all__ = [
     "SCORES",
     "VALUE_SCORES",
     "AnyPredictions",
+    "AreaPredictions",
     "Calibration",
     "Interval",
     "MultiLabelPredictions",

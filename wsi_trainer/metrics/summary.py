@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from wsi_trainer.metrics.areas import AreaPredictions, class_ratio
 from wsi_trainer.metrics.bootstrap import score_intervals
 from wsi_trainer.metrics.multilabel import MultiLabelPredictions
 from wsi_trainer.metrics.predictions import Predictions
 from wsi_trainer.metrics.scores import SCORES, Score, area_under_roc, confusion, precision_averaged
 from wsi_trainer.metrics.table import PredictionsError, Rows
 
+CLASS_RATIOS = ("dice", "iou", "recall", "precision")
 Intervals = dict[str, dict[str, float]]
 """Scores by name, each as `Interval.to_dict`: value, low, high, resamples."""
 
@@ -44,6 +46,11 @@ def summarise(predictions: Rows, scores: Mapping[str, Score], resamples: int = 1
         }
     if isinstance(predictions, MultiLabelPredictions):
         result["per_class"] = {name: intervals(predictions.of(name), SCORES) for name in predictions.classes}
+    if isinstance(predictions, AreaPredictions):
+        result["per_class"] = {
+            name: intervals(predictions, {kind: partial(class_ratio, place=place, kind=kind) for kind in CLASS_RATIOS})
+            for place, name in enumerate(predictions.classes)
+        }
     return result | _by_site(predictions, scores, intervals)
 
 

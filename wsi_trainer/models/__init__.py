@@ -8,6 +8,7 @@ from wsi_trainer.models.backbones import (
     EfficientNet,
     ResNet,
     TimmBackbone,
+    UNet,
     UNetEncoder,
 )
 from wsi_trainer.models.batch import SlideBatch
@@ -30,6 +31,7 @@ from wsi_trainer.models.tasks import (
     MultiLabelTask,
     OrdinalTask,
     RegressionTask,
+    SegmentationTask,
     SurvivalTask,
     Task,
 )
@@ -55,11 +57,13 @@ __all__ = [
     "Pooling",
     "RegressionTask",
     "ResNet",
+    "SegmentationTask",
     "SlideBatch",
     "SlideClassifier",
     "SurvivalTask",
     "Task",
     "TimmBackbone",
     "TopKPooling",
+    "UNet",
     "UNetEncoder",
 ]

@@ -12,7 +12,7 @@ class SlideBatch(TypedDict):
 
     image: Tensor
     label: Tensor
-    """As the task's `target` makes it."""
+    """As the task's `target` makes it; where each pixel has a class, the map of them, (1, 1, height, width)."""
     slide: str
     context: NotRequired[list[Tensor]]
     """The same slide at further magnifications, from fine to coarse."""

@@ -1,4 +1,4 @@
-"""`SlideClassifier`: one network from the pixels of a whole slide to its label."""
+"""`SlideClassifier`: one network from the pixels of a whole slide to its label, or to a class of each pixel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lightning_plugin import materialize
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.backbones import make_backbone
 from wsi_trainer.models.backbones.base import describe
+from wsi_trainer.models.backbones.unet import fitted
 from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.gathered import Gathered
 from wsi_trainer.models.heads import AveragePooling, Pooling
@@ -24,7 +26,7 @@ from wsi_trainer.models.optimizer import freeze, parameter_groups
 from wsi_trainer.models.pretrained import Match, load_pretrained
 from wsi_trainer.models.schedule import warmup_cosine
 from wsi_trainer.models.standardise import RunningStandardise
-from wsi_trainer.models.tasks import BinaryTask, Task
+from wsi_trainer.models.tasks import BinaryTask, SegmentationTask, Task
 from wsi_trainer.models.tasks.base import Owners
 from wsi_trainer.models.tissue_norm import over_tissue
 from wsi_trainer.models.undo import Snapshot
@@ -64,7 +66,7 @@ class SlideClassifier(pl.LightningModule):
         Args:
             backbone: From the slide to a map of features: a class of this package such as ResNet, timm:NAME, or the
                 import path of any network that returns a map; a small VGG by default.
-            head: From the map to one vector.
+            head: From the map to one vector; a task with a class for each pixel takes the map itself.
             task: The target, the loss and the predictions; two classes, 0 and 1, by default.
             learning_rate: Peak learning rate of AdamW.
             weight_decay: Weight decay of AdamW, on weights of two or more dimensions.
@@ -103,9 +105,13 @@ class SlideClassifier(pl.LightningModule):
         self._cells = [cells, *(its_own for _, its_own in copies)]
         self.context_heads = nn.ModuleList(_attached(head(channels), self.task) for _ in range(levels - 1))
         inputs = self.head.out_channels * levels
-        self.standardise = RunningStandardise(inputs)
+        self.standardise = nn.Identity() if self.task.dense else RunningStandardise(inputs)
         self.dropout = nn.Dropout(dropout)
-        self.classifier = _last_layer(self.head, inputs, self.task.outputs, levels)
+        if self.task.dense:
+            _check_dense(self.task, self.head, levels, pool_over)
+            self.classifier: nn.Module = nn.Conv2d(channels, self.task.outputs, 1)
+        else:
+            self.classifier = _last_layer(self.head, inputs, self.task.outputs)
         self.gathered = Gathered()
         self.frozen = [stage for b in self.backbones for stage in freeze(b, frozen_stages)]
         self.pool_over, self.statistics = pool_over, statistics
@@ -152,23 +158,37 @@ class SlideClassifier(pl.LightningModule):
         return (image.to(self.mean.dtype) / scale - self.mean) / self.std
 
     def forward(self, image: Tensor, context: Sequence[Tensor] = (), tissue: Sequence[Tensor] = ()) -> Tensor:
-        """The logits of a slide, given at one or more magnifications, and where each has tissue."""
+        """The logits of a slide, given at one or more magnifications, and where each has tissue.
+
+        They are (1, outputs), or (1, outputs, height, width) for a task with a class for each pixel.
+        """
         images = [image, *context]
         if len(images) != self.levels:
             raise ValueError(f"model.levels is {self.levels} and a slide has {len(images)} magnifications")
+        if self.task.dense:
+            return self.at_pixels(image, tissue[0] if tissue else None)
         vectors = [self.pool(x, level, tissue[level] if tissue else None) for level, x in enumerate(images)]
         return self.last(_side_by_side(vectors, self.head.branches))
 
     def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
         """The vector of one magnification."""
-        which = 0 if self.share_levels else level
         head = self.head if level == 0 else self.context_heads[level - 1]
-        cells = self._cells[which]
-        with nullcontext() if cells is None else cells.shown(tissue):
-            features = self.backbones[which](self.normalise(image))
+        features = self._features(image, 0 if self.share_levels else level, tissue)
         if tissue is None or self.pool_over == "slide":
             return head(features)
         return head(features, _fitted(tissue, features))
+
+    def at_pixels(self, image: Tensor, tissue: Tensor | None = None) -> Tensor:
+        """The logits of each pixel; where the backbone has a stride, they are enlarged between its positions."""
+        logits: Tensor = self.classifier(self.dropout(self._features(image, 0, tissue)))
+        if self.stride > 1:
+            logits = functional.interpolate(logits, scale_factor=float(self.stride), mode="bilinear")
+        return fitted(logits, image)
+
+    def _features(self, image: Tensor, which: int, tissue: Tensor | None) -> Tensor:
+        cells = self._cells[which]
+        with nullcontext() if cells is None else cells.shown(tissue):
+            return self.backbones[which](self.normalise(image))
 
     def last(self, vector: Tensor) -> Tensor:
         """The logits of the pooled vector."""
@@ -177,7 +197,7 @@ class SlideClassifier(pl.LightningModule):
     def training_step(self, batch: SlideBatch, batch_idx: int) -> Tensor | None:
         self._before = Snapshot(self) if self.on_failure else None
         try:
-            loss = self.task.loss(self._logits(batch), batch["label"])
+            loss = self._loss(batch)
         except SlideError as error:
             self._failed(batch, error)
             return None
@@ -200,12 +220,12 @@ class SlideClassifier(pl.LightningModule):
 
     def validation_step(self, batch: SlideBatch, batch_idx: int) -> None:
         try:
-            logits = self._logits(batch)
+            loss, target, predicted = self._scored(batch)
         except SlideError as error:
             self._failed(batch, error)
             return
-        self.gathered.update(batch["label"], self.task.predict(logits.float()))
-        self.log("val_loss", self.task.loss(logits, batch["label"]), on_epoch=True, batch_size=1, sync_dist=True)
+        self.gathered.update(target, predicted)
+        self.log("val_loss", loss, on_epoch=True, batch_size=1, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
         targets, predicted = (values.double().cpu().numpy() for values in self.gathered.rows())
@@ -220,7 +240,7 @@ class SlideClassifier(pl.LightningModule):
     def predict_step(self, batch: SlideBatch, batch_idx: int) -> tuple[str, Tensor | None]:
         """The slide's name and prediction; None where it cannot be read and the run goes on without it."""
         try:
-            return batch["slide"], self.task.predict(self._logits(batch).float())
+            return batch["slide"], self._predicted(batch)
         except SlideError as error:
             self._failed(batch, error)
             return batch["slide"], None
@@ -232,11 +252,38 @@ class SlideClassifier(pl.LightningModule):
         scheduler = warmup_cosine(optimizer, steps, round(self.warmup * steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def _logits(self, batch: SlideBatch) -> Tensor:
-        """The logits as an ordinary tensor: what cannot be read shows here."""
+    def _recorded(self, batch: SlideBatch) -> Tensor:
+        """The logits, lazy where the image is."""
         if "failure" in batch:
             raise SlideError(batch["slide"], batch["failure"])
-        return materialize(self(batch["image"], batch.get("context", ()), batch.get("tissue", ())))
+        return self(batch["image"], batch.get("context", ()), batch.get("tissue", ()))
+
+    def _logits(self, batch: SlideBatch) -> Tensor:
+        """The logits of a slide as an ordinary tensor: what cannot be read shows here."""
+        return materialize(self._recorded(batch))
+
+    def _loss(self, batch: SlideBatch) -> Tensor:
+        """The loss as an ordinary tensor; logits of pixels are nowhere whole."""
+        if isinstance(self.task, SegmentationTask):
+            return materialize(self.task.loss(self._recorded(batch), batch["label"]))
+        return self.task.loss(self._logits(batch), batch["label"])
+
+    def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, the target and the prediction of a slide."""
+        if isinstance(self.task, SegmentationTask):
+            logits = self._recorded(batch)
+            loss, areas = self.task.loss(logits, batch["label"]), self.task.areas(logits, batch["label"])
+            return materialize(loss), loss.new_zeros(1), materialize(areas)  # one run makes both
+        logits = self._logits(batch)
+        return self.task.loss(logits, batch["label"]), batch["label"], self.task.predict(logits.float())
+
+    def _predicted(self, batch: SlideBatch) -> Tensor:
+        """What is kept of a slide: of pixels the areas, or where nothing is known of them what is found."""
+        if not isinstance(self.task, SegmentationTask):
+            return self.task.predict(self._logits(batch).float())
+        logits = self._recorded(batch)
+        known = batch["label"].ndim == logits.ndim
+        return materialize(self.task.areas(logits, batch["label"]) if known else self.task.predict(logits))
 
     def _failed(self, batch: SlideBatch, error: SlideError) -> None:
         """Leave a slide out, if the run may go on without it."""
@@ -252,7 +299,17 @@ def _attached(head: Pooling, task: Task) -> Pooling:
     return head
 
 
-def _last_layer(head: Pooling, inputs: int, outputs: int, levels: int) -> nn.Module:
+def _check_dense(task: Task, head: Pooling, levels: int, pool_over: str) -> None:
+    """Refuse what has no meaning where no vector is pooled."""
+    given = {"head": type(head) is not AveragePooling, "levels": levels > 1, "pool_over": pool_over != "slide"}
+    for key, changed in given.items():
+        if changed:
+            raise ValueError(
+                f"model.{key}: {type(task).__name__} has a class for each pixel and pools none; leave it out"
+            )
+
+
+def _last_layer(head: Pooling, inputs: int, outputs: int) -> nn.Module:
     if head.branches > 1:
         return BranchLinear(inputs, outputs)
     layer = nn.Linear(inputs, outputs)

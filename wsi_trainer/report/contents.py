@@ -12,11 +12,13 @@ from wsi_trainer.data import read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
 from wsi_trainer.metrics import (
+    AREA_SCORES,
     MULTI_LABEL_SCORES,
     RISK_SCORES,
     SCORES,
     VALUE_SCORES,
     AnyPredictions,
+    AreaPredictions,
     Interval,
     MultiLabelPredictions,
     Predictions,
@@ -125,6 +127,7 @@ def main_score(predictions: AnyPredictions) -> tuple[str, Score]:
         MultiLabelPredictions: MULTI_LABEL_SCORES,
         ValuePredictions: VALUE_SCORES,
         RiskPredictions: RISK_SCORES,
+        AreaPredictions: AREA_SCORES,
     }
     return next(iter(kinds[type(predictions)].items()))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.metrics import AnyPredictions, MultiLabelPredictions, Predictions, ValuePredictions
+from wsi_trainer.metrics import AnyPredictions, AreaPredictions, MultiLabelPredictions, Predictions, ValuePredictions
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ ERRORS = {
     Predictions: "one minus the probability of the true class",
     MultiLabelPredictions: "mean distance of the probabilities from the labels that are known",
     ValuePredictions: "distance of the predicted number from the true one",
+    AreaPredictions: "share of the pixels that are predicted wrong",
 }
 OTHER_ERROR = "share of the slides it can be compared with that are ordered wrongly"
 
@@ -50,6 +51,9 @@ def errors(predictions: AnyPredictions) -> NDArray[np.float64]:
         return np.nansum(distance, axis=1) / np.maximum((~np.isnan(distance)).sum(axis=1), 1)
     if isinstance(predictions, ValuePredictions):
         return np.abs(predictions.values - predictions.targets)
+    if isinstance(predictions, AreaPredictions):
+        right, _, drawn = predictions.pixels.sum(axis=2).T
+        return 1 - np.divide(right, drawn, out=np.ones_like(right), where=drawn > 0)
     first = (predictions.times[:, None] < predictions.times) & predictions.events[:, None]
     reversed_ = first & (predictions.risks[:, None] < predictions.risks)
     compared = first.sum(axis=0) + first.sum(axis=1)
@@ -80,8 +84,17 @@ def words(predictions: AnyPredictions, row: int) -> Words:
         return Words(_names(predictions, labels == 1), _names(predictions, applied), wrong=wrong)
     if isinstance(predictions, ValuePredictions):
         return Words(f"{predictions.targets[row]:.4g}", f"{predictions.values[row]:.4g}")
+    if isinstance(predictions, AreaPredictions):
+        _, found, drawn = predictions.pixels[row]
+        return Words(_shares(predictions.classes, drawn), _shares(predictions.classes, found))
     happened = "event at" if predictions.events[row] else "no event until"
     return Words(f"{happened} {predictions.times[row]:g}", f"risk {predictions.risks[row]:.3g}")
+
+
+def _shares(classes: tuple[str, ...], pixels: NDArray[np.float64]) -> str:
+    """How much of the pixels that count is of each class but the first."""
+    shares = pixels / max(pixels.sum(), 1)
+    return ", ".join(f"{name} {100 * share:.2g} %" for name, share in list(zip(classes, shares, strict=True))[1:])
 
 
 def _names(predictions: MultiLabelPredictions, applied: NDArray[np.bool_]) -> str:

@@ -74,8 +74,9 @@ def write_manifest(path: Path, members: Sequence[Member], folder: str, mpp: floa
     partial = path.with_name(path.name + ".part")
     with partial.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["slide", "label", "patient", "site", "split", "mpp"])
+        writer.writerow(["slide", "label", "patient", "site", "split", "mpp", "regions"])
         for member in members:
             slide = f"{folder}/{member.name}.tif"
-            writer.writerow([slide, member.label, f"patient_{member.patient:04d}", member.site, member.split, mpp])
+            patient, regions = f"patient_{member.patient:04d}", f"lesions/{member.name}.geojson"
+            writer.writerow([slide, member.label, patient, member.site, member.split, mpp, regions])
     os.replace(partial, path)

@@ -7,7 +7,7 @@ from wsi_trainer.models.backbones.efficientnet import EfficientNet
 from wsi_trainer.models.backbones.named import make_backbone
 from wsi_trainer.models.backbones.resnet import ResNet
 from wsi_trainer.models.backbones.timm import TimmBackbone
-from wsi_trainer.models.backbones.unet import UNetEncoder
+from wsi_trainer.models.backbones.unet import UNet, UNetEncoder
 from wsi_trainer.models.backbones.vgg import VGG
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "EfficientNet",
     "ResNet",
     "TimmBackbone",
+    "UNet",
     "UNetEncoder",
     "make_backbone",
     "stages_of",

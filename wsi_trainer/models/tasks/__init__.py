@@ -9,6 +9,7 @@ from wsi_trainer.models.tasks.hazards import HazardTask
 from wsi_trainer.models.tasks.multilabel import MultiLabelTask
 from wsi_trainer.models.tasks.ordinal import OrdinalTask
 from wsi_trainer.models.tasks.regression import RegressionTask
+from wsi_trainer.models.tasks.segmentation import SegmentationTask
 from wsi_trainer.models.tasks.survival import CoxTask, SurvivalTask
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "MultiLabelTask",
     "OrdinalTask",
     "RegressionTask",
+    "SegmentationTask",
     "SurvivalTask",
     "Task",
 ]

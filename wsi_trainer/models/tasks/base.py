@@ -30,6 +30,7 @@ class Task(nn.Module):
     """From the numbers of the last layer to a loss and a prediction.
 
     Attributes:
+        dense: Whether it has a target for each pixel, which is drawn, instead of one for the slide.
         outputs: Numbers of the last layer.
         columns: Columns of the manifest that hold the target.
         may_be_empty: Whether a cell of these may be empty.
@@ -38,6 +39,7 @@ class Task(nn.Module):
         scores: The scores of its predictions, by name.
     """
 
+    dense = False
     outputs: int
     columns: tuple[str, ...] = ("label",)
     may_be_empty = False

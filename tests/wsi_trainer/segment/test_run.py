@@ -1,0 +1,134 @@
+"""From drawn regions to predicted ones: fit, test, predict, segment, report, on slides of a few pixels."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shapely
+import torch
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from lightning_plugin import Box, LazyImage, TensorSource
+from wsi_trainer.cli import main
+from wsi_trainer.data import open_image, read_manifest
+from wsi_trainer.data.images import dense
+from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.metrics import AreaPredictions, read_predictions
+from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
+from wsi_trainer.regions import Legend, Placement, open_target
+from wsi_trainer.segment.blocks import blocks_of, predicted
+from wsi_trainer.segment.outlines import joined, pieces, write_outlines
+from wsi_trainer.synthetic import generate
+
+TASK = "{class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("regions")
+    splits = {"train": 0.5, "val": 0.25, "test": 0.25}
+    manifest = generate(folder, slides=8, seed=1, splits=splits, workers=1, shape=(192, 256))
+    words = [
+        f"--out={folder / 'run'}",
+        f"--data.manifest={manifest}",
+        "--model.backbone=wsi_trainer.models.UNet",
+        "--model.backbone.widths=[4,8]",
+        f"--model.task={TASK}",
+        "--train.epochs=1",
+        "--train.accelerator=cpu",
+        "--train.budget=64MiB",
+        "--train.monitor=val_dice",
+        "--train.resamples=20",
+    ]
+    assert main(["fit", *words]) == 0
+    return RunFolder(folder / "run")
+
+
+def test_the_scores_are_those_of_the_written_labels(run: RunFolder) -> None:
+    assert main(["segment", f"--config={run.config}", "--block=100", "--smallest=0"]) == 0
+    predictions = read_predictions(run.predictions("test"))
+    assert isinstance(predictions, AreaPredictions) and predictions.classes == ("normal", "lesion")
+    found = read_json(run.path / "segments" / "segments.json")["slides"]
+    records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
+    legend = Legend.of(["normal", "lesion"], None, None)
+    for row, slide in enumerate(predictions.slides):
+        labels = zarr.open_array(run.path / "segments" / found[slide]["labels"] / "0", mode="r")[:]
+        path = Path(records[slide].others["regions"])
+        truth = open_target(path, legend, records[slide].path, labels.shape).read(Box.whole(labels.shape))[0, 0].numpy()
+        for place in (0, 1):
+            here, there = labels == place, truth == place
+            expected = [(here & there).sum(), here.sum(), there.sum()]
+            assert predictions.pixels[row, :, place].tolist() == expected
+        # The outlines, rasterised again, are the labels.
+        outlines = run.path / "segments" / found[slide]["outlines"]
+        again = open_target(outlines, legend, records[slide].path, labels.shape).read(Box.whole(labels.shape))
+        assert np.array_equal(again[0, 0], labels)
+
+
+def test_scores_with_intervals_report_and_predictions(run: RunFolder, tmp_path: Path) -> None:
+    scores = read_json(run.evaluation("test"))
+    assert set(scores["slide"]) == {"dice", "slide_dice", "mean_iou", "pixel_accuracy"}
+    assert set(scores["per_class"]["lesion"]) == {"dice", "iou", "recall", "precision"}
+    assert "patient" in scores
+    assert main(["report", str(run.path)]) == 0
+    assert "right_" not in run.report.read_text() and "lesion" in run.report.read_text()
+    assert main(["predict", f"--config={run.config}", f"--slides={run.splits}"]) == 0
+    with (run.path / "predictions" / "splits.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    assert all(float(row["share_normal"]) + float(row["share_lesion"]) == pytest.approx(1) for row in rows)
+
+
+def test_a_heat_map_of_pixels_is_refused(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["heatmap", f"--config={run.config}"]) == 2
+    assert "wsi-train segment" in capsys.readouterr().err
+
+
+def test_blocks_are_cut_out_of_the_whole_slide() -> None:
+    torch.manual_seed(0)
+    model = SlideClassifier(UNet((4, 6, 8), norm="batch"), task=SegmentationTask(["a", "b", "c"])).eval()
+    image = torch.randint(0, 256, (1, 3, 150, 203), dtype=torch.uint8)
+    with torch.no_grad():
+        whole = model(image).argmax(1)[0].numpy()
+    found = np.full_like(whole, 99)
+    for box, values in predicted(model, LazyImage(TensorSource(image)), 100, "64MiB"):
+        found[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]] = values
+    assert np.array_equal(found, whole)
+
+
+@given(arrays(bool, st.tuples(st.integers(1, 20), st.integers(1, 20))), st.integers(1, 9))
+def test_outlines_hold_the_pixels_of_the_mask(mask: np.ndarray, side: int) -> None:
+    parts = []
+    for box in blocks_of(*mask.shape, side):
+        parts += pieces(mask[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]], box)
+    found = joined(parts)
+    y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
+    assert sum(polygon.area for polygon in found) == mask.sum()
+    assert np.array_equal(shapely.contains_xy(shapely.union_all(found), x + 0.5, y + 0.5), mask)
+
+
+def test_outlines_are_in_pixels_of_level_0(tmp_path: Path) -> None:
+    mask = np.zeros((8, 8), bool)
+    mask[2:5, 1:7] = True
+    path = tmp_path / "a.geojson"
+    write_outlines(path, {"lesion": joined(pieces(mask, Box.whole((8, 8))))}, Placement((100.0, 200.0), (4.0, 4.0)))
+    feature = json.loads(path.read_text())["features"][0]
+    assert shapely.geometry.shape(feature["geometry"]).bounds == (104, 208, 128, 220)
+    assert feature["properties"]["classification"]["name"] == "lesion"
+
+
+def test_regions_reach_the_network_turned_as_the_slide_is(run: RunFolder) -> None:
+    from wsi_trainer.data import DataConfig, SlideData
+
+    manifest = run.path.parent / "manifest.csv"
+    task = SegmentationTask(["normal", "lesion"])
+    data = SlideData(DataConfig(manifest=manifest), task, to_image=dense)
+    batch = next(iter(data.train_dataloader()))
+    assert batch["label"].shape[2:] == batch["image"].shape[2:] and batch["label"].dtype == torch.uint8
+    record = next(record for record in data.records if record.slide == batch["slide"])
+    assert open_image(record.path).shape[2:] in (batch["image"].shape[2:], batch["image"].shape[:1:-1])

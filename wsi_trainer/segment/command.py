@@ -1,0 +1,54 @@
+"""The command `segment`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from rich.console import Console
+
+from wsi_trainer.data import check_files, read_manifest
+from wsi_trainer.errors import UserError
+from wsi_trainer.explain.heatmaps import budget_of, device_of
+from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse
+from wsi_trainer.fit.parser import make_parser
+from wsi_trainer.fit.reach import within_reach
+from wsi_trainer.fit.run_folder import RunFolder, write_json
+from wsi_trainer.fit.training import load_weights
+from wsi_trainer.segment.slides import SegmentOptions, write_segments
+from wsi_trainer.terminal import say
+
+
+@within_reach
+def segment(words: Sequence[str]) -> int:
+    """Write what a model with a class for each pixel finds on slides."""
+    parser = make_parser(
+        "segment",
+        "Write the predicted class of each pixel of whole slides, block by block: an OME-Zarr label image and GeoJSON "
+        "outlines for QuPath, in pixels of the slide, in the folder segments of the run. For runs of SegmentationTask.",
+    )
+    parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
+    parser.add_argument("--split", type=str, default="test", help="which slides of the run: train, val or test")
+    parser.add_argument("--slides", type=Path, default=None, help="a manifest of other slides, instead of a split")
+    parser.add_class_arguments(SegmentOptions)
+    options = parse(parser, words)
+    model, data, config = instantiate(parser, options)
+    if not model.task.dense:
+        raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
+    chosen = SegmentOptions(**{field.name: getattr(options, field.name) for field in fields(SegmentOptions)})
+    folder = RunFolder(Path(options.out)).existing()
+    load_weights(model, folder.checkpoint(options.checkpoint))
+    manifest = options.slides or folder.splits
+    records = read_manifest(manifest, data.root if options.slides else None, labelled=False)
+    records = [record for record in records if options.slides or record.split == options.split]
+    if not records:
+        raise UserError(f"no slide is in the split {options.split}; the splits of this run are in {folder.splits}")
+    check_files(records)
+    model.to(device_of(config))
+    out = folder.path / "segments"
+    with ending_at_once(), naming_workers():
+        found = write_segments(model, records, data, out, chosen, budget_of(config, model.device))
+    write_json(out / "segments.json", {"classes": list(model.task.classes), "slides": found})
+    say(Console(), f"{len(found)} slides: {out}")
+    return 0
