@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.slides.blocks import is_own_store, stored_mpp
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.store.metadata import PROVENANCE
+from wsi_trainer.places.stored import place_of_store
+from wsi_trainer.slides.blocks import is_own_store
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,7 @@ def placement_of(path: Path, downsample: int = 1) -> Placement:
 
     A store says how `preprocess` shrank and cropped its slide; one without this (of another tool) is its own slide.
     """
-    own, origin = (1.0, 1.0), (0.0, 0.0)
-    if is_own_store(path):
-        try:
-            said = json.loads((path / "zarr.json").read_bytes())["attributes"][PROVENANCE]
-            before, corner = said["source_mpp"], said["source_origin"]
-            stored = stored_mpp(path, 0)
-            own = (stored[1] / float(before["x"]), stored[0] / float(before["y"]))
-            origin = (float(corner[1]), float(corner[0]))
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise SlideError(path, "does not say where it lies in its slide; convert the slide again") from error
-    return Placement(origin, (own[0] * downsample, own[1] * downsample))
+    if not is_own_store(path):
+        return Placement(scale=(float(downsample), float(downsample)))
+    place = place_of_store(path).coarser(downsample)
+    return Placement((place.origin[1], place.origin[0]), (place.scale[1], place.scale[0]))

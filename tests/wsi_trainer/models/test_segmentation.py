@@ -184,3 +184,8 @@ def test_what_pools_is_refused() -> None:
     for key, value in (("head", MaxPooling), ("levels", 2), ("pool_over", "tissue")):
         with pytest.raises(ValueError, match=f"model.{key}"):
             SlideClassifier(UNet((4,)), task=SegmentationTask(CLASSES), **{key: value})
+
+
+def test_weights_that_nobody_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="Give a number for each class"):
+        SegmentationTask(["a", "b"], class_weights="balanced")  # type: ignore[arg-type]
