@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
@@ -132,7 +132,10 @@ class Settings:
         policy = policy_of(self.options.policy, self.options.halo)
         described = repr((self.rates, lower, policy))
         network = Network(recording, self.accumulates)
-        about = shelf.key_of(structure(recording, not self.accumulates), self.accumulates, budget, calls, described)
+        weights = [(t.shape, t.dtype) for t in tensors_of(recording) if isinstance(t, nn.Parameter)]
+        about = shelf.key_of(
+            structure(recording, not self.accumulates), weights, self.accumulates, budget, calls, described
+        )
         if about not in self._recipes:
             self._recipes[about] = shelf.load(about)
         recipes = self._recipes[about]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cache as once
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ def sources() -> str:
     return found.hexdigest()
 
 
-def key_of(*about: Hashable) -> str:
-    """What recipes depend on, in a name: ``about`` are the network's structure, budget, rates and options."""
+def key_of(*about: Any) -> str:
+    """What recipes depend on, in a name: ``about`` are the network's structure and weights, budget, rates and options."""
     return hashlib.sha256(repr((sources(), torch.__version__, about)).encode()).hexdigest()[:24]
 
 

@@ -95,10 +95,16 @@ def test_the_next_process_looks_up_what_was_planned(kept: Path) -> None:
     assert Plan.from_json(found.stdout).to_json() == expected.to_json()
 
 
-def test_other_budgets_and_rates_have_recipes_of_their_own(kept: Path) -> None:
+def test_other_budgets_and_heads_have_recipes_of_their_own(kept: Path) -> None:
+    """A head is made of vectors, whose sizes tell nothing of the image: what they take is another network's all the
+    same."""
     plans(SIZES[:1])
     plans(SIZES[:1], "6MiB")
     assert len(list(kept.glob("*.json"))) == 2
+    for count in (10, 20):
+        tiled = TiledModule(nn.Sequential(net(), nn.Linear(8, count)), budget=BUDGET)
+        tiled(torch.zeros(1, 3, *SIZES[0])).sum().backward()
+    assert len(list(kept.glob("*.json"))) == 4
 
 
 def test_nothing_is_kept_where_there_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
