@@ -39,7 +39,7 @@ def sources() -> str:
 
 
 def key_of(*about: Any) -> str:
-    """What recipes depend on, in a name: ``about`` are the network's structure and weights, budget, rates and options."""
+    """What recipes depend on, in a name: ``about`` are structure and weights of the network, budget, rates, options."""
     return hashlib.sha256(repr((sources(), torch.__version__, about)).encode()).hexdigest()[:24]
 
 
