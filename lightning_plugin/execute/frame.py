@@ -49,6 +49,11 @@ class Frame:
         found = (self.whole.get(v) if v.is_map else self.vectors.get(v) for v in values)
         return [t for t in found if t is not None]
 
+    def forget_maps(self) -> None:
+        """The run is over, or has failed: an error that somebody keeps must not keep the maps that were made."""
+        for maps in (self.whole, self.stored, self.tokens):
+            maps.clear()
+
     def release(self, v: Value) -> None:
         """A map is needed no longer by this run: what autograd keeps of it, it keeps."""
         handle = self.stored.pop(v, None)

@@ -33,21 +33,24 @@ def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
     says."""
     ledger = frame.step.ledger
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
-    for stage in prepare(plan, nodes, frame.step):
+    try:
+        for stage in prepare(plan, nodes, frame.step):
+            if ledger is not None:
+                ledger.enter((stage.place, "forward"))
+            stage.run(frame)
+            for node in gathers:
+                if stage.makes(node.inputs[0]):
+                    compute(node.outputs[0], frame)
+            for v in stage.last:
+                frame.release(v)
+        for node in nodes:
+            for v in node.outputs:
+                if not v.is_map:
+                    compute(v, frame)
         if ledger is not None:
-            ledger.enter((stage.place, "forward"))
-        stage.run(frame)
-        for node in gathers:
-            if stage.makes(node.inputs[0]):
-                compute(node.outputs[0], frame)
-        for v in stage.last:
-            frame.release(v)
-    for node in nodes:
-        for v in node.outputs:
-            if not v.is_map:
-                compute(v, frame)
-    if ledger is not None:
-        ledger.leave()
+            ledger.leave()
+    finally:
+        frame.forget_maps()
 
 
 @dataclass(eq=False)

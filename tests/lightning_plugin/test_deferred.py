@@ -4,6 +4,7 @@ error, never a number of its own."""
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import threading
 from collections.abc import Callable
@@ -431,3 +432,31 @@ def test_collated_images_keep_what_they_are():
         batch = default_collate(images[:count])
         assert batch.shape[0] == count and batch.requires_grad and prefetches(batch.source)
         assert batch._session.settings is settings
+
+
+class Torn:
+    """A source whose last tile cannot be read."""
+
+    dtype = torch.float32
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def read(self, box):
+        if box.hi == self.shape[2:]:
+            raise OSError("torn")
+        return torch.ones(*self.shape[:2], *box.extent)
+
+    def constant(self, box):
+        return None
+
+
+def test_an_error_that_is_kept_keeps_no_maps():
+    """Its traceback leads to all that the failed run has made."""
+    net = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.Conv2d(5, 2, 3))
+    tiled = TiledModule(net, tiles=(4, 4))
+    with pytest.raises(OSError, match="torn") as kept:
+        tiled(LazyImage(Torn((1, 3, 97, 89)))).sum().backward()
+    size = 5 * 97 * 89
+    assert not [t for t in gc.get_objects() if type(t) is Tensor and t.numel() == size]
+    assert kept.value.__traceback__ is not None
