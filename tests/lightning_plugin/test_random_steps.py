@@ -40,6 +40,11 @@ class Tally:
     def total(self) -> int:
         return sum(self.kinds.values())
 
+    @property
+    def made(self) -> int:
+        """The steps that plain PyTorch makes: a sample may by chance have many that it refuses."""
+        return self.total - self.kinds["refused by both"] - self.kinds["right where PyTorch refuses"]
+
     def result(self) -> dict[str, Any]:
         return {"steps": self.total, **self.kinds, "largest error over the bound's unit": self.worst}
 
@@ -57,14 +62,14 @@ def run(tally: Tally, examples: int, fixed: int | None, dtypes: Sequence[str]) -
 def test_sampled_steps_are_exact_in_float64(part: int) -> None:
     tally = Tally()
     run(tally, 15, part, ("float64",))
-    assert tally.kinds["compared"] >= 0.5 * tally.total, tally.kinds
+    assert tally.made and tally.kinds["compared"] >= 0.5 * tally.made, tally.kinds
 
 
 @pytest.mark.parametrize("dtype", FEW)
 def test_sampled_steps_round_no_more_than_plain(dtype: str) -> None:
     tally = Tally()
     run(tally, 10, 50, (dtype,))
-    assert tally.kinds["compared"] >= 0.5 * tally.total, tally.kinds
+    assert tally.made and tally.kinds["compared"] >= 0.5 * tally.made, tally.kinds
 
 
 def test_fresh_steps_are_exact() -> None:

@@ -97,7 +97,7 @@ def test_missing_requirement_fails(monkeypatch):
 def test_declared_separates_requirements_from_extras():
     required, extras = packages.declared()
     assert {"torch", "pytorch-lightning", "jsonargparse"} <= set(required)
-    assert set(extras["dicom"]) == {"wsidicom", "highdicom"}
+    assert "wsidicom" in extras["dicom"]
     assert "dev" not in extras
     assert "wsidicom" not in required
 
