@@ -54,7 +54,7 @@ class SegmentationTask(Task):
             losses: Terms of the loss and their weights, of cross_entropy, dice and focal; by default
                 {cross_entropy: 1, dice: 1}.
             class_weights: Weight of each class in every term; balanced weighs by how rare its pixels are among those
-                of the training slides.
+                of the training slides, which are counted before the first step.
             focus: Exponent of the focal loss; 0 makes it the cross-entropy, else it is 1 or more.
         """
         super().__init__()
