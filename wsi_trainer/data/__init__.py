@@ -4,6 +4,7 @@ from wsi_trainer.data.datamodule import DataConfig, SlideData, SlideDataset
 from wsi_trainer.data.folds import folds, read_splits, write_folds
 from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest, write_manifest
+from wsi_trainer.data.pixels import pixels_of
 from wsi_trainer.data.splits import check_leakage, complete_splits
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "dense",
     "folds",
     "open_image",
+    "pixels_of",
     "read_manifest",
     "read_splits",
     "write_folds",

@@ -136,8 +136,8 @@ class SlideDataset(Dataset[SlideBatch]):
         sources = [CheckedSource(_turned(image, how), record.slide) for image, how in zip(images, shown)]
         batch["image"], *context = [self.to_image(source) for source in sources]
         if isinstance(self.task, SegmentationTask):
-            drawn = CheckedSource(_turned(self._target(record, images[0]), shown[0], colours=False), record.slide)
-            batch["label"] = self.to_image(drawn)
+            drawn = _turned(drawn_on(record, images[0], self.task, self.config), shown[0], colours=False)
+            batch["label"] = self.to_image(CheckedSource(drawn, record.slide))
         if context:
             batch["context"] = context
         if self.tissue_stride is not None:
@@ -145,18 +145,17 @@ class SlideDataset(Dataset[SlideBatch]):
             maps = [TissueMap(_turned(mask, how, colours=False), self.tissue_stride) for mask, how in zip(masks, shown)]
             batch["tissue"] = [self.to_image(tissue) for tissue in maps]
 
-    def _target(self, record: SlideRecord, image: SlideSource) -> TileSource:
-        """The class of each pixel, as it was drawn."""
-        assert isinstance(self.task, SegmentationTask)
-        path = Path(drawn) if (drawn := record.others.get("regions")) else None
-        size = (image.shape[2], image.shape[3])
-        return open_target(path, self.task.legend, record.path, size, self.config.downsample)
-
     def _mask(self, path: Path, image: SlideSource, factor: int) -> MaskSource:
         key = path, factor
         if key not in self._tissue:  # it is small, and the same in every epoch
             self._tissue[key] = tissue_of(path, image)
         return self._tissue[key]
+
+
+def drawn_on(record: SlideRecord, image: SlideSource, task: SegmentationTask, config: DataConfig) -> TileSource:
+    """The class of each pixel of a slide's image, as it was drawn."""
+    path = Path(drawn) if (drawn := record.others.get("regions")) else None
+    return open_target(path, task.legend, record.path, (image.shape[2], image.shape[3]), config.downsample)
 
 
 def _turned(source: TileSource, how: Augmentation | None, colours: bool = True) -> TileSource:

@@ -19,6 +19,7 @@ from wsi_trainer.data import (
     SlideDataset,
     SlideRecord,
     check_files,
+    pixels_of,
     read_manifest,
     write_manifest,
 )
@@ -38,7 +39,7 @@ from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
-from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.models import SegmentationTask, SlideBatch, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.terminal import say
 
@@ -69,6 +70,9 @@ def train(
         write_manifest(folder.splits, slides.records)
         write_json(folder.environment, environment())
     checkpoint = None if resume is None else start_of(folder, resume)
+    if isinstance(model.task, SegmentationTask) and model.task.weights.balanced and checkpoint is None:
+        # What a checkpoint holds needs no counting.
+        model.task.prepare_pixels(pixels_of(slides.of("train"), model.task, data, progress and is_first()))
     if checkpoint is None and (match := model.load_pretrained()):
         for line in str(match).splitlines():
             say(Console(), line)

@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def test_the_scores_are_those_of_the_written_labels(run: RunFolder) -> None:
-    assert main(["segment", f"--config={run.config}", "--block=100", "--smallest=0"]) == 0
+    assert main(["segment", f"--config={run.config}", "--block=150", "--smallest=0"]) == 0
     predictions = read_predictions(run.predictions("test"))
     assert isinstance(predictions, AreaPredictions) and predictions.classes == ("normal", "lesion")
     found = read_json(run.path / "segments" / "segments.json")["slides"]

@@ -15,7 +15,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.metrics import AREA_SCORES, AreaPredictions
 from wsi_trainer.models.tasks.base import Cells, Owners, Task, check_classes
 from wsi_trainer.models.tasks.pixel_losses import LOSSES, SPACE, Pixels, one_hot
-from wsi_trainer.models.tasks.weights import ClassWeights
+from wsi_trainer.models.tasks.weights import ClassWeights, Weights
 from wsi_trainer.regions import IGNORED, Legend
 
 COLUMN = "regions"
@@ -39,7 +39,7 @@ class SegmentationTask(Task):
         drawn: dict[str, str] | None = None,
         unmarked: str | None = None,
         losses: dict[str, float] | None = None,
-        class_weights: Sequence[float] | None = None,
+        class_weights: Weights = None,
         focus: float = 2.0,
     ) -> None:
         """Build the task.
@@ -53,7 +53,8 @@ class SegmentationTask(Task):
             unmarked: Class of pixels on which nothing is drawn; ignore where slides are annotated in part.
             losses: Terms of the loss and their weights, of cross_entropy, dice and focal; by default
                 {cross_entropy: 1, dice: 1}.
-            class_weights: Weight of each class in every term, a number for each.
+            class_weights: Weight of each class in every term; balanced weighs by how rare its pixels are among those
+                of the training slides, which are counted before the first step.
             focus: Exponent of the focal loss; 0 makes it the cross-entropy, else it is 1 or more.
         """
         super().__init__()
@@ -62,11 +63,6 @@ class SegmentationTask(Task):
         self.outputs = len(self.classes)
         self.names = tuple(f"share_{name}" for name in self.classes)
         self.losses = _check_losses(losses or {"cross_entropy": 1.0, "dice": 1.0})
-        if isinstance(class_weights, str):
-            raise ValueError(
-                f"class_weights is {class_weights!r}; the pixels of drawn regions are not counted beforehand. Give a "
-                "number for each class, or the term dice, which rare classes do not vanish from"
-            )
         self.weights = ClassWeights(class_weights, self.outputs)
         if not (focus == 0 or 1 <= focus < float("inf")):  # between them its slope has no bound
             raise ValueError(f"focus is {focus}; it must be 0, or 1 or more")
@@ -81,6 +77,10 @@ class SegmentationTask(Task):
 
     def stratum(self, cells: Cells) -> str:
         return "drawn" if cells.get(COLUMN, "") else "not drawn"
+
+    def prepare_pixels(self, counts: Tensor) -> None:
+        """Learn how many pixels of the training slides each class has."""
+        self.weights.balance(counts)
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """The loss of (1, classes, h, w) logits, and (1, 1, h, w) classes or `IGNORED`."""

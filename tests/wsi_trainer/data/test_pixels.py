@@ -1,0 +1,142 @@
+"""Pixels of each class on the training slides, and the weights made of them: against numpy and shapely."""
+
+import csv
+import json
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import shapely
+import tifffile
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+
+from lightning_plugin import Box
+from wsi_trainer.cli import main
+from wsi_trainer.data import DataConfig, pixels_of, read_manifest
+from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.models import SegmentationTask
+from wsi_trainer.regions import IGNORED, counted, counts
+from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.synthetic import generate
+
+
+class Map:
+    """A map of classes that knows where it is the same throughout, and notes what it had to read."""
+
+    dtype = torch.uint8
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.shape = (1, 1, *values.shape)
+        self.read_pixels = 0
+
+    def _cut(self, box: Box) -> np.ndarray:
+        return self.values[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]]
+
+    def read(self, box: Box) -> Tensor:
+        self.read_pixels += box.positions
+        return torch.from_numpy(self._cut(box).copy())[None, None]
+
+    def constant(self, box: Box) -> Tensor | None:
+        found = np.unique(self._cut(box))
+        return torch.from_numpy(found) if len(found) == 1 else None
+
+
+sizes = st.tuples(st.integers(1, 40), st.integers(1, 40))
+
+
+@given(arrays(np.uint8, sizes, elements=st.sampled_from([0, 0, 0, 1, 2, IGNORED])), st.integers(1, 9))
+def test_counts_are_numpys_however_boxes_are_cut(values: np.ndarray, side: int) -> None:
+    with patch.object(counts, "SIDE", side):
+        parts = list(counted(Map(values), 3))
+    assert sum(pixels for pixels, _ in parts) == values.size
+    assert sum(part for _, part in parts).tolist() == [(values == place).sum() for place in range(3)]
+
+
+def test_only_boxes_with_a_border_are_read() -> None:
+    values = np.zeros((5000, 7000), np.uint8)
+    values[3100:3200, 4200:4300] = 1
+    drawn = Map(values)
+    assert sum(part for _, part in counted(drawn, 2)).tolist() == [5000 * 7000 - 100 * 100, 100 * 100]
+    assert drawn.read_pixels <= 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pixels")
+    return generate(
+        folder, slides=8, seed=2, workers=1, shape=(192, 230), splits={"train": 0.5, "val": 0.25, "test": 0.25}
+    )
+
+
+def judged(manifest: Path, split: str = "train") -> np.ndarray:
+    """Pixels that are normal and lesion, of the slides of a split, by shapely."""
+    found = np.zeros(2, int)
+    with manifest.open(newline="") as file:
+        for line in csv.DictReader(file):
+            if line["split"] == split:
+                features = json.loads((manifest.parent / line["regions"]).read_text())["features"]
+                area = shapely.union_all([shapely.geometry.shape(f["geometry"]).buffer(0) for f in features])
+                y, x = np.mgrid[:192, :230] + 0.5
+                inside = shapely.contains_xy(area, x, y).sum()
+                found += [192 * 230 - inside, inside]
+    return found
+
+
+def test_outlines_and_label_images_are_counted_as_they_are_trained_on(manifest: Path, tmp_path: Path) -> None:
+    records = [record for record in read_manifest(manifest, labelled=False) if record.split == "train"]
+    task = SegmentationTask(["normal", "lesion"])
+    assert pixels_of(records, task, DataConfig(manifest=manifest)).tolist() == judged(manifest).tolist()
+    labels = np.random.default_rng(0).integers(0, 4, (192, 230), dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "labels.tif", labels)
+    path = tmp_path / "manifest.csv"
+    path.write_text(f"slide,regions\n{records[0].path},{tmp_path / 'labels.tif'}\n")
+    drawn = {"1": "fat", "2": "normal", "3": "ignore"}
+    found = pixels_of(
+        read_manifest(path, labelled=False),
+        SegmentationTask(["normal", "fat"], drawn=drawn),
+        DataConfig(manifest=path),
+        progress=False,
+    )
+    assert found.tolist() == [np.isin(labels, (0, 2)).sum(), (labels == 1).sum()]
+
+
+def test_a_slide_that_cannot_be_read_is_named_or_left_out(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.geojson").write_text("{")
+    path = tmp_path / "manifest.csv"
+    slides = [manifest.parent / "slides" / f"slide_000{number}.tif" for number in (0, 1)]
+    path.write_text(f"slide,regions\n{slides[0]},\n{slides[1]},broken.geojson\n")
+    records, task = read_manifest(path, labelled=False), SegmentationTask(["normal", "lesion"])
+    with pytest.raises(SlideError, match=r"slide_0001\.tif"):
+        pixels_of(records, task, DataConfig(manifest=path))
+    assert pixels_of(records, task, DataConfig(manifest=path, on_error="skip")).tolist() == [192 * 230, 0]
+
+
+def test_a_run_weighs_by_the_pixels_of_its_training_slides(manifest: Path, tmp_path: Path) -> None:
+    losses = {}
+    for name in ("null", "balanced"):
+        task = f"{{classes: [normal, lesion], class_weights: {name}}}"
+        words = [
+            f"--out={tmp_path / name}",
+            f"--data.manifest={manifest}",
+            "--model.backbone=wsi_trainer.models.UNet",
+            "--model.backbone.widths=[4,8]",
+            f"--model.task={{class_path: SegmentationTask, init_args: {task}}}",
+            "--train.epochs=1",
+            "--train.accelerator=cpu",
+            "--train.budget=null",
+            "--train.resamples=2",
+        ]
+        assert main(["fit", *words]) == 0
+        state = torch.load(RunFolder(tmp_path / name).checkpoint("best"), weights_only=True)["state_dict"]
+        pixels = judged(manifest)
+        expected = [1, 1] if name == "null" else (pixels.sum() / (2 * pixels)).tolist()
+        assert state["task.weights.values"].tolist() == pytest.approx(expected)
+        with next((tmp_path / name).glob("metrics/**/metrics.csv")).open(newline="") as file:
+            losses[name] = next(float(line["train_loss_step"]) for line in csv.DictReader(file))
+    assert abs(losses["balanced"] - losses["null"]) > 1e-3
