@@ -1,9 +1,7 @@
 """Plans as JSON: written in one version, read in all that there were. A text may be edited by hand, and is checked.
 
-| version | form |
-|---|---|
-| 1 | no version is said; what is decided and what is predicted lie side by side |
-| 2 | predictions have an object of their own, ``forecast``, in each segment and in the plan |
+- Version 1 says no version; what is decided and what is predicted lie side by side.
+- In version 2 predictions have an object of their own, ``forecast``, in each segment and in the plan.
 """
 
 from __future__ import annotations
