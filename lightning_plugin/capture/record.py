@@ -249,6 +249,7 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
 
 
 def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """`record`, unless a rule finds something unsettled."""
     flat, _ = tree_flatten((args, kwargs))
     fakes = [a for a in flat if isinstance(a, Tensor)]
     recorder = Recorder(session, func, Autocast.now(fakes[0].device))

@@ -167,9 +167,10 @@ class Session:
         return tensor
 
     def unsettled(self, values: Iterable[Value]) -> bool:
-        """Whether one of these captured tensors is still to be written by what is recorded."""
+        """Whether one of these captured tensors is still to be written by what is recorded; a run that failed writes
+        nothing."""
         tensors = [self.tensor(v) for v in values if v in self.bindings.captures]
-        return any(w is t for e in self.effects for w in e.writes for t in tensors)
+        return any(w is t for e in self.effects if not e.dormant for w in e.writes for t in tensors)
 
     def flush(self) -> None:
         """Run what is recorded, for the sake of what it does besides returning results."""

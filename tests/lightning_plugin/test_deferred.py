@@ -460,3 +460,15 @@ def test_an_error_that_is_kept_keeps_no_maps():
     size = 5 * 97 * 89
     assert not [t for t in gc.get_objects() if type(t) is Tensor and t.numel() == size]
     assert kept.value.__traceback__ is not None
+
+
+def test_an_update_that_failed_is_not_waited_for():
+    """A forward that failed has moved nothing: evaluated on the same image, the layer has the statistics it had."""
+    layer = nn.BatchNorm2d(3)
+    image = LazyImage(Torn((1, 3, 41, 37)), settings=TiledModule(layer, tiles=(3, 3)).settings)
+    with pytest.raises(OSError, match="torn"):
+        layer(image).sum().item()
+    layer.eval()
+    out = layer(image)
+    assert out.shape == image.shape
+    assert torch.equal(layer.running_mean, torch.zeros(3))
