@@ -1,7 +1,7 @@
 """Which dimensions of a map are space.
 
 A tensor dimension is an ordered list of *factors*: plain numbers (batch, channels, heads) and spatial axes, major
-first. ``(N, C, H, W)`` is ``((N,), (C,), (axis 0,), (axis 1,))``; after ``flatten(2)`` it is
+first. One image ``(N, C, H, W)`` is ``((N,), (C,), (axis 0,), (axis 1,))``; after ``flatten(2)`` it is
 ``((N,), (C,), (axis 0, axis 1))``; a linear layer that flattens ``(N, H, W, C)`` to rows makes
 ``((N, axis 0, axis 1), (C,))``. A view regroups factors and a permutation reorders dimensions, so a tile keeps its
 box, which is always said in axes, whatever the user does to the shape.
@@ -50,10 +50,16 @@ class Layout:
     extent: tuple[int, ...]
 
     @staticmethod
-    def channels_first(shape: Sequence[int]) -> Layout:
-        """The layout of an image: batch and channel, then one dimension for each axis."""
-        axes = tuple((Axis(i),) for i in range(len(shape) - 2))
-        return Layout(((shape[0],), (shape[1],), *axes), tuple(shape[2:]))
+    def channels_first(shape: Sequence[int], instances: int = 1) -> Layout:
+        """The layout of an image: dimensions of instances (a batch, patches of a bag), channels, and space.
+
+        Space has the first axes. Instances have those after it, one for each dimension that counts more than one.
+        """
+        lead, channels, space = shape[:instances], shape[instances], tuple(shape[instances + 1 :])
+        counts = tuple(count for count in lead if count > 1)
+        axis = iter(range(len(space), len(space) + len(counts)))
+        first: tuple[Dim, ...] = tuple((Axis(next(axis)),) if count > 1 else (count,) for count in lead)
+        return Layout((*first, (channels,), *((Axis(i),) for i in range(len(space)))), (*space, *counts))
 
     @property
     def shape(self) -> tuple[int, ...]:

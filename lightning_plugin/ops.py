@@ -109,6 +109,10 @@ class ReduceOp(Op):
     @abstractmethod
     def merge(self, left: Reduction, right: Reduction) -> Reduction: ...
 
+    def lands(self, box: Box) -> Hashable:
+        """Where in the results a tile's share goes; the same for all tiles unless the operator says otherwise."""
+        return None
+
     def repeat(self, part: Reduction, times: int) -> Reduction:
         """The share of so many tiles that are all alike: one's, merged with itself by doubling."""
         total: Reduction | None = None
@@ -185,11 +189,13 @@ class Barrier(Op):
 @dataclass(frozen=True)
 class Source(Op):
     """An image read box by box: out of a tensor on the device ("here"), out of one elsewhere in memory ("memory"), or
-    by a source of its own ("elsewhere"), that may want to hear of boxes before they are read."""
+    by a source of its own ("elsewhere"), that may want to hear of boxes before they are read. So many of its last axes
+    count images."""
 
     kind: ClassVar[str] = "source"
     lies: Literal["here", "memory", "elsewhere"]
     prefetches: bool = False
+    instances: int = 0
 
 
 @dataclass(frozen=True)

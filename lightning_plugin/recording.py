@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.layout import Layout
 from lightning_plugin.private import version
-from lightning_plugin.source import TensorSource, TileSource, version_of
+from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood, version_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +44,32 @@ class Image:
         """Whether the pixels are not any more those that were recorded."""
         return bool(self.version != version_of(self.source))
 
+    @property
+    def instances(self) -> int:
+        """How many of the first dimensions count images."""
+        return instances_of(self.source)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.channels_first(self.source.shape, self.instances)
+
     def read(self, box: Box) -> Tensor:
-        return self.source.read(box).to(self.device, non_blocking=True)
+        return read_part(self.source, self.place(box)).to(self.device, non_blocking=True)
+
+    def constant(self, box: Box) -> Tensor | None:
+        """The value of each channel where the source knows that the box holds nothing else."""
+        return self.source.constant(understood(self.source, self.place(box)))
+
+    def prefetch(self, box: Box) -> None:
+        """Tell a source that wants to hear of it that a box is read next."""
+        self.source.prefetch([understood(self.source, self.place(box))])  # type: ignore[attr-defined]
+
+    def place(self, box: Box) -> Box:
+        """A box with an axis for each dimension of images before those of space."""
+        lead = self.source.shape[: self.instances]
+        space = len(self.source.shape) - len(lead) - 1
+        cut = iter(list(box.intervals())[space:])
+        return Box.of([*(next(cut) if count > 1 else (0, count) for count in lead), *list(box.intervals())[:space]])
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +20,10 @@ class TileSource(Protocol):
     ``shape`` is ``(N, C, *spatial)``. ``read`` returns the tensor ``(N, C, *box.extent)`` of a box inside the image;
     it may be called from several threads. ``constant`` returns the value of each channel where the source knows,
     without reading, that the box holds nothing else, and None where it does not know.
+
+    A source that can read some of its images has ``instances``: how many of its first dimensions count images, 1 for a
+    batch or a bag of patches ``(K, C, *spatial)``, 2 for a batch of bags ``(N, K, C, *spatial)``. Its boxes begin with
+    an axis for each of these dimensions: ``read`` of ``[3:5 x 0:64 x 0:64]`` returns images 3 and 4.
 
     Pixels must not change while a step lasts: backward reads them again. A source whose pixels may change can say so
     with ``version``, anything that is equal as long as they are the same; a step that would mix two versions is then
@@ -40,6 +44,43 @@ class TileSource(Protocol):
     def constant(self, box: Box) -> Tensor | None: ...
 
 
+#: How many channels an image can have to be recognised with its channels elsewhere than in dimension 1.
+COLOURS = (1, 3, 4)
+
+
+def likely_instances(shape: Sequence[int]) -> int:
+    """How many of the first dimensions count images: ``(N, K, C, H, W)`` is told from ``(N, C, D, H, W)`` by the number
+    of channels. A wrong guess costs tiling, never exactness."""
+    return 2 if len(shape) == 5 and shape[2] in COLOURS and not {shape[1], shape[4]} & set(COLOURS) else 1
+
+
+def instances_of(image: TileSource) -> int:
+    """How many of a source's first dimensions count images."""
+    said = getattr(image, "instances", None)
+    return likely_instances(image.shape) if said is None else int(said)
+
+
+def says_instances(image: TileSource) -> bool:
+    """Whether a source's boxes say which of its images are meant."""
+    return getattr(image, "instances", None) is not None
+
+
+def understood(image: TileSource, box: Box) -> Box:
+    """A box that begins with an axis for each dimension of images, as a source wants it."""
+    lead = 0 if says_instances(image) else instances_of(image)
+    return Box(box.lo[lead:], box.hi[lead:])
+
+
+def read_part(image: TileSource, box: Box) -> Tensor:
+    """The pixels of a box that begins with an axis for each dimension of images, whether or not the source can read
+    some of its images."""
+    pixels = image.read(understood(image, box))
+    if not says_instances(image):
+        for d in range(instances_of(image)):
+            pixels = pixels.narrow(d, box.lo[d], box.hi[d] - box.lo[d])
+    return pixels
+
+
 def prefetches(image: TileSource) -> bool:
     """Whether a source wants to hear of boxes before they are read."""
     return hasattr(image, "prefetch")
@@ -52,9 +93,10 @@ def version_of(image: TileSource) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class TensorSource:
-    """A tensor that is already in memory, read where it lies."""
+    """A tensor that is already in memory, read where it lies; a box of space alone is read of all its images."""
 
     tensor: Tensor
+    instances: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +111,10 @@ class TensorSource:
         return version(self.tensor)
 
     def read(self, box: Box) -> Tensor:
-        index: Any = (..., *(slice(lo, hi) for lo, hi in box.intervals()))
+        parts = [slice(lo, hi) for lo, hi in box.intervals()]
+        if box.ndim == self.tensor.dim() - 1 - self.instances:
+            parts = [slice(None)] * self.instances + parts
+        index: Any = (*parts[: self.instances], slice(None), *parts[self.instances :])
         return self.tensor[index]
 
     def constant(self, box: Box) -> Tensor | None:
@@ -104,11 +149,24 @@ class BatchSource:
     def version(self) -> tuple[Any, ...]:
         return tuple(version_of(i) for i in self.images)
 
+    @property
+    def instances(self) -> int:
+        return instances_of(self.images[0])
+
+    def among(self, box: Box) -> Iterator[tuple[TileSource, Box]]:
+        """The images of a box, each with its own part of it."""
+        start = 0
+        for image in self.images:
+            lo, hi = max(box.lo[0] - start, 0), min(box.hi[0] - start, image.shape[0])
+            if lo < hi:
+                yield image, box.replace(0, lo, hi)
+            start += image.shape[0]
+
     def read(self, box: Box) -> Tensor:
-        return torch.cat([i.read(box) for i in self.images])
+        return torch.cat([read_part(image, part) for image, part in self.among(box)])
 
     def constant(self, box: Box) -> Tensor | None:
-        values = [i.constant(box) for i in self.images]
+        values = [image.constant(understood(image, part)) for image, part in self.among(box)]
         first = values[0]
         if first is None or any(v is None or not torch.equal(v, first) for v in values[1:]):
             return None
@@ -120,10 +178,10 @@ class AnnouncedBatchSource(BatchSource):
     """A batch with sources that read ahead."""
 
     def prefetch(self, boxes: Iterable[Box]) -> None:
-        boxes = list(boxes)
-        for image in self.images:
-            if prefetches(image):
-                image.prefetch(boxes)  # type: ignore[attr-defined]
+        for box in boxes:
+            for image, part in self.among(box):
+                if prefetches(image):
+                    image.prefetch([understood(image, part)])  # type: ignore[attr-defined]
 
 
 def batch(images: Sequence[TileSource]) -> TileSource:

@@ -25,7 +25,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
 from lightning_plugin.private import NEEDS_DATA, collate_first, parse_to, plain, tree_flatten, tree_map, without_storage
 from lightning_plugin.rules.replaced import replaced
-from lightning_plugin.source import TensorSource, TileSource, batch
+from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
 
 
 class LazyTensor(Tensor):
@@ -143,7 +143,7 @@ class LazyImage(LazyTensor):
         """
         if isinstance(tensor, LazyImage):
             return tensor
-        source = TensorSource(tensor)
+        source = TensorSource(tensor, likely_instances(tensor.shape))
         return cls(source, device=device or tensor.device, requires_grad=tensor.requires_grad, settings=settings)
 
     @property

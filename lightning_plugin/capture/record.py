@@ -42,6 +42,7 @@ from lightning_plugin.private import (
 )
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.uncut import alternatives
 
 
 class Unsettled(Exception):
@@ -113,7 +114,8 @@ class Recorder:
             if v.layout is not None and v.layout.shape != v.shape:
                 raise AssertionError(f"rule for {name or self.name}: layout says {v.layout.shape}, tensor is {v.shape}")
         Node(op, tuple(inputs), outputs, name or self.name, self.path)
-        self.session.extents.update(v.layout.extent for v in outputs if v.layout is not None)
+        last = min(self.session.instances, default=None)
+        self.session.extents.update(v.layout.extent[:last] for v in outputs if v.layout is not None)
         return outputs
 
     def decompose(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -271,7 +273,7 @@ def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[
         if effect := API.effects.get(func):
             effect(recorder, vargs, vkwargs, values)
     elif spatial and (rule := API.get(func)):
-        values = answer(rule(recorder, func, vargs, vkwargs, results))
+        values = ask(rule, recorder, func, vargs, vkwargs, results)
     if values is None:
         memory = {id(f): (f, bound(f)) for t in targets for f in session.storages[storage_key(t)]}
         reason = lower(recorder, seen)
@@ -331,6 +333,30 @@ def enlarger(session: Session, func: Any, args: Any, out: Any) -> Callable[..., 
     return rule if size in session.extents and size != tuple(args[0].shape[2:]) else None
 
 
+def ask(
+    rule: Callable[..., Any], recorder: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
+) -> tuple[Value, ...] | None:
+    """A rule's answer: to the call as it is or, if it declines that, on maps that are cut along fewer axes."""
+    found = answer(rule(recorder, func, args, kwargs, outs))
+    if found is not None:
+        return found
+    values = [a for a in tree_leaves((args, kwargs), is_leaf=is_value) if isinstance(a, Value)]
+    for instead in alternatives(recorder, values):
+        swapped, named = tree_map(
+            lambda a: instead.get(id(a), a) if isinstance(a, Value) else a,  # noqa: B023
+            (args, kwargs),
+            is_leaf=is_value,
+        )
+        found = answer(rule(recorder, func, swapped, named, outs))
+        if found is not None:
+            return found
+    return None
+
+
+def is_value(thing: Any) -> bool:
+    return isinstance(thing, Value)
+
+
 def answer(result: Any) -> tuple[Value, ...] | None:
     """A rule's answer as a tuple, or None where it declined."""
     if result is NotImplemented:
@@ -379,7 +405,7 @@ def lower_one(recorder: Recorder, seen: Seen) -> str | None:
     values = None
     if any(v.is_map for v in values_of.values()):
         rule = ATEN.get(call)
-        values = answer(rule(recorder, call, vargs, vkwargs, outs)) if rule else None
+        values = ask(rule, recorder, call, vargs, vkwargs, outs) if rule else None
         if values is None:
             return f"{name} has no tiling rule for these arguments" if rule else f"{name} has no tiling rule"
     elif grow := enlarger(recorder.session, call, args, outs[0]):

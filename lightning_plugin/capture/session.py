@@ -15,7 +15,6 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.fakes import MODES, unbound
 from lightning_plugin.graph import Effect, Node, Value, ancestors
-from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, plain, version
@@ -44,7 +43,8 @@ class Session:
     ``settings`` is what the strategy or `TiledModule` said about budget and grids; the executor hands it on.
     ``execute`` runs what is recorded: it computes the value that is wanted, if any, and all that is waiting.
     ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
-    values of real tensors, by identity and by whether they required grad when they were used.
+    values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
+    axes that count images.
     """
 
     execute: Callable[[Session, Value | None, Sequence[Value]], Tensor]
@@ -55,6 +55,7 @@ class Session:
     captured: dict[tuple[int, bool], Value] = field(default_factory=dict)
     storages: dict[int, list[Tensor]] = field(default_factory=dict)
     extents: set[tuple[int, ...]] = field(default_factory=set)
+    instances: set[int] = field(default_factory=set)
     effects: list[Effect] = field(default_factory=list)
     pending: list[Any] = field(default_factory=list)
     tensors: list[weakref.ref[Any]] = field(default_factory=list)
@@ -116,6 +117,7 @@ class Session:
         for storage, fakes in other.storages.items():
             self.storages.setdefault(storage, []).extend(fakes)
         self.extents |= other.extents
+        self.instances |= other.instances
         self.effects += other.effects
         self.pending += other.pending
         self.tensors += other.tensors
@@ -150,8 +152,10 @@ class Session:
         """The map of an image as it is now, bound to a fake tensor."""
         image = Image.now(source, fake.device)
         lies: Any = "elsewhere" if image.tensor is None else "memory" if image.here is None else "here"
-        value = Value(fake, Layout.channels_first(source.shape), requires_grad)
-        Node(Source(lies, prefetches(source)), (), (value,), "image")
+        layout, axes = image.layout, len(source.shape) - image.instances - 1
+        value = Value(fake, layout, requires_grad)
+        Node(Source(lies, prefetches(source), len(layout.extent) - axes), (), (value,), "image")
+        self.instances.update(range(axes, len(layout.extent)))
         bind(fake, value)
         self.bindings.images[value] = image
         return value

@@ -110,13 +110,16 @@ def likeness(program: Program, owned: Owned, constant: Constant) -> object | Non
             if key is None:
                 return None
             values.append(key)
+    lands = tuple(
+        t.op.lands(box) for t, box in zip(program.targets, owned, strict=True) if t.stored is None and not box.empty
+    )
     lie = [lying(box, t.map.space.extent) for t, box in zip(program.targets, owned, strict=True)]
     lie += [
         lying(need[id(v)], v.space.extent)
         for v in (*program.reads, *(v for n in program.steps for v in n.outputs))
         if v.is_map and id(v) in need
     ]
-    return tuple(values), tuple(lie), tuple(padding(program, need))
+    return tuple(values), tuple(lie), tuple(padding(program, need)), lands
 
 
 def padding(program: Program, need: Mapping[int, Box]) -> Iterator[tuple[int, ...]]:

@@ -140,7 +140,7 @@ class SegmentRun:
                 with self.watching():
                     for v in sources:
                         if id(v) in need:
-                            self.sources[v].source.prefetch([need[id(v)]])  # type: ignore[attr-defined]
+                            self.sources[v].prefetch(need[id(v)])
                     if fetch is not None:
                         fetch(need, after[0])
             yield now
@@ -193,7 +193,7 @@ class SegmentRun:
             found = handle(v)
             if found is not None:
                 return None if found.constants is None else found.constants.at(box)
-            values = self.sources[v].source.constant(box) if v in self.sources else None
+            values = self.sources[v].constant(box) if v in self.sources else None
             return None if values is None else key_of(values)
 
         return groups(program, tiles, constant) if self.alike else ([owned] for owned in tiles)

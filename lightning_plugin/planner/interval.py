@@ -15,6 +15,7 @@ from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
+from lightning_plugin.program.fixed import spatial_axes
 from lightning_plugin.program.program import Program, Target
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
@@ -54,6 +55,7 @@ class Intervals:
         self.rates = rates
         self.policy = policy
         self.coster = Coster(network, rates)
+        self.space = spatial_axes(network.nodes)
         #: True bytes of an interval's tiles for each byte predicted, by (begin, end, how).
         self.lessons: dict[tuple[int, int, str], float] = {}
         #: With a uniform policy, how many tiles the longest axis of every segment has.
@@ -98,23 +100,28 @@ class Intervals:
     # Grids
 
     def grids(self, begin: int, end: int) -> list[Grid]:
-        """Grids from coarse to fine: rows, or tiles about as high as they are wide."""
+        """Grids from coarse to fine: fewer images at a time, which costs no halo; then rows, or tiles about as high as
+        they are wide."""
         reference = reference_of([t.map.space.extent for t in self.work_of(begin, end).targets])
         if self.policy.shape == "whole":
             return [Grid((1,) * len(reference))]
         if self.policy.shape == "rows":
             return [row_grid(reference, count) for count in COUNTS if count <= reference[0]]
-        longest = max(reference)
-        found: list[Grid] = []
+        space = len(reference) if self.space is None else min(self.space, len(reference))
+        inner, images = reference[:space], reference[space:]
+        among = image_counts(images)
+        found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
+        longest = max(inner, default=1)
         for count in COUNTS:
             if count > longest:
                 break
             side = longest / count
-            grid = Grid(tuple(max(1, round(size / side)) for size in reference))
-            half = row_grid(grid.counts, grid.counts[0])
-            for g in (half, grid) if count in (2, 3) else (grid,):
-                if g not in found:
-                    found.append(g)
+            counts = tuple(max(1, round(size / side)) for size in inner)
+            rows = (counts[0], *(1 for _ in counts[1:])) if counts else ()
+            for cut in (rows, counts) if count in (2, 3) else (counts,):
+                grid = Grid((*cut, *among[-1]))
+                if grid not in found:
+                    found.append(grid)
         return found
 
     def allowed(self, begin: int, end: int) -> list[Grid]:
@@ -219,6 +226,18 @@ class Intervals:
 
     def one_tile(self, begin: int) -> Grid:
         return Grid((1,) * len(self.network.order[begin].maps[0].space.extent))
+
+
+def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Into how many pieces each axis of images may be cut, from coarse to fine: the first axis until each of its images
+    is alone, then the next."""
+    found = [tuple(1 for _ in images)]
+    for axis, size in enumerate(images):
+        counts = [c for c in COUNTS if 1 < c <= size]
+        while (counts or [1])[-1] < size:
+            counts.append(min(size, 2 * (counts or [1])[-1]))
+        found += [(*images[:axis], c, *(1 for _ in images[axis + 1 :])) for c in counts]
+    return found
 
 
 def row_grid(like: tuple[int, ...], count: int) -> Grid:

@@ -71,9 +71,11 @@ class Scenery:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    instances: int
 
     def read(self, box: Box) -> Tensor:
-        return torch.empty((*self.shape[:2], *box.extent), dtype=self.dtype)
+        lead = self.instances
+        return torch.empty((*box.extent[:lead], self.shape[lead], *box.extent[lead:]), dtype=self.dtype)
 
     def constant(self, box: Box) -> Tensor | None:
         return None
@@ -173,11 +175,12 @@ def scenery(network: Network, step: Step) -> Frame:
 def blank(v: Value, image: Image, ledger: Ledger) -> Image:
     """An image without pixels: a tensor where it lies in one, else something that is only read."""
     if image.tensor is None:
-        return Image.now((Announced if prefetches(image.source) else Scenery)(v.shape, v.dtype), image.device)
+        kind = Announced if prefetches(image.source) else Scenery
+        return Image.now(kind(v.shape, v.dtype, image.instances), image.device)
     here = image.here is not None
     tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
     ledger.ignore(tensor)
-    return Image.now(TensorSource(tensor), image.device)
+    return Image.now(TensorSource(tensor, image.instances), image.device)
 
 
 def leaf(v: Value) -> Tensor:

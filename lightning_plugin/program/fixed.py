@@ -99,6 +99,7 @@ def by_stage(
 ) -> Plan:
     groups: dict[int, list[int]] = defaultdict(list)
     axes: dict[int, int] = {}
+    inner = spatial_axes(nodes)
     for place, node in enumerate(nodes):
         if isinstance(node.op, ReduceOp):
             when, space = stage[id(node.outputs[0])] - 1, node.maps[0].space
@@ -110,13 +111,24 @@ def by_stage(
         axes[when] = max(axes.get(when, 0), len(space.extent))
     segments = []
     for when in sorted(groups):
-        forward = fit(grid, axes[when])
-        segments.append(SegmentPlan(tuple(groups[when]), forward, fit(backward, axes[when]) if backward else forward))
+        forward = fit(grid, axes[when], inner)
+        back = fit(backward, axes[when], inner) if backward else forward
+        segments.append(SegmentPlan(tuple(groups[when]), forward, back))
     return Plan(tuple(segments))
 
 
-def fit(grid: Grid | None, axes: int) -> Grid:
-    """A grid for a number of axes: given for fewer, it repeats its last count."""
+def spatial_axes(nodes: Sequence[Node]) -> int | None:
+    """How many axes are space; those after them count images. None where no image says so."""
+    images = [n for n in nodes if isinstance(n.op, Source)]
+    return min(
+        (len(n.outputs[0].space.extent) - n.op.instances for n in images if isinstance(n.op, Source)), default=None
+    )
+
+
+def fit(grid: Grid | None, axes: int, space: int | None = None) -> Grid:
+    """A grid for a number of axes: given for fewer, it repeats its last count in space and cuts nothing else."""
     if grid is None:
         return Grid((1,) * axes)
-    return Grid((*grid.counts, *(grid.counts[-1:] * axes))[:axes])
+    space = axes if space is None else space
+    counts = (*grid.counts, *(grid.counts[-1:] * max(0, space - len(grid.counts))), *(1,) * axes)
+    return Grid(counts[:axes])

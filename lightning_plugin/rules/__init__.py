@@ -2,8 +2,10 @@
 
 from lightning_plugin.rules import (
     adaptive,
+    attention,
     axes,
     blocks,
+    carried,
     channels,
     contract,
     enlarge,
@@ -37,8 +39,10 @@ __all__ = [
     "API",
     "ATEN",
     "adaptive",
+    "attention",
     "axes",
     "blocks",
+    "carried",
     "channels",
     "contract",
     "enlarge",

@@ -22,7 +22,7 @@ from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp
 from lightning_plugin.private import argument_names
 from lightning_plugin.rules.channels import dim_of, name_of
-from lightning_plugin.rules.reduce import Extreme, LogSumExp, Norm, SpaceOp, Sum, VarMean, covers, space_op
+from lightning_plugin.rules.reduce import Extreme, SpaceOp, covers, space_op
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -58,17 +58,24 @@ class Strip(TileOp):
         ]
 
 
-def whole_axes(value: Value, dims: Sequence[int]) -> list[int] | None:
-    """The axes under some dimensions; None where no other axis is left to tile."""
+def whole_axes(rec: Any, value: Value, dims: Sequence[int]) -> list[int] | None:
+    """The axes under some dimensions; None where no other axis of space is left to tile.
+
+    That images are tiled among each other does not do: each might be more than a tile can hold.
+    """
     axes = sorted({f.index for d in dims for f in value.space.dims[d] if isinstance(f, Axis)})
-    rest = [a for a, size in enumerate(value.space.extent) if a not in axes and size > 1]
-    return axes if rest else None
+    return axes if any(a not in axes for a in cut_in_space(rec, value.space)) else None
+
+
+def cut_in_space(rec: Any, layout: Layout) -> list[int]:
+    """The axes of a layout that are space, and have more than one position."""
+    return [a for a, size in enumerate(layout.extent) if size > 1 and a not in rec.session.instances]
 
 
 def along_axis(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int]) -> Any:
     """An operator that keeps its map's shape and mixes positions only along the axes of ``dims``."""
     x = args[0]
-    axes = whole_axes(x, dims)
+    axes = whole_axes(rec, x, dims)
     if axes is None or len(outs) != 1 or tuple(outs[0].shape) != x.shape:
         return NotImplemented
     values, new_args, new_kwargs = rec.template(args, kwargs)
@@ -107,8 +114,19 @@ class Projection(ReduceOp):
     ties: Layout
     blank: tuple[float, ...]
 
+    @property
+    def uniform(self) -> bool:  # type: ignore[override]
+        return self.inner.uniform
+
     def need(self, box: Box) -> tuple[Box, ...]:
         return (box,)
+
+    def lands(self, box: Box) -> Hashable:
+        return self.left(box)
+
+    def repeat(self, part: Reduction, times: int) -> Reduction:
+        assert isinstance(part, Slices)
+        return Slices(self.inner.repeat(Reduction(part.parts), times).parts, part.box)
 
     def left(self, box: Box) -> Box:
         """The part of the result that an input box adds to."""
@@ -193,13 +211,14 @@ def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
     return Layout(tuple(left), extent)
 
 
-#: What each part of a reduction is before anything was added to it.
-BLANK: dict[type, tuple[float, ...]] = {
-    Sum: (0.0,),
-    VarMean: (0.0, 0.0, 0.0),
-    LogSumExp: (-math.inf,),
-    Norm: (0.0,),
-    Extreme: (-math.inf, 0.0, -1.0),
+#: What each part of a reduction is before anything was added to it, by the reduction's name.
+BLANK: dict[str, tuple[float, ...]] = {
+    "Sum": (0.0,),
+    "VarMean": (0.0, 0.0, 0.0),
+    "LogSumExp": (-math.inf,),
+    "Norm": (0.0,),
+    "ExpSum": (0.0, -math.inf),
+    "Extreme": (-math.inf, 0.0, -1.0),
 }
 
 
@@ -225,7 +244,7 @@ def over_axes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     if covers(x, dims) or not outs[0].shape:
         return NotImplemented
     layout = projected(x, dims, keep)
-    if sum(size > 1 for size in layout.extent) > 1:
+    if len(cut_in_space(rec, layout)) > 1:
         return strip_reduction(rec, func, args, kwargs, outs, dims, layout)
     return projection(rec, func, args, kwargs, outs, dims, keep)
 
@@ -246,7 +265,7 @@ def strip_reduction(
     rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], layout: Layout
 ) -> Any:
     x = args[0]
-    axes = whole_axes(x, dims)
+    axes = whole_axes(rec, x, dims)
     if axes is None:
         return NotImplemented
     _, new_args, new_kwargs = rec.template(args, kwargs)
@@ -270,8 +289,12 @@ def projection(
     if found is None:
         return NotImplemented
     inner, fakes = found
-    blank = BLANK[type(inner)]
+    return rec.emit(along(inner, x), [x], fakes, None, name_of(func))[:1]
+
+
+def along(inner: SpaceOp, x: Value) -> Projection:
+    """A reduction whose dimensions hold some of a map's axes."""
+    blank = BLANK[type(inner).__name__]
     if isinstance(inner, Extreme) and inner.sign < 0:
         blank = (math.inf, 0.0, 0.0)
-    op = Projection(inner, projected(x, dims, keep), projected(x, dims, True), blank)
-    return rec.emit(op, [x], fakes, None, name_of(func))[:1]
+    return Projection(inner, projected(x, inner.dims, inner.keep), projected(x, inner.dims, True), blank)

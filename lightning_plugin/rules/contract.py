@@ -2,8 +2,8 @@
 reduction.
 
 Attention pooling is the second kind: weights (N, heads, positions) times features (N, positions, channels). A
-linear layer over a flattened map is too; each tile meets its own columns of the weight. A product that has
-positions on both sides of its result, a (positions, positions) matrix, has no rule.
+linear layer over a flattened map is too; each tile meets its own columns of the weight. Where positions are on both
+sides of the result, a (positions, positions) matrix, each tile has its rows and needs the other operand whole.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reduce import widen
 from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.uncut import axes_under, uncut
 
 aten = torch.ops.aten
 
@@ -69,8 +70,30 @@ def product(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
     left, right = (small(rec, v) for v in args)
     if not left.is_map and not right.is_map:
         return rec.vector(func, [left, right], {}, outs, name=name_of(func))
+    at, bt, _ = FORMS[name_of(func)]
+    for one, other in (
+        (left, right),
+        (left, whole(rec, right, bt)),
+        (whole(rec, left, at), right),
+        (whole(rec, left, at), whole(rec, right, bt)),
+    ):
+        found = contracted(rec, func, one, other, outs)
+        if found is not NotImplemented:
+            return found
+    return NotImplemented
+
+
+def whole(rec: Any, value: Value, letters: str) -> Value:
+    """An operand that no tile cuts but along its batch."""
+    return uncut(rec, value, axes_under(value, [d for d, letter in enumerate(letters) if letter != "b"]))
+
+
+def contracted(rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
+    """A product of operands as they are cut, one of them a map."""
     form = name_of(func)
     at, bt, out = FORMS[form]
+    if not left.is_map and not right.is_map:
+        return NotImplemented
     if spatial(left, at.index("k")) or spatial(right, bt.index("k")):
         return summed(rec, form, left, right, outs)
     return rows(rec, func, left, right, outs, (at, bt, out))
@@ -113,12 +136,14 @@ def rows(rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor],
                 if dims.setdefault(letter, dim) != dim:
                     return NotImplemented
     maps = [v for v in (left, right) if v.is_map]
-    extent = maps[0].space.extent
+    if len({len(v.space.extent) for v in maps}) != 1:
+        return NotImplemented
+    extent = tuple(map(max, *(v.space.extent for v in maps))) if len(maps) > 1 else maps[0].space.extent
     layout = Layout(tuple(dims.get(n, (size,)) for n, size in zip(names[2], outs[0].shape, strict=True)), extent)
     axes = [f.index for dim in layout.dims for f in dim if isinstance(f, Axis)]
     if sorted(axes) != [a for a, size in enumerate(extent) if size > 1] or layout.shape != tuple(outs[0].shape):
         return NotImplemented
-    if any(v.space.extent != extent for v in maps):
+    if any(size not in (1, full) for v in maps for size, full in zip(v.space.extent, extent, strict=True)):
         return NotImplemented
     if len(maps) == 1 and "b" in dims:
         left, right = (v if v.is_map else per_position(rec, v, dims["b"], extent) for v in (left, right))
@@ -183,29 +208,3 @@ def elementwise(rec: Any, func: Any, args: Sequence[Any], out: Tensor) -> Any:
     if any(isinstance(a, Value) and a.is_map for a in args):
         return pointwise(rec, func, args, {}, [out])
     return rec.vector(func, args, {}, [out], name=name_of(func))[0]
-
-
-@API.rule(torch.nn.functional.scaled_dot_product_attention, kind="local, reduce or barrier")
-def attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Few queries that look at all positions pool these; positions that look at few keys are local.
-
-    Where every position looks at every other, the call is a barrier.
-    """
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    a = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value = a["query"], a["key"], a["value"]
-    if a.get("attn_mask") is not None or a.get("dropout_p") or a.get("is_causal") or a.get("enable_gqa"):
-        return NotImplemented
-    if not query.is_map and key.is_map and value.is_map:
-        return rec.decompose(pooled_attention, query, key, value, a.get("scale"))
-    rank = len(query.shape)
-    plain = not any(v.is_map for v in (key, value)) and query.is_map and not spatial(query, rank - 1)
-    if plain and all(not spatial(query, d) for d in range(rank - 2)):
-        layout = query.space.with_dim(rank - 1, (outs[0].shape[-1],))
-        return local(rec, func, args, kwargs, outs[0], layout, name=rec.name, autocast=rec.autocast)
-    return NotImplemented
-
-
-def pooled_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return torch.softmax((query * scale) @ key.transpose(-2, -1), -1) @ value

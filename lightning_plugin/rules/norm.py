@@ -23,9 +23,10 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout, plain_strides
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.rules.axes import along, projected
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.reduce import VarMean, wide
+from lightning_plugin.rules.reduce import VarMean, covers, wide
 from lightning_plugin.rules.table import API
 
 aten = torch.ops.aten
@@ -124,7 +125,11 @@ def channels_last_sums(
 
 @dataclass(frozen=True)
 class Normalize(TileOp):
-    """Apply statistics; with ``fold``, batch and channels are one channel dimension (GroupNorm and its kin)."""
+    """Apply statistics; with ``fold``, batch and channels are one channel dimension (GroupNorm and its kin).
+
+    Where images are tiled among each other, the statistics of each are maps along the axes of images; ``among`` is
+    their extent.
+    """
 
     kind: ClassVar[str] = "broadcast"
     uniform: ClassVar[bool] = True
@@ -132,9 +137,13 @@ class Normalize(TileOp):
     weight: bool
     bias: bool
     fold: bool = False
+    among: tuple[int, ...] = ()
 
     def need(self, box: Box) -> tuple[Box, ...]:
-        return (box,)
+        if not self.among:
+            return (box,)
+        images = Box.of((0, 1) if size == 1 else i for i, size in zip(box.intervals(), self.among, strict=True))
+        return box, images, images
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         return None
@@ -145,7 +154,9 @@ class Normalize(TileOp):
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
-        mean, var, *rest = vectors
+        mean, var, *rest = [*(t.reshape(-1) for t in tiles[1:]), *vectors]
+        if self.among:
+            rest = [v.repeat(x.shape[0]) for v in rest]
         weight = rest.pop(0) if self.weight else None
         bias = rest.pop(0) if self.bias else None
         flat = plain_strides(x.reshape(1, x.shape[0] * x.shape[1], *x.shape[2:]) if self.fold else x)
@@ -174,11 +185,13 @@ def type_of_statistics(x: Value) -> torch.dtype:
 
 
 def statistics(rec: Any, x: Value, dims: Sequence[int], shape: Sequence[int]) -> tuple[Value, Value, int]:
-    """(mean, biased variance, count) of a map over dimensions that hold all of space."""
+    """(mean, biased variance, count) of a map over dimensions that hold all of space, for each image."""
     size = math.prod(x.shape[d] for d in dims)
     dtype = type_of_statistics(x)
     fakes = [rec.fake(shape, dtype, x.device) for _ in range(2)]
-    var, mean = rec.emit(VarMean(tuple(dims), False, dtype, size), [x], fakes, None, "statistics")
+    inner = VarMean(tuple(dims), False, dtype, size)
+    op: ReduceOp = inner if covers(x, dims) else along(inner, x)
+    var, mean = rec.emit(op, [x], fakes, None, "statistics")
     return mean, var, size
 
 
@@ -193,7 +206,8 @@ def normalize(
     out: Tensor,
     fold: bool,
 ) -> Value:
-    op = Normalize(eps, weight is not None, bias is not None, fold)
+    among = mean.space.extent if mean.is_map else ()
+    op = Normalize(eps, weight is not None, bias is not None, fold, among)
     inputs = [v for v in (x, mean, var, weight, bias) if v is not None]
     # Inputs are told apart by position, so a tensor that is used twice must not be merged into one.
     return rec.emit(op, inputs, [out], x.space, "normalize")[0]
@@ -242,7 +256,7 @@ def grouped(
     from lightning_plugin.rules.views import Reshape
 
     n, c = x.shape[:2]
-    layout = Layout(((n,), (groups,), (c // groups,), *x.space.dims[2:]), x.space.extent)
+    layout = Layout((x.space.dims[0], (groups,), (c // groups,), *x.space.dims[2:]), x.space.extent)
     view = rec.emit(Reshape(layout), [x], [rec.fake(layout.shape, x.dtype, x.device)], layout, "view")[0]
     mean, var, size = statistics(rec, view, range(2, len(layout.dims)), [n, groups])
 
@@ -256,18 +270,24 @@ def grouped(
         fake = rec.fake([n * c], v.dtype, x.device)
         return rec.vector(lambda t: t.repeat(n), [v], {}, [fake], name="repeat")[0]
 
-    y = normalize(rec, x, each_channel(mean), each_channel(var), each_image(weight), each_image(bias), eps, out, True)
+    def among_images(v: Value) -> Value:
+        fake = rec.fake([n, c], v.dtype, x.device)
+        return rec.spread(rec.vector(lambda t: t.view(n, c), [v], {}, [fake], name="view")[0], each)
+
+    if covers(view, range(2, len(layout.dims))):
+        how = each_channel(mean), each_channel(var), each_image(weight), each_image(bias)
+    else:
+        own = projected(x, range(1, len(x.shape)), True)
+        each = Layout((own.dims[0], (c,)), own.extent)
+        how = among_images(each_channel(mean)), among_images(each_channel(var)), weight, bias
+    y = normalize(rec, x, *how, eps, out, True)
     return y, mean, var, size
 
 
 def batched_channels(x: Value) -> bool:
-    """Whether dimensions 0 and 1 are batch and channels, and the rest is all of space."""
+    """Whether dimensions 0 and 1 are images and channels, and the rest is all of space."""
     layout = x.space
-    return (
-        not layout.is_space(0)
-        and not layout.is_space(1)
-        and all(layout.is_space(d) for d in range(2, len(layout.dims)))
-    )
+    return not layout.is_space(1) and all(layout.is_space(d) for d in range(2, len(layout.dims)))
 
 
 @API.rule(F.group_norm, kind="reduce + broadcast")

@@ -10,11 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_plugin.graph import Value
 from lightning_plugin.private import argument_names
 from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.contract import pooled_attention
 from lightning_plugin.rules.reduce import VarMean, covers, reduced_size
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.window import each
@@ -88,35 +86,3 @@ def std_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
     correction = 1 if correction is None else correction
     op = VarMean(dims, keep, x.dtype, reduced_size(x, dims), correction=correction, root=True)
     return rec.emit(op, [x], outs, None, name_of(func))
-
-
-@ATEN.rule(
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-)
-def fused_attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """Few queries that look at all positions, as `nn.MultiheadAttention` asks for them."""
-    names = argument_names(func)
-    a = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value = a["query"], a["key"], a["value"]
-    masked = any(a.get(k) is not None for k in ("attn_mask", "attn_bias"))
-    if query.is_map or not key.is_map or not value.is_map or masked or a.get("dropout_p") or a.get("is_causal"):
-        return NotImplemented
-    found = rec.decompose(pooled_attention, query, key, value, a.get("scale"))
-    if found is NotImplemented:
-        return NotImplemented
-    out = rec.vector(restrided, [found[0], list(outs[0].stride())], {}, [outs[0]], name="attention")[0]
-    return out, *(unused(rec, o) for o in outs[1:])
-
-
-def restrided(x: Tensor, strides: list[int]) -> Tensor:
-    """In memory as the fused kernel leaves its result, which decides what the caller may do with ``view``."""
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
-
-
-def unused(rec: Any, out: Tensor) -> Value:
-    """Something that only the fused kernel's own backward would read."""
-    how = {"dtype": out.dtype, "device": out.device}
-    return rec.vector(torch.zeros, [list(out.shape)], how, [out], name="unused", grad=False)[0]

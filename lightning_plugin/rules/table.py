@@ -36,6 +36,12 @@ ORDER: dict[str, str] = {
     "rearrange": "space put together or turned round, likewise",
     "positions": "a softmax over all of space, where `axes` had no axis left to tile",
     "ranking": "the best and the picked of all positions",
+    "pooling": "windows of space, likewise",
+    "unfold": "windows of space, likewise",
+    "pad": "the borders of space, likewise",
+    "interpolate": "space made larger or smaller, likewise",
+    "shuffle": "space and channels, likewise",
+    "carried": "plain dimensions that windows slide over, where the families above found no space",
     "spellings": "rarer spellings, put down to the operators above",
 }
 

@@ -20,6 +20,7 @@ from lightning_plugin.boxes import Box, Clip, Window
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, TileOp
+from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -151,31 +152,61 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Convolution(SlidingOp):
+    """``plain`` is the padding of every dimension that windows slide over, or None for one that is an axis: the others
+    are whole in each tile, and the kernel pads them itself."""
+
     uniform: ClassVar[bool] = True
     stride: tuple[int, ...] = ()
     dilation: tuple[int, ...] = ()
     groups: int = 1
     bias: bool = True
+    plain: tuple[int | None, ...] = ()
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
+        own = iter(padding)
+        every = [next(own) if p is None else p for p in self.plain]
         return aten.convolution.default(
-            x, vectors[0], vectors[1] if self.bias else None, self.stride, padding, self.dilation, False,
-            [0] * len(padding), self.groups,
+            x, vectors[0], vectors[1] if self.bias else None, self.stride, every, self.dilation, False,
+            [0] * len(every), self.groups,
         )  # fmt: skip
+
+    def pads(self, box: Box) -> list[int]:
+        clips = iter(reversed(self.clips(box)))
+        found = []
+        for p in reversed(self.plain):
+            clip = next(clips) if p is None else None
+            found += [0, 0] if clip is None else [clip.before, clip.after]
+        return found
 
 
 @ATEN.rule(aten.convolution.default)
 def convolution(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     count = len(weight.shape) - 2
-    axes = axes_of(x, count) if x.is_map and not transposed else None
-    if axes is None or weight.is_map or len(x.shape) != count + 2 or x.space.tidy.is_space(1):
+    if transposed or not x.is_map or weight.is_map or len(x.shape) != count + 2 or x.space.tidy.is_space(1):
         return NotImplemented
     stride, padding, dilation = each(stride, count), each(padding, count), each(dilation, count)
-    windows = tuple(Window(k, s, d, p) for k, s, d, p in zip(weight.shape[2:], stride, dilation, padding, strict=True))
-    op = Convolution(windows, axes, x.space.extent, stride, dilation, groups, bias is not None)
+    dims = range(2, count + 2)
+    axes = [x.space.axis_of(d) for d in dims]
+    if None in axes and all(k == 1 for k in weight.shape[2:]) and set(stride) == {1} and not any(padding):
+        layout = x.space.with_dim(1, (weight.shape[0],))  # whatever space is made of, each position is on its own
+        return local(rec, func, args, kwargs, outs[0], layout, name="convolution")
+    if all(a is None for a in axes) or any(a is None and x.space.is_space(d) for a, d in zip(axes, dims, strict=True)):
+        return NotImplemented
+    used = [i for i, a in enumerate(axes) if a is not None]
+    windows = tuple(Window(weight.shape[i + 2], stride[i], dilation[i], padding[i]) for i in used)
+    plain = tuple(p if a is None else None for a, p in zip(axes, padding, strict=True))
+    found = tuple(a for a in axes if a is not None)
+    op = Convolution(windows, found, x.space.extent, stride, dilation, groups, bias is not None, plain)
     inputs = [x, weight] if bias is None else [x, weight, bias]
-    return rec.emit(op, inputs, outs, windowed(x, count, outs[0].shape), "convolution")
+    extent = list(x.space.extent)
+    for i, a in zip(used, found, strict=True):
+        extent[a] = outs[0].shape[i + 2]
+    made = {1, *(d for a, d in zip(axes, dims, strict=True) if a is None)}
+    layout = Layout(
+        tuple((outs[0].shape[d],) if d in made else dim for d, dim in enumerate(x.space.dims)), tuple(extent)
+    )
+    return rec.emit(op, inputs, outs, layout, "convolution")
 
 
 def squeezed_axes(value: Value, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from lightning_plugin.capture.lazy import LazyImage
 from lightning_plugin.settings import Settings
-
-#: How many channels an image can have to be recognised with its channels elsewhere than in dimension 1.
-COLOURS = (1, 3, 4)
+from lightning_plugin.source import COLOURS, TensorSource
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ def lazy_image(tensor: Tensor, arrangement: Arrangement, device: torch.device, s
         image = LazyImage.from_tensor(tensor.movedim(-1, 1), device=device, settings=settings)
         return image.movedim(1, -1)
     if channel == 2:
-        image = LazyImage.from_tensor(tensor.flatten(0, 1), device=device, settings=settings)
-        return image.unflatten(0, tuple(tensor.shape[:2]))
+        return LazyImage(TensorSource(tensor, 2), device=device, requires_grad=tensor.requires_grad, settings=settings)
     return LazyImage.from_tensor(tensor, device=device, settings=settings)
 
 

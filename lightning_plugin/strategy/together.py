@@ -83,11 +83,14 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     return flat.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def image_bytes(image: LazyTensor) -> bytes:
+def image_bytes(lazy: LazyTensor) -> bytes:
     """The values at a few places of an image that is read box by box."""
-    found = [f"{tuple(image.shape)}{image.dtype}".encode()]
-    for source in image._session.root().recorded([image._value]).images:
+    found = [f"{tuple(lazy.shape)}{lazy.dtype}".encode()]
+    for image in lazy._session.root().recorded([lazy._value]).images:
         for i in range(1, PROBES + 1):
-            place = [size * i // (PROBES + 1) for size in source.source.shape[2:]]
-            found.append(tensor_bytes(source.source.read(Box.of((p, p + 1) for p in place))))
+            extent, lead = image.layout.extent, image.instances
+            space = len(image.source.shape) - lead - 1
+            place = (size * i // (PROBES + 1) for size in extent[:space])
+            box = Box.of([*((p, p + 1) for p in place), *((0, count) for count in extent[space:])])
+            found.append(tensor_bytes(image.read(box)))
     return b"".join(found)

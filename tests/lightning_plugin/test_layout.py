@@ -20,19 +20,22 @@ def test_views_and_permutations_commute_with_tiles(data: st.DataObject) -> None:
     n, c = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 2, 4, 6]))
     x = torch.arange(n * c * extent[0] * extent[1]).view(n, c, *extent)
     layout = Layout.channels_first(x.shape)
+    assert layout.extent == (extent if n == 1 else (*extent, n))
+    extent = layout.extent
     box = data.draw(boxes(extent))
     tile = layout.narrow(x, Box.whole(extent), box)
+    rows, columns = extent[:2]
     steps = [
-        ("flat", (n, c, extent[0] * extent[1])),
-        ("rows", (n * c, extent[0], extent[1])),
-        ("one", (n * c * extent[0] * extent[1],)),
+        ("flat", (n, c, rows * columns)),
+        ("rows", (n * c, rows, columns)),
+        ("one", (n * c * rows * columns,)),
     ]
     name, shape = data.draw(st.sampled_from(steps))
     regrouped = layout.regroup(shape)
     assert regrouped is not None, name
     expected = regrouped.narrow(x.reshape(shape), Box.whole(extent), box)
     assert torch.equal(tile.reshape(regrouped.tile_shape(box)), expected)
-    back = regrouped.regroup((n, c, *extent))
+    back = regrouped.regroup((n, c, rows, columns))
     assert back is not None
     assert torch.equal(back.narrow(x, Box.whole(extent), box), tile)
 
@@ -55,3 +58,11 @@ def test_a_view_that_cuts_an_axis_has_no_layout() -> None:
     layout = Layout.channels_first((1, 3, 8, 8))
     assert layout.regroup((1, 3, 4, 2, 8)) is None
     assert layout.regroup((1, 3, 4, 16)) is None
+
+
+def test_dimensions_of_images_are_axes_where_they_count_more_than_one() -> None:
+    assert Layout.channels_first((1, 3, 8, 7)) == Layout(((1,), (3,), (Axis(0),), (Axis(1),)), (8, 7))
+    assert Layout.channels_first((5, 3, 8, 7)) == Layout(((Axis(2),), (3,), (Axis(0),), (Axis(1),)), (8, 7, 5))
+    bags = Layout.channels_first((2, 5, 3, 8, 7), 2)
+    assert bags == Layout(((Axis(2),), (Axis(3),), (3,), (Axis(0),), (Axis(1),)), (8, 7, 2, 5))
+    assert Layout.channels_first((1, 5, 3, 8, 7), 2).extent == (8, 7, 5)

@@ -57,7 +57,7 @@ def test_results_are_ordinary_tensors_for_ordinary_inputs() -> None:
     torch.testing.assert_close(out, module(x))
     dense = TiledModule(nn.Conv2d(2, 3, 5), tiles=4)
     torch.testing.assert_close(dense(x), dense.module(x))
-    assert dense.plan is not None and dense.plan.segments[0].forward.counts == (4, 4)
+    assert dense.plan is not None and dense.plan.segments[0].forward.counts == (4, 4, 1)
 
 
 def test_tiles_are_read_with_their_halo_and_no_more() -> None:

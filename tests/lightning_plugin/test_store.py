@@ -56,7 +56,7 @@ def test_a_map_comes_back_as_it_was_written(
 ) -> None:
     layout = data.draw(
         st.sampled_from(
-            [Layout.channels_first((2, 3, *extent)), Layout(((2, Axis(2)), (Axis(0), Axis(1)), (3,)), extent)]
+            [Layout.channels_first((1, 3, *extent)), Layout(((2, Axis(2)), (Axis(0), Axis(1)), (3,)), extent)]
         )
     )
     whole = torch.randint(0, 100, layout.shape).to(dtype)

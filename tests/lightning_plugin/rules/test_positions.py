@@ -272,11 +272,19 @@ def all_pairs(x: Tensor) -> Tensor:
     return (bag(x) @ x.flatten(2)).softmax(-1) @ bag(x)
 
 
-@pytest.mark.parametrize("function", [self_attention, all_pairs, lambda x: x.flatten(2).cumsum(2)])
-def test_all_pairs_of_positions_are_a_barrier_and_exact(function):
+@pytest.mark.parametrize("function", [self_attention, all_pairs])
+def test_all_pairs_of_positions_are_tiled_by_queries(function):
     net = After(function)
+    for batch in (1, 2):
+        assert_exact(net, (batch, 3, 5, 7), tiles=(3, 2, 2), backward_tiles=(2, 3))
+        kinds = recorded_kinds(net, (batch, 3, 5, 7))
+        assert not kinds["Barrier"] and (kinds["Uncut"] or kinds["Gather"])
+
+
+def test_running_sums_of_all_positions_are_a_barrier_and_exact():
+    net = After(lambda x: x.flatten(2).cumsum(2))
     assert_exact(net, (2, 3, 5, 7))
-    assert recorded_kinds(net, (2, 3, 5, 7))["Barrier"]
+    assert recorded_kinds(net, (1, 3, 5, 7))["Barrier"]
 
 
 class HandMade(nn.Module):

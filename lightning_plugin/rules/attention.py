@@ -1,0 +1,219 @@
+"""Attention: queries that look at keys.
+
+    softmax(q @ kᵀ · scale + mask) @ v
+
+Within an instance it is local: what it carries (a batch, patches, windows, heads) may be made of axes. Over positions
+it is tiled by queries: each tile holds its own queries and all keys and values of the images that it is about, whose
+gradients are sums over tiles. Few queries that look at all positions pool these: a reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Layout, canonical
+from lightning_plugin.ops import TileOp
+from lightning_plugin.private import argument_names
+from lightning_plugin.rules.noise import Stream
+from lightning_plugin.rules.pointwise import local, spread
+from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.uncut import axes_under, flattened, uncut
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call of attention."""
+
+    query: Value
+    key: Value
+    value: Value
+    mask: Value | None
+    dropout: float
+    causal: bool
+    scale: float | None
+    grouped: bool
+
+    @staticmethod
+    def of(given: dict[str, Any]) -> Asked:
+        """The call with these arguments, whatever the operator calls them."""
+        mask = given.get("attn_mask") if given.get("attn_mask") is not None else given.get("attn_bias")
+        return Asked(
+            given["query"], given["key"], given["value"], mask, given.get("dropout_p") or 0.0,
+            bool(given.get("is_causal")), given.get("scale"), bool(given.get("enable_gqa")),
+        )  # fmt: skip
+
+    @property
+    def plainly(self) -> bool:
+        """Whether nothing is asked for but keys and values."""
+        return self.mask is None and not self.dropout and not self.causal and not self.grouped
+
+
+@API.rule(F.scaled_dot_product_attention, kind="local, reduce or barrier")
+def attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    a = Asked.of(dict(zip(names, args, strict=False)) | kwargs)
+    if not a.query.is_map and a.key.is_map and a.value.is_map:
+        return rec.decompose(pooled_attention, a.query, a.key, a.value, a.scale) if a.plainly else NotImplemented
+    return attended(rec, a, outs[0], rec.autocast)
+
+
+@ATEN.rule(
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+def fused_attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """The operators that `nn.MultiheadAttention` comes down to."""
+    a = Asked.of(dict(zip(argument_names(func), args, strict=False)) | kwargs)
+    rest = [unused(rec, o) for o in outs[1:]]
+    if a.query.is_map:
+        found = attended(rec, a, outs[0], None)
+        return NotImplemented if found is NotImplemented else (found, *rest)
+    if not a.key.is_map or not a.value.is_map or not a.plainly:
+        return NotImplemented
+    found = rec.decompose(pooled_attention, a.query, a.key, a.value, a.scale)
+    if found is NotImplemented:
+        return NotImplemented
+    out = rec.vector(restrided, [found[0], list(outs[0].stride())], {}, [outs[0]], name="attention")[0]
+    return out, *rest
+
+
+def pooled_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return torch.softmax((query * scale) @ key.transpose(-2, -1), -1) @ value
+
+
+def restrided(x: Tensor, strides: list[int]) -> Tensor:
+    """In memory as the fused kernel leaves its result, which decides what the caller may do with ``view``."""
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def unused(rec: Any, out: Tensor) -> Value:
+    """Something that only the fused kernel's own backward would read."""
+    how = {"dtype": out.dtype, "device": out.device}
+    return rec.vector(torch.zeros, [list(out.shape)], how, [out], name="unused", grad=False)[0]
+
+
+def attended(rec: Any, a: Asked, out: Tensor, autocast: Any) -> Any:
+    """Attention of queries that are a map: each tile's queries, all keys and values of what it is about."""
+    rank = len(a.query.shape)
+    query = flattened(rec, a.query, rank - 2) if axes_under(a.query, [rank - 2]) else a.query
+    if query is None or axes_under(query, [rank - 1]) or a.query.shape[-1] == 0:
+        return NotImplemented
+    lead = query.space.dims[: rank - 2]
+    keys = a.key.shape[-2]
+    scores = Layout((*lead, query.space.dims[rank - 2], (keys,)), query.space.extent)
+    key = beside(rec, a.key, (*lead, (keys,), (a.key.shape[-1],)), query)
+    value = beside(rec, a.value, (*lead, (keys,), (a.value.shape[-1],)), query)
+    if key is None or value is None:
+        return NotImplemented
+    mask = a.mask
+    if mask is not None:
+        mask = aligned(rec, mask, scores)
+        if mask is None:
+            return NotImplemented
+    layout = query.space.with_dim(rank - 1, (out.shape[-1],))
+    if layout.shape != tuple(out.shape):
+        return NotImplemented  # queries that are repeated for keys' sake
+    token = query.space.axis_of(rank - 2)
+    if not a.dropout and (not a.causal or token is None):
+        how = {"is_causal": a.causal, "scale": a.scale, "enable_gqa": a.grouped}
+        return local(
+            rec, F.scaled_dot_product_attention, [query, key, value, mask], how, out, layout, name="attention",
+            autocast=autocast,
+        )  # fmt: skip
+    if a.grouped:
+        return NotImplemented
+    operands = [v for v in (query, key, value, mask) if v is not None]
+    operands.sort(key=lambda v: not v.is_map)
+    number, step = rec.session.random_key() if a.dropout else (0, 0)
+    op = Attention(
+        tuple(operands.index(v) for v in (query, key, value)), None if mask is None else operands.index(mask),
+        tuple(v.space.extent for v in operands if v.is_map), a.scale, a.dropout, a.causal, token, scores,
+        Stream(step, number),
+    )  # fmt: skip
+    return rec.emit(op, operands, [out], layout, "attention")[0]
+
+
+def beside(rec: Any, value: Value, dims: tuple[Any, ...], query: Value) -> Value | None:
+    """Keys or values as tiles of queries need them: whole along their positions, and cut with the queries along what
+    both carry; None where they carry different axes."""
+    rank = len(value.shape)
+    if axes_under(value, [rank - 1]) or rank != len(dims):
+        return None
+    value = uncut(rec, value, axes_under(value, [rank - 2]))
+    return aligned(rec, value, Layout(dims, query.space.extent))
+
+
+def aligned(rec: Any, value: Value, layout: Layout) -> Value | None:
+    """A value that is broadcast to a layout: a vector cut as that is, or a map that is cut like it."""
+    space = set(layout.space)
+    if not value.is_map:
+        return spread(rec, value, layout, space)
+    if len(value.space.extent) != len(layout.extent):
+        return None
+    offset = len(layout.dims) - len(value.shape)
+    for d, dim in enumerate(value.space.dims):
+        mine = canonical(dim, value.space.extent)
+        if value.shape[d] > 1 and mine != canonical(layout.dims[d + offset], layout.extent):
+            return None
+    return value
+
+
+@dataclass(frozen=True)
+class Attention(TileOp):
+    """Attention that depends on where its queries are: causal, or with dropout.
+
+    ``roles`` are the places of query, key and value among what is read, maps first; ``token`` is the axis of queries.
+    """
+
+    kind: ClassVar[str] = "local"
+    roles: tuple[int, ...]
+    mask: int | None
+    extents: tuple[tuple[int, ...], ...]
+    scale: float | None
+    dropout: float
+    causal: bool
+    token: int | None
+    scores: Layout
+    stream: Stream
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return tuple(
+            Box.of((0, 1) if size == 1 else i for i, size in zip(box.intervals(), extent, strict=True))
+            for extent in self.extents
+        )
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return (lo, hi) if self.dropout or axis == self.token else None
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        operands = [*tiles, *vectors]
+        query, key, value = (operands[i] for i in self.roles)
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = (query * scale) @ key.transpose(-2, -1)
+        if self.mask is not None:
+            mask = operands[self.mask]
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        if self.causal:
+            first = 0 if self.token is None else box.lo[self.token]
+            rows = torch.arange(first, first + scores.shape[-2], device=scores.device)
+            scores = scores.masked_fill(
+                torch.arange(scores.shape[-1], device=scores.device) > rows[:, None], -torch.inf
+            )
+        weights = torch.softmax(scores, -1)
+        if self.dropout:
+            kept = self.stream.keep(self.dropout, self.scores, box, scores.device)
+            weights = weights * kept * (1 / (1 - self.dropout) if self.dropout < 1 else 0.0)
+        return weights @ value

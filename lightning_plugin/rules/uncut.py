@@ -1,0 +1,159 @@
+"""Axes that no tile cuts from some operator on, and axes that are put together to one.
+
+An operator that *mixes* a dimension needs all of it in each tile. Where an axis lies there, the map is *uncut* along
+it: the axis becomes a plain factor, and a tile holds all its positions. Several axes that share a dimension, as the
+tokens of an image do, are *flattened* to one where an operator asks for positions along the dimension itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Dim, Layout
+from lightning_plugin.ops import TileOp
+
+
+@dataclass(frozen=True)
+class Uncut(TileOp):
+    """The same tensor; ``axes`` of the input, of so many positions each, are plain factors of the output."""
+
+    kind: ClassVar[str] = "layout"
+    uniform: ClassVar[bool] = True
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        for a, size in zip(self.axes, self.sizes, strict=True):
+            box = box.replace(a, 0, size)
+        return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return None
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        return tiles[0]
+
+
+def uncut(rec: Any, value: Value, axes: Collection[int]) -> Value:
+    """A map whose axes are cut by no tile, or a vector where none is left; the value itself where it has none."""
+    layout = value.layout
+    if layout is None:
+        return value
+    whole = tuple(a for a in sorted(axes) if layout.extent[a] > 1)
+    if not whole:
+        return value
+    if all(size == 1 or a in whole for a, size in enumerate(layout.extent)):
+        gathered: Value = rec.gather(value)
+        return gathered
+    sizes = tuple(layout.extent[a] for a in whole)
+    dims = tuple(tuple(plain_factor(f, layout, whole) for f in dim) for dim in layout.dims)
+    extent = tuple(1 if a in whole else size for a, size in enumerate(layout.extent))
+    found: Value = rec.emit(Uncut(whole, sizes), [value], [value.fake], Layout(dims, extent), "uncut")[0]
+    return found
+
+
+def plain_factor(factor: int | Axis, layout: Layout, whole: Collection[int]) -> int | Axis:
+    return layout.extent[factor.index] if isinstance(factor, Axis) and factor.index in whole else factor
+
+
+def axes_under(value: Value, dims: Collection[int]) -> set[int]:
+    """The axes of more than one position under some dimensions of a map."""
+    if value.layout is None:
+        return set()
+    layout = value.layout
+    found = {f.index for d in dims for f in layout.dims[d % len(layout.dims)] if isinstance(f, Axis)}
+    return {a for a in found if layout.extent[a] > 1}
+
+
+@dataclass(frozen=True)
+class Flatten(TileOp):
+    """Dimension ``dim``, an axis with factors inside it, as the axis alone: its positions are those of all of them.
+
+    ``inner`` are the positions inside one of the axis; ``axes`` inside it are not cut.
+    """
+
+    kind: ClassVar[str] = "layout"
+    uniform: ClassVar[bool] = True
+    axis: int
+    dim: int
+    inner: int
+    axes: tuple[tuple[int, int], ...]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        lo, hi = box.lo[self.axis], box.hi[self.axis]
+        box = box.replace(self.axis, lo // self.inner, -(-hi // self.inner))
+        for a, size in self.axes:
+            box = box.replace(a, 0, size)
+        return (box,)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        """How far into a position of the axis the tile begins."""
+        return lo % self.inner if axis == self.axis else None
+
+    @property
+    def views(self) -> bool:
+        return True
+
+    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        lo, hi = box.lo[self.axis], box.hi[self.axis]
+        return tiles[0].narrow(self.dim, lo % self.inner, hi - lo)
+
+
+def flattened(rec: Any, value: Value, dim: int) -> Value | None:
+    """A map whose dimension is one axis, made of all the factors there; None where it does not begin with an axis."""
+    layout = value.space
+    dim %= len(layout.dims)
+    factors = [f for f in layout.dims[dim] if f != 1 and not (isinstance(f, Axis) and layout.extent[f.index] == 1)]
+    if not factors or not isinstance(factors[0], Axis):
+        return None
+    if len(factors) == 1:
+        return value
+    axis = factors[0].index
+    inside = tuple((f.index, layout.extent[f.index]) for f in factors[1:] if isinstance(f, Axis))
+    inner = math.prod(layout.extent[f.index] if isinstance(f, Axis) else f for f in factors[1:])
+    gone = {a for a, _ in inside}
+    extent = list(layout.extent)
+    extent[axis] *= inner
+    for a in gone:
+        extent[a] = 1
+    dims: list[Dim] = [
+        tuple(f for f in d if not (isinstance(f, Axis) and f.index in gone)) or (1,) for d in layout.dims
+    ]
+    dims[dim] = (Axis(axis),)
+    op = Flatten(axis, dim, inner, inside)
+    found: Value = rec.emit(op, [value], [value.fake], Layout(tuple(dims), tuple(extent)), "flatten")[0]
+    return found
+
+
+def alternatives(rec: Any, values: Sequence[Value]) -> Iterator[dict[int, Value]]:
+    """What may stand for the maps of a call, by their identity, whose rule declines them as they are.
+
+    Several axes in one dimension become one. Where images are tiled among each other and in space, either is given up:
+    first the one of fewer positions. A call of which no map would be left is a barrier, and is said to be one.
+    """
+    maps = [v for v in values if v.is_map]
+    flat = {id(v): flattened_all(rec, v) for v in maps}
+    if any(flat[id(v)] is not v for v in maps):
+        yield flat
+        maps = list(flat.values())
+    given = dict(zip(flat, maps, strict=True))
+    long = {a: size for v in maps for a, size in enumerate(v.space.extent) if size > 1}
+    counting = {a for a in long if a in rec.session.instances}
+    for axes in sorted((counting, long.keys() - counting), key=lambda some: math.prod(long[a] for a in some)):
+        if axes and long.keys() - axes:
+            yield {key: uncut(rec, v, [a for a in axes if a < len(v.space.extent)]) for key, v in given.items()}
+
+
+def flattened_all(rec: Any, value: Value) -> Value:
+    """A map each of whose dimensions is one axis or none, as far as can be."""
+    for d in range(len(value.shape)):
+        if len(axes_under(value, [d])) > 1:
+            value = flattened(rec, value, d) or value
+    return value
