@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.capture.alias import current, remember_storage
 from lightning_plugin.capture.buffers import settle_buffers
+from lightning_plugin.capture.masks import without_masks
 from lightning_plugin.capture.paths import label
 from lightning_plugin.capture.record import Recorder, record
 from lightning_plugin.capture.run import execute
@@ -300,6 +301,8 @@ INPLACE_DUNDERS = {
 def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a call, or run it where all it needs is known."""
     args, kwargs = tree_map(lambda a: known(a, func), (tuple(args), kwargs))
+    if func is Tensor.__getitem__:
+        args = args[0], without_masks(args[1])
     waiting = lazies((args, kwargs))
     if not waiting:
         return func(*args, **kwargs)

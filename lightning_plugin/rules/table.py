@@ -27,6 +27,7 @@ Rule = Callable[..., Any]
 ORDER: dict[str, str] = {
     "channels": "what leaves space as it is needs no halo and no pass of its own",
     "window": "a convolution is plain far more often than transposed",
+    "picking": "along an axis, by known numbers",
     "lookup": "a table that is looked up is a vector; what is picked out of a map comes later",
     "reduce": "over all of space: one pass over the tiles makes a vector",
     "axes": "over some of the axes: the others are still tiled",
