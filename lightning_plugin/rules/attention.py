@@ -85,6 +85,8 @@ def fused_attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
     found = rec.decompose(pooled_attention, a.query, a.key, a.value, a.scale)
     if found is NotImplemented:
         return NotImplemented
+    if found[0].is_map:
+        return found[0], *rest
     out = rec.vector(restrided, [found[0], list(outs[0].stride())], {}, [outs[0]], name="attention")[0]
     return out, *rest
 

@@ -109,7 +109,7 @@ class Slices(Reduction):
 class Projection(ReduceOp):
     """A reduction over some of the axes: ``inner`` reduces a tile, ``result`` is how the rest lies."""
 
-    inner: SpaceOp
+    inner: ReduceOp
     result: Layout
     ties: Layout
     blank: tuple[float, ...]
@@ -119,7 +119,7 @@ class Projection(ReduceOp):
         return self.inner.uniform
 
     def need(self, box: Box) -> tuple[Box, ...]:
-        return (box,)
+        return self.inner.need(box)
 
     def lands(self, box: Box) -> Hashable:
         return self.left(box)

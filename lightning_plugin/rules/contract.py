@@ -19,6 +19,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.rules.axes import Projection
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reduce import widen
@@ -109,21 +110,31 @@ def spatial(value: Value, dim: int) -> bool:
 
 
 def summed(rec: Any, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
-    """Positions are summed over: all of them, on both sides in the same order."""
-    at, bt, _ = FORMS[form]
+    """Positions are summed over: all of them, or all of each image, on both sides in the same order."""
+    at, bt, out = FORMS[form]
     first = left if left.is_map else right
     extent = first.space.extent
-    shared = first.space.tidy.dims[at.index("k") if first is left else bt.index("k")]
+    names = at if first is left else bt
+    shared = {n: first.space.tidy.dims[names.index(n)] for n in names if n in "bk"}
+    shared = {n: dim for n, dim in shared.items() if any(isinstance(f, Axis) for f in dim)}
     operands = []
     for value, names in ((left, at), (right, bt)):
         if not value.is_map:
-            dims = tuple(shared if n == "k" else (size,) for n, size in zip(names, value.shape, strict=True))
+            dims = tuple(shared.get(n, (size,)) for n, size in zip(names, value.shape, strict=True))
             value = rec.spread(value, Layout(dims, extent))
         tidy = value.space.tidy
-        if tidy.extent != extent or tidy.space != (names.index("k"),) or tidy.dims[names.index("k")] != shared:
+        mine = {n: tidy.dims[d] for d, n in enumerate(names) if tidy.is_space(d)}
+        if tidy.extent != extent or mine != shared:
             return NotImplemented
         operands.append(value)
-    return rec.emit(Product(form, outs[0].dtype), operands, outs, None, form)
+    inner = Product(form, outs[0].dtype)
+    if "b" not in shared:
+        return rec.emit(inner, operands, outs, None, form)
+    summed_over = {f.index for f in shared["k"] if isinstance(f, Axis)}
+    left_over = tuple(1 if a in summed_over else size for a, size in enumerate(extent))
+    dims = tuple(shared.get(n, (size,)) for n, size in zip(out, outs[0].shape, strict=True))
+    result = Layout(dims, left_over)
+    return rec.emit(Projection(inner, result, result, (0.0,)), operands, outs, None, form)
 
 
 def rows(rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor], names: tuple[str, str, str]) -> Any:

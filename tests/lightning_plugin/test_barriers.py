@@ -55,10 +55,9 @@ class Bag(nn.Module):
 @pytest.mark.parametrize("layer", [nn.Conv2d(3, 5, 3, padding=1), nn.ConvTranspose2d(3, 4, 2, 2)], ids=["conv", "up"])
 def test_an_axis_that_is_mixed_is_exact(layer: nn.Module) -> None:
     """A rank of five may be a volume as well: where it is taken for one, channels are an axis, which a layer mixes."""
-    assert_exact(Bag(layer), (2, 7, 3, 13, 11))
     assert_exact(Bag(nn.Conv2d(6, 2, 3)), (2, 3, 6, 13, 11))
-    assert not make_plan(Bag(layer), (2, 7, 3, 13, 11), budget="64MiB", dtype=torch.float64).barriers
-    assert make_plan(Bag(nn.Conv2d(6, 2, 3)), (2, 3, 6, 13, 11), budget="64MiB", dtype=torch.float64).barriers
+    assert not make_plan(Bag(layer.float()), (2, 7, 3, 13, 11), budget="64MiB").barriers
+    assert_exact(Bag(layer), (2, 7, 3, 13, 11))
 
 
 def test_patches_by_their_numbers_are_exact() -> None:
