@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Clip, Window
@@ -68,17 +67,17 @@ class SlidingOp(WindowOp):
     is it padded by hand."""
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        padding = self.own_padding(box)
-        if padding is not None:
-            return self.slide(box, tiles[0], vectors, padding)
-        x = F.pad(tiles[0], self.pads(box), value=self.blank(tiles[0]))
-        return self.slide(box, x, vectors, [0] * len(self.windows))
+        return self.bound(box)(tiles, vectors)
 
     def bound(self, box: Box) -> Kernel:
         padding = self.own_padding(box)
         if padding is not None:
             return partial(self.slid, box, padding)
-        return partial(self.apply, box)
+        return partial(self.padded, box, self.pads(box))
+
+    def padded(self, box: Box, pads: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = torch.constant_pad_nd(tiles[0], pads, self.blank(tiles[0]))
+        return self.slide(box, x, vectors, [0] * len(self.windows))
 
     def slid(self, box: Box, padding: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return self.slide(box, tiles[0], vectors, padding)
@@ -158,7 +157,7 @@ class Convolution(SlidingOp):
     bias: bool = True
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        return aten.convolution.default(
+        return torch.convolution(
             x, vectors[0], vectors[1] if self.bias else None, self.stride, padding, self.dilation, False,
             [0] * len(padding), self.groups,
         )  # fmt: skip
