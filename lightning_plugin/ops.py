@@ -277,8 +277,24 @@ class Call:
 
         return run
 
-    def on_tiles(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
-        return self([*tiles, *vectors])
+    @cached_property
+    def on_tiles(self) -> Kernel:
+        """The call on tiles and vectors, which come first among its arguments far more often than not."""
+        func, autocast, kwargs = self.func, self.autocast, dict(self.kwargs)
+        count = next((i for i, a in enumerate(self.args) if not isinstance(a, Slot)), len(self.args))
+        rest = self.args[count:]
+        if [a.index for a in self.args[:count]] != list(range(count)) or has_slots((*rest, kwargs)):
+            return lambda tiles, vectors: self([*tiles, *vectors])
+        if autocast is None:
+            return lambda tiles, vectors: func(*tiles, *vectors, *rest, **kwargs)
+
+        def run(tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+            if autocast.idle:
+                return func(*tiles, *vectors, *rest, **kwargs)
+            with autocast.replay():
+                return func(*tiles, *vectors, *rest, **kwargs)
+
+        return run
 
 
 def has_slots(template: Any) -> bool:

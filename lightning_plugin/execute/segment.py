@@ -186,7 +186,7 @@ class SegmentRun:
         """All tiles, each with the tiles that are identical to it."""
         program, grid = tapes.program, tapes.grid
         if self.rehearsal is None:
-            tiles: Iterable[Owned] = program.owned(grid)
+            tiles: Iterable[Owned] = tapes.owned()
         else:
             tiles = self.rehearsal.tiles(program, grid, self.plan.ahead or bool(program.announced))
 

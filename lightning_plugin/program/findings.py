@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,8 @@ from lightning_plugin.program.tape import Emit, Read, Tape, record
 Interval = tuple[int, int]
 #: So many steps of tapes are kept at most: some tens of megabytes.
 MOST = 100_000
+#: What tiles own is kept of grids of so many tiles.
+FEW = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,7 @@ class Findings:
         self.tapes: dict[tuple[int, ...], Tape] = {}
         #: What passes over the tiles have held; see [Note: watched] in `ledger`.
         self.passes: dict[Hashable, Any] = {}
+        self.tiles: tuple[tuple[Box, ...], ...] | None = None
         self.regular = self.is_regular(program)
 
     def is_regular(self, program: Program) -> bool:
@@ -84,12 +87,20 @@ class Findings:
             kind = tuple(lying(program, axis, owned, need))
             self.lines[axis, i] = Line(held, self.kinds.setdefault(kind, len(self.kinds)))
 
+    def owned(self, program: Program, grid: Grid) -> Iterable[tuple[Box, ...]]:
+        """What each tile owns of every target; kept where tiles are few."""
+        if grid.tiles > FEW:
+            return program.owned(grid)
+        if self.tiles is None:
+            self.tiles = tuple(program.owned(grid))
+        return self.tiles
+
     @property
     def size(self) -> int:
-        """How many steps of tapes it holds, and lines, which are as long."""
-        return sum(len(tape.steps) for tape in self.tapes.values()) + sum(
-            len(line.held) for line in self.lines.values()
-        )
+        """How many steps of tapes it holds; lines and tiles count as much for each of their boxes."""
+        steps = sum(len(tape.steps) for tape in self.tapes.values())
+        boxes = sum(len(line.held) for line in self.lines.values()) + sum(map(len, self.tiles or ()))
+        return steps + boxes
 
 
 def lying(program: Program, axis: int, owned: Sequence[Box], need: Mapping[int, Box]) -> Sequence[Hashable]:
@@ -154,6 +165,10 @@ class Tapes:
         self.grid = grid
         self.found = library.of(program, grid)
         self.bound: dict[tuple[int, ...], Tape] = {}
+
+    def owned(self) -> Iterable[tuple[Box, ...]]:
+        """What each tile owns of every target."""
+        return self.found.owned(self.program, self.grid)
 
     @property
     def regular(self) -> bool:

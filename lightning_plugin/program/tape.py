@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +33,7 @@ Read = Callable[[Value, Box], Tensor]
 Emit = Callable[[int, Box, Sequence[Tensor]], None]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Step:
+class Step(NamedTuple):
     """One operator of a tape, the program's at a ``place``.
 
     ``inputs`` are slots of maps, with the part that is read; ``vectors`` places of vectors; ``output`` the slot of the
@@ -78,27 +78,27 @@ class Tape:
         for slot, (v, box) in zip(self.reads, reads, strict=True):
             held[slot] = read(v, box)
         with torch.set_grad_enabled(grad):
-            for step in self.steps:
-                tiles = [held[slot] if part is None else part(held[slot]) for slot, part in step.inputs]  # type: ignore[arg-type]
-                if step.kernel is None:
-                    emit(step.target, owned[step.target], tiles)  # type: ignore[arg-type]
+            for kernel, _, inputs, places, output, wanted, target, share, drops, _ in self.steps:
+                tiles: list[Any] = [held[slot] if part is None else part(held[slot]) for slot, part in inputs]  # type: ignore[arg-type]
+                if kernel is None:
+                    emit(target, owned[target], tiles)
                     del tiles
                 else:
-                    operands = [vectors[place] for place in step.vectors]
-                    if grad and not step.grad:
+                    operands = [vectors[place] for place in places]
+                    if grad and not wanted:
                         with torch.no_grad():
-                            tile = step.kernel(tiles, operands)  # type: ignore[arg-type]
+                            tile = kernel(tiles, operands)
                     else:
-                        tile = step.kernel(tiles, operands)  # type: ignore[arg-type]
+                        tile = kernel(tiles, operands)
                     del tiles
-                    if step.target >= 0:
-                        share = tile if step.share is None else step.share(tile)
-                        emit(step.target, owned[step.target], [share])
-                        del share
-                    if step.output >= 0:
-                        held[step.output] = tile
+                    if target >= 0:
+                        mine = [tile if share is None else share(tile)]
+                        emit(target, owned[target], mine)
+                        del mine
+                    if output >= 0:
+                        held[output] = tile
                     del tile
-                for slot in step.drops:
+                for slot in drops:
                     held[slot] = None
 
 
@@ -106,7 +106,7 @@ def bound(step: Step, program: Program) -> Step:
     """A step with its kernel bound to the operator of a recording."""
     if step.rebound is None:
         return step
-    return replace(step, kernel=program.steps[step.place].op.bound(step.rebound))  # type: ignore[attr-defined]
+    return step._replace(kernel=program.steps[step.place].op.bound(step.rebound))  # type: ignore[attr-defined]
 
 
 def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box]) -> Tape:
