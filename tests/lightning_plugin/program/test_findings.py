@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, seed, settings
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.ledger import Ledger
@@ -221,6 +222,36 @@ def test_a_second_step_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
             world.step(tiled, number)
             counts.append(len(seen))
     assert counts[1] == counts[2] < counts[0] / 2
+
+
+class Count(TorchDispatchMode):
+    """How many operators are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_tile_dispatches_what_its_operators_take() -> None:
+    """Three blocks of kernels of one position, so that no tile has a halo: what one tile more adds to a step."""
+    blocks = [[nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3), nn.ReLU(inplace=True)] for _ in range(3)]
+    net = nn.Sequential(*(layer for block in blocks for layer in block)).eval()
+    x = torch.randn(1, 3, 32, 32)
+    counts = []
+    for tiles in (4, 8):
+        tiled = TiledModule(net, tiles=(tiles, tiles))
+        with thorough(False):
+            for _ in range(2):
+                with Count() as count:
+                    tiled(LazyImage(x)).square().sum().backward()
+        counts.append(count.operators)
+    # Three operators a block forward, as many once more with what autograd saves of those in place, as many backward,
+    # what BatchNorm takes for its own; and what a tile has besides: it is cut out, summed, and its gradients added.
+    assert (counts[1] - counts[0]) / 48 <= 64, counts
 
 
 def test_two_recordings_run_by_the_same_tapes_at_once() -> None:
