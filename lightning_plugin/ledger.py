@@ -6,8 +6,11 @@ counted as made by it; parameters, and gradients that exist already, are what th
 
 [Note: watched] Watching an operator takes longer than many an operator does. Tiles of one kind hold the same: the first
 of each kind is watched, and of the others only what outlives its segment (boundaries, cotangents, results), each by
-itself. Where something of a tile may be there when the next begins (transfers and reads ahead, ranks that exchange,
-scans), all tiles are watched.
+itself. What a pass over tiles has held beyond what lay there, phase by phase, is kept with what was found of its tiles;
+a pass like it in a later step is taken to hold as much, and none of its tiles is watched (a ledger that is ``thorough``
+watches all the same). Where something of a tile may be there when the next begins (transfers and reads ahead, ranks
+that exchange, scans), all tiles are watched; where it depends on an image's pixels how many tiles are computed, or on a
+source what reading takes, the first of each kind is, in every step.
 
 [Note: allocator] On CUDA no tile is watched. There the ledger counts what outlives a segment, which is what may be
 beside a later call, and the allocator knows the peak: the most that it gave out since the step began, less what was
@@ -21,11 +24,11 @@ next: that one is planned with what is left of the budget, and the peak goes on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,10 +50,11 @@ class Stretch:
 
     That is said in phases. One ends where room for a whole map is made: with that, the next begins. So what tiles need
     is known apart from the sizes of whole maps. ``born`` is what was made since and is still there, but for the rooms;
-    ``lost`` what was there before and has gone.
+    ``lost`` what was there before and has gone. ``known`` is what a pass like it has needed in an earlier step.
     """
 
-    def __init__(self, live: int) -> None:
+    def __init__(self, live: int, known: Sequence[int] = ()) -> None:
+        self.known = known
         self.began = live
         self.needs = [0]
         self.rooms: list[int] = []
@@ -66,6 +70,12 @@ class Stretch:
         self.began += room
         self.rooms.append(room)
         self.needs.append(max(0, live - self.began))
+
+    @property
+    def most(self) -> int:
+        """The most that is known to be live in the phase under way."""
+        phase = len(self.rooms)
+        return self.began + self.known[phase] if phase < len(self.known) else 0
 
     def notes(self) -> Iterator[Note]:
         """What a ledger notes of it: the same of two passes, whether they were run or known."""
@@ -84,6 +94,9 @@ class Ledger:
     The ledger of a rehearsal counts the storages of fake tensors (``fakes``), and ``notes`` what happens in which order
     and at whose turn (``enter``): `planner.account` reads them. ``limit`` is the budget, where one is kept.
     """
+
+    #: Whether passes over tiles are watched in every step, also where it is known what they need.
+    thorough: ClassVar[bool] = False
 
     def __init__(self, device: torch.device | None = None, fakes: bool = False) -> None:
         self.live = self.peak = 0
@@ -156,9 +169,10 @@ class Ledger:
             self._stretch.see(self.live + size)
 
     @contextmanager
-    def stretch(self) -> Iterator[Stretch]:
-        """A pass over tiles."""
-        self._stretch = found = Stretch(self.live)
+    def stretch(self, known: Sequence[int] = ()) -> Iterator[Stretch]:
+        """A pass over tiles, of which it may be known what it needs."""
+        self._stretch = found = Stretch(self.live, known)
+        self.peak = max(self.peak, found.most + self.sums.held)
         try:
             yield found
         finally:
@@ -177,6 +191,7 @@ class Ledger:
         self.notes, self._stretch = notes, stretch
         if stretch is not None:
             stretch.next(self.live - before, self.live)
+            self.peak = max(self.peak, stretch.most + self.sums.held)
         else:
             self.note("made", self.live - before)
 

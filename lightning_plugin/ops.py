@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -233,9 +233,12 @@ class Autocast:
         kind = device.type if torch.amp.is_autocast_available(device.type) else "cpu"
         return Autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
+    @property
+    def idle(self) -> bool:
+        """Whether it is what holds anyway."""
+        return not self.enabled and not torch.is_autocast_enabled(self.device_type)
+
     def replay(self) -> AbstractContextManager[Any]:
-        if not self.enabled and not torch.is_autocast_enabled(self.device_type):
-            return nullcontext()
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)
 
 
@@ -256,7 +259,7 @@ class Call:
     autocast: Autocast | None = None
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        if self.autocast is None:
+        if self.autocast is None or self.autocast.idle:
             return self.filled(tensors)
         with self.autocast.replay():
             return self.filled(tensors)
@@ -266,21 +269,38 @@ class Call:
         """The function as one of its tensors alone. Where each is an argument by itself, nothing is looked through."""
         func, args, kwargs = self.func, self.args, dict(self.kwargs)
         slots = [(i, a.index) for i, a in enumerate(args) if isinstance(a, Slot)]
-        if any(not isinstance(a, Slot) and has_slots(a) for a in (*args, *kwargs.values())) or any(
-            isinstance(a, Slot) for a in kwargs.values()
-        ):
+        names = [(name, a.index) for name, a in kwargs.items() if isinstance(a, Slot)]
+        if any(not isinstance(a, Slot) and has_slots(a) for a in (*args, *kwargs.values())):
             return lambda tensors: func(*fill(args, tensors), **{k: fill(v, tensors) for k, v in kwargs.items()})
 
         def run(tensors: Sequence[Tensor]) -> Any:
             here = list(args)
             for i, index in slots:
                 here[i] = tensors[index]
+            if names:
+                return func(*here, **{**kwargs, **{name: tensors[index] for name, index in names}})
             return func(*here, **kwargs)
 
         return run
 
-    def on_tiles(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
-        return self([*tiles, *vectors])
+    @cached_property
+    def on_tiles(self) -> Kernel:
+        """The call on tiles and vectors, which come first among its arguments far more often than not."""
+        func, autocast, kwargs = self.func, self.autocast, dict(self.kwargs)
+        count = next((i for i, a in enumerate(self.args) if not isinstance(a, Slot)), len(self.args))
+        rest = self.args[count:]
+        if [a.index for a in self.args[:count]] != list(range(count)) or has_slots((*rest, kwargs)):
+            return lambda tiles, vectors: self([*tiles, *vectors])
+        if autocast is None:
+            return lambda tiles, vectors: func(*tiles, *vectors, *rest, **kwargs)
+
+        def run(tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Any:
+            if autocast.idle:
+                return func(*tiles, *vectors, *rest, **kwargs)
+            with autocast.replay():
+                return func(*tiles, *vectors, *rest, **kwargs)
+
+        return run
 
 
 def has_slots(template: Any) -> bool:

@@ -71,7 +71,15 @@ def without_storage(cls: type, like: Tensor, requires_grad: bool) -> Any:
     )
 
 
+def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
+    """Add to each of some tensors, in place, so many times another."""
+    torch._foreach_add_(totals, others, alpha=times)
+
+
 # Operators and arguments
+
+#: What the operators of ``torch.ops`` are, with their overloads and without.
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def schema(func: Any) -> Any:

@@ -28,6 +28,7 @@ from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.recipe import NEAR, Recipe
+from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording
@@ -48,7 +49,8 @@ class Settings:
     for all steps of a training. ``team`` are the ranks that share an image's tiles, where there are several.
     ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
     when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
-    ran, ``ledger`` what its step used where a budget is kept. ``progress`` tells of steps while they last.
+    ran, ``ledger`` what its step used where a budget is kept. ``progress`` tells of steps while they last,
+    ``library`` is what they have found of tiles.
     """
 
     options: Options = field(default_factory=Options)
@@ -62,6 +64,7 @@ class Settings:
     barriers: tuple[str, ...] = field(default=(), init=False)
     reserved: int = field(default=0, init=False)
     progress: Progress = field(default_factory=Progress, init=False)
+    library: Library = field(default_factory=Library, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
@@ -164,7 +167,7 @@ class Settings:
                 self.ledger.ignore(image.tensor)
         for tensor in tensors_of(recording):
             self.ledger.hold(tensor)
-        return Step(self.ledger, self.team, self.options.folder, self.progress)
+        return Step(self.ledger, self.team, self.options.folder, self.progress, library=self.library)
 
 
 def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:

@@ -29,6 +29,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Source, TileOp
 from lightning_plugin.private import FakeTensor
+from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.program import Program
 
 #: What says of a map's box that it is constant: a key that is equal for equal values, or None.
@@ -91,18 +92,18 @@ def is_source(v: Value) -> bool:
     return v.node is not None and isinstance(v.node.op, Source)
 
 
-def groups(program: Program, tiles: Iterable[Owned], constant: Constant) -> Iterator[list[Owned]]:
+def groups(tapes: Tapes, tiles: Iterable[Owned], constant: Constant) -> Iterator[list[Owned]]:
     """Tiles that are the same computation, together; the others by themselves, all in the order of the grid."""
     found: dict[object, list[Owned]] = {}
     for place, owned in enumerate(tiles):
-        key = likeness(program, owned, constant)
+        key = likeness(tapes, owned, constant)
         found.setdefault(place if key is None else key, []).append(owned)
     yield from found.values()
 
 
-def likeness(program: Program, owned: Owned, constant: Constant) -> object | None:
+def likeness(tapes: Tapes, owned: Owned, constant: Constant) -> object | None:
     """What two tiles have to have in common to be the same computation, or None for a tile of its own."""
-    need = program.boxes(owned)
+    program, need = tapes.program, tapes.boxes(owned)
     values = []
     for v in program.reads:
         if id(v) in need:

@@ -23,7 +23,6 @@ from lightning_plugin.ops import Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import ScanTile, run_tile, scan
-from lightning_plugin.program.tape import Tapes
 
 #: Identical tiles whose cotangents differ are looked through this often for others that are equal to them.
 MOST_CLASSES = 4
@@ -64,6 +63,7 @@ class Backward:
         makers = ctx.next_functions[len(ctx.next_functions) - len(self.handles) :]
         self.followed = {key for key, (maker, _) in zip(self.handles, makers, strict=True) if will_run(maker)}
         self.needs = needs
+        self.watched = True
         self.gradients = Gradients(
             self.leaves[:first],
             {**self.spreads, **self.images},
@@ -104,7 +104,8 @@ class Backward:
             for handle in self.handles.values():
                 handle.bring_back()
             self.program = segment.program if segment.scans else segment.program.narrow(self.alive)
-            self.tapes = Tapes(self.program, segment.backward_grid)
+            self.tapes = segment.tapes(self.program, segment.backward_grid)
+            self.operands = [self.vectors[id(v)] for v in self.program.vectors]
             pass_over(self, segment, self.likeness())
             if segment.team is not None:
                 resident = (*segment.spreads, *segment.images)
@@ -134,8 +135,6 @@ class Backward:
     def likeness(self) -> Hashable:
         """What passes like this one have in common; see [Note: known] in `rehearsal`."""
         segment = self.segment
-        if segment.rehearsal is None:
-            return None
         reads = []
         for v in self.program.reads:
             handle = self.handles.get(id(v))
@@ -177,8 +176,8 @@ class Backward:
         cotangents = self.given(program)
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
-        for members in segment.loop(program, True, self.handle, fetch):
-            with segment.watching(self.tapes.fresh(members[0])):
+        for members in segment.loop(self.tapes, self.handle, fetch):
+            with segment.watching(self.watched and self.tapes.fresh(members[0])):
                 for tile in self.parted(program, members):
                     self.tile(program, tile)
 
@@ -204,17 +203,18 @@ class Backward:
             return self.segment.read(v, box, self.spreads, self.handle(v)).detach()
 
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, {})
-        tapes = Tapes(program, segment.backward_grid)
+        tapes = segment.tapes(program, segment.backward_grid)
+        operands = [self.vectors[id(v)] for v in program.vectors]
         with torch.no_grad():
             fetch = segment.fetch(self.handles)
-            for members in segment.loop(program, True, self.handle, fetch, planned=False):
+            for members in segment.loop(tapes, self.handle, fetch, planned=False):
 
                 def emit(i: int, box: Box, tiles: Sequence[Tensor], times: int = len(members)) -> None:
                     t = program.targets[i]
                     part = t.part(box, tiles, self.vectors, times)
                     found[i] = t.op.merge(found[i], part) if i in found else part
 
-                tapes.run(members[0], read, self.vectors, emit, grad=False)
+                tapes.run(members[0], read, operands, emit, grad=False)
         if segment.team is not None:
             ranks = segment.team.gather({i: part.to("cpu") for i, part in found.items()})
             parts = {i: [r[i].to(t.map.device) for r in ranks if i in r] for i, t in enumerate(program.targets)}
@@ -330,12 +330,11 @@ class Backward:
         given = [(v, box) for v, box, _ in reads]
         for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
             done.clear()  # type: ignore[attr-defined]
-        for adder, g in zip(adders.values(), found, strict=False):
-            adder.add(g, times)
+        self.gradients.add(found[: len(adders)], times)
         here = found[len(adders) :]
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
-                self.give_all(program, work, v, box, g)
+                self.give_all(work, v, box, g)
         back = zip((serial for serial, _ in carried), here[len(given) :], strict=True)
         return {serial: g for serial, g in back if g is not None}
 
@@ -347,7 +346,7 @@ class Backward:
         emit: Callable[[int, Box, Sequence[Tensor]], None],
     ) -> dict[int, Tensor]:
         if work.scan is None:
-            self.tapes.run(work.members[0], read, self.vectors, emit, grad=True)
+            self.tapes.run(work.members[0], read, self.operands, emit, grad=True)
             return {}
         grads = {n.serial: n.outputs[0].requires_grad for n in program.steps}
         work.carried = {s: t.detach().requires_grad_(grads[s]) for s, t in work.carried.items()}
@@ -369,12 +368,12 @@ class Backward:
             for value, g in zip(values, grads, strict=True):
                 yield value, g if g is None or count == 1 else g * count
 
-    def give_all(self, program: Program, work: Tile, v: Value, box: Box, gradient: Tensor) -> None:
+    def give_all(self, work: Tile, v: Value, box: Box, gradient: Tensor) -> None:
         """The gradient of something that was read, by the tile and by those that it stands for."""
         ahead = self.segment.plan.ahead
         self.gradients.give(v, box, gradient, ahead)
         for member in work.members[1:]:
-            self.gradients.give(v, program.boxes(member)[id(v)], gradient, ahead)
+            self.gradients.give(v, self.tapes.boxes(member)[id(v)], gradient, ahead)
 
     def complete(self, team: Team) -> None:
         """The cotangents of this segment's boundaries, of which each rank has collected its tiles' share; see

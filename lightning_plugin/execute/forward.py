@@ -18,7 +18,6 @@ from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Reduction
 from lightning_plugin.program.scan import run_tile, scan
-from lightning_plugin.program.tape import Tapes
 
 
 class Forward:
@@ -31,7 +30,9 @@ class Forward:
         self.inputs = inputs
         self.vectors = {id(v): t.detach() for v, t in zip(program.vectors, inputs, strict=False)}
         self.spreads = {id(v): t.detach() for v, t in zip(run.spreads, inputs[len(program.vectors) :], strict=False)}
-        self.tapes = Tapes(program, run.plan.forward)
+        self.tapes = run.tapes(program, run.plan.forward)
+        self.operands = [self.vectors[id(v)] for v in program.vectors]
+        self.watched = True
         self.totals: dict[int, Reduction] = {}
         #: What each tile of a scan was handed: backward begins with it.
         self.carried: list[dict[int, Tensor]] = []
@@ -96,8 +97,8 @@ class Forward:
         if run.team is not None:
             self.together(run.team)
             return
-        for members in run.loop(run.program, False, self.handle, run.fetch(self.handles)):
-            with run.watching(self.tapes.fresh(members[0])):
+        for members in run.loop(self.tapes, self.handle, run.fetch(self.handles)):
+            with run.watching(self.watched and self.tapes.fresh(members[0])):
                 self.tile(members)
 
     def read(self, v: Value, box: Box) -> Tensor:
@@ -140,7 +141,7 @@ class Forward:
 
         if self.segment.team is not None:
             self.made.append(Made())
-        self.tapes.run(members[0], self.read, self.vectors, emit, grad=False)
+        self.tapes.run(members[0], self.read, self.operands, emit, grad=False)
 
     def emit(self, i: int, box: Box, tiles: Sequence[Tensor], times: int) -> None:
         """A tile's share of a target, of a reduction as often as there are identical tiles."""
@@ -163,9 +164,9 @@ class Forward:
     def together(self, team: Team) -> None:
         """This rank's tiles, and from time to time what the other ranks have made of theirs."""
         run = self.segment
-        for dealt in team.rounds(run.work(run.program, False, self.handle)):
+        for dealt in team.rounds(run.work(self.tapes, self.handle)):
             mine = (members for owner, members in dealt if owner == team.rank)
-            for members in run.step.progress.told(run.announced(run.program, mine, run.fetch(self.handles))):
+            for members in run.step.progress.told(run.announced(self.tapes, mine, run.fetch(self.handles))):
                 with run.watching():
                     self.tile(members)
             made = [iter(rank) for rank in team.gather([m.on("cpu") for m in self.made])]

@@ -13,6 +13,7 @@ from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger, apart
+from lightning_plugin.private import add_each
 from lightning_plugin.rules.reduce import wide
 
 #: Over so many tiles, float32 numbers may be added up in float32: a sum of n equal ones is off by half of n roundings.
@@ -34,16 +35,11 @@ class Adder:
         self.kept = type_of_sum(like.dtype, like.device, tiles)
         self.total: Tensor | None = None
 
-    def add(self, gradient: Tensor | None, times: int = 1) -> None:
-        if gradient is None:
-            return
-        if self.total is None:
-            # In the tensor's own layout: autograd would make a copy of any other.
-            self.total = torch.empty_like(self.like, dtype=self.kept).copy_(gradient)
-            if times > 1:
-                self.total.mul_(times)
-        else:
-            self.total.add_(gradient, alpha=times)
+    def begin(self, gradient: Tensor, times: int) -> None:
+        # In the tensor's own layout: autograd would make a copy of any other.
+        self.total = torch.empty_like(self.like, dtype=self.kept).copy_(gradient)
+        if times > 1:
+            self.total.mul_(times)
 
     def blank(self) -> Tensor:
         """The sum of nothing."""
@@ -72,6 +68,19 @@ class Gradients:
         self.wholes: dict[int, tuple[Value, Tensor]] = {}
         #: The maps for whose gradients room was made, in order.
         self.rooms: list[Value] = []
+
+    def add(self, found: Sequence[Tensor | None], times: int) -> None:
+        """A tile's gradients of the vectors that need one, in order; sums that have begun go on in one call."""
+        begun: list[tuple[Tensor, Tensor]] = []
+        for adder, gradient in zip(self.adders.values(), found, strict=True):
+            if gradient is None:
+                continue
+            if adder.total is None:
+                adder.begin(gradient, times)
+            else:
+                begun.append((adder.total, gradient))
+        if begun:
+            add_each([total for total, _ in begun], [gradient for _, gradient in begun], times)
 
     def vector(self, place: int) -> Tensor | None:
         """The gradient of a vector by its place."""

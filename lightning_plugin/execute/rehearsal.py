@@ -21,8 +21,8 @@ import torch
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
+from lightning_plugin.program.findings import Tapes, lying
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.tape import Tapes
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Rehearsal:
         if not tapes.regular:
             return None
         program = tapes.program
-        axes = range(len(tapes.counts))
+        axes = range(len(tapes.grid.counts))
         kinds = []
         for owned in self.tiles(program, tapes.grid, ahead):
             need = program.boxes(owned)
-            kinds.append(tuple(tuple(tapes.lying(axis, owned, need)) for axis in axes))
+            kinds.append(tuple(tuple(lying(program, axis, owned, need)) for axis in axes))
         return structure(program, self.describe), tuple(kinds)
 
 

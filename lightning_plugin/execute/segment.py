@@ -30,8 +30,8 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Source
 from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.tape import Tapes
 
 #: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.
 Fetch = Callable[[Mapping[int, Box], Owned], None]
@@ -109,26 +109,25 @@ class SegmentRun:
 
     def loop(
         self,
-        program: Program,
-        backward: bool,
+        tapes: Tapes,
         handle: Callable[[Value], Handle | None],
         fetch: Fetch | None,
         planned: bool = True,
     ) -> Iterator[Sequence[Owned]]:
         """The tiles that this process evaluates, each with the tiles that are identical to it; listeners hear of those
         that were planned."""
-        work = self.work(program, backward, handle)
+        work = self.work(tapes, handle)
         if self.team is not None:
             work = self.team.mine(work)
-        work = self.announced(program, work, fetch)
+        work = self.announced(tapes, work, fetch)
         return self.step.progress.told(work) if planned and self.rehearsal is None else work
 
     def announced(
-        self, program: Program, work: Iterator[Sequence[Owned]], fetch: Fetch | None
+        self, tapes: Tapes, work: Iterator[Sequence[Owned]], fetch: Fetch | None
     ) -> Iterator[Sequence[Owned]]:
         """The same work; sources that can prefetch, and lower tiers, hear of the next tile's boxes while this one is
         computed."""
-        sources = program.announced
+        sources = tapes.program.announced
         if not sources and fetch is None:
             yield from work
             return
@@ -136,7 +135,7 @@ class SegmentRun:
         while now is not None:
             after = next(work, None)
             if after is not None:
-                need = program.boxes(after[0])
+                need = tapes.boxes(after[0])
                 with self.watching():
                     for v in sources:
                         if id(v) in need:
@@ -179,13 +178,15 @@ class SegmentRun:
             for key, kept in maps.items():
                 kept.expect(found.get(key, 0))
 
-    def work(
-        self, program: Program, backward: bool, handle: Callable[[Value], Handle | None]
-    ) -> Iterator[Sequence[Owned]]:
+    def tapes(self, program: Program, grid: Grid) -> Tapes:
+        """The tapes of a pass over a program's tiles."""
+        return Tapes(program, grid, self.step.library)
+
+    def work(self, tapes: Tapes, handle: Callable[[Value], Handle | None]) -> Iterator[Sequence[Owned]]:
         """All tiles, each with the tiles that are identical to it."""
-        grid = self.backward_grid if backward else self.plan.forward
+        program, grid = tapes.program, tapes.grid
         if self.rehearsal is None:
-            tiles: Iterable[Owned] = program.owned(grid)
+            tiles: Iterable[Owned] = tapes.owned()
         else:
             tiles = self.rehearsal.tiles(program, grid, self.plan.ahead or bool(program.announced))
 
@@ -196,27 +197,42 @@ class SegmentRun:
             values = self.sources[v].constant(box) if v in self.sources else None
             return None if values is None else key_of(values)
 
-        return groups(program, tiles, constant) if self.alike else ([owned] for owned in tiles)
+        return groups(tapes, tiles, constant) if self.alike else ([owned] for owned in tiles)
 
     def likeness(self, tapes: Tapes, tensors: Sequence[Tensor], *more: Hashable) -> Hashable:
-        """What passes have in common of which a rehearsal runs one; None where it has to run each, or in a real run.
-        See [Note: known] in `rehearsal`."""
-        if self.rehearsal is None or self.scans:
+        """What passes have in common of which a rehearsal runs one, and a ledger watches one; None where each has to be
+        run, or watched. See [Note: known] in `rehearsal`, [Note: watched] in `ledger`."""
+        if self.ledger is None or self.scans:
             return None
         program, plan = tapes.program, self.plan
-        tiles = self.rehearsal.likeness(tapes, plan.ahead or bool(program.announced))
+        if self.rehearsal is not None:
+            tiles = self.rehearsal.likeness(tapes, plan.ahead or bool(program.announced))
+        else:
+            tiles = self.watched_before(tapes, self.ledger)
         if tiles is None:
             return None
         lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
         return tiles, (plan.tier, plan.half, plan.ahead, plan.drop > 0), self.alike, lie, more
+
+    def watched_before(self, tapes: Tapes, ledger: Ledger) -> Hashable:
+        """How images lie in memory, where a pass over the tiles holds what another on the same tapes has held; else
+        None."""
+        if not tapes.regular or ledger.allocator or ledger.thorough or self.alike or self.lasts:
+            return None
+        images = [image.tensor for image in self.sources.values()]
+        return None if any(t is None for t in images) else tuple(strides_order(t) for t in images if t is not None)
 
     def watching(self, fresh: bool = True) -> AbstractContextManager[None]:
         """A block of a tile whose operators the ledger counts where it has to; ``fresh``: the tile is the first of its
         kind. See [Note: watched] in `ledger`."""
         if self.ledger is None or self.ledger.allocator:
             return nullcontext()
-        left = self.plan.ahead or self.team is not None or self.program.announced
-        return self.ledger.watching() if fresh or left else nullcontext()
+        return self.ledger.watching() if fresh or self.lasts else nullcontext()
+
+    @property
+    def lasts(self) -> bool:
+        """Whether something of a tile may be there when the next begins."""
+        return bool(self.plan.ahead or self.team is not None or self.program.announced)
 
     def turn(self, what: str) -> AbstractContextManager[None]:
         """A block in which it is this segment's turn to do ``what``."""
@@ -246,7 +262,10 @@ class SegmentRun:
 
 
 class TilePass(Protocol):
-    """Forward or backward of a segment."""
+    """Forward or backward of a segment; ``watched``: the ledger watches the first tile of each kind."""
+
+    tapes: Tapes
+    watched: bool
 
     def over_tiles(self) -> None: ...
     def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]: ...
@@ -254,18 +273,21 @@ class TilePass(Protocol):
 
 
 def pass_over(work: TilePass, run: SegmentRun, likeness: Hashable) -> None:
-    """Run a pass over tiles, or, in a rehearsal that has run one like it, make what that made."""
-    if likeness is None or run.rehearsal is None or run.ledger is None:
+    """Run a pass over tiles, unwatched if one like it was watched; in a rehearsal that has run one like it, make what
+    that made."""
+    if likeness is None or run.ledger is None:
         work.over_tiles()
         return
-    known = run.rehearsal.known.get(likeness)
-    with run.ledger.stretch() as stretch:
-        if known is not None:
+    passes = work.tapes.found.passes if run.rehearsal is None else run.rehearsal.known
+    known = passes.get(likeness)
+    with run.ledger.stretch(known.needs if known is not None and run.rehearsal is None else ()) as stretch:
+        if known is not None and run.rehearsal is not None:
             work.make(known)
         else:
+            work.watched = known is None
             work.over_tiles()
     if known is None:
-        run.rehearsal.known[likeness] = Pass(tuple(stretch.needs), *work.made_now())
+        passes[likeness] = Pass(tuple(stretch.needs), *work.made_now())
 
 
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:

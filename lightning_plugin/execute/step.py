@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.team import Team
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
     """How a plan is run: who counts what it holds, the ranks that share its tiles, the folder for maps on the disk
-    (None: the system's), who hears of its progress, and what is rehearsed, if it is only a rehearsal."""
+    (None: the system's), who hears of its progress, what is rehearsed, if it is only a rehearsal, and what earlier
+    steps have found of tiles."""
 
     ledger: Ledger | None = None
     team: Team | None = None
     folder: str | None = None
     progress: Progress = field(default_factory=Progress)
     rehearsal: Rehearsal | None = None
+    library: Library = field(default_factory=Library)

@@ -59,13 +59,13 @@ def sizes_of(node: Node) -> frozenset[int]:
 
 def describe(thing: Any, sizes: frozenset[int] = frozenset()) -> Any:
     """A description that is equal for equal operators, without the tensors and functions' identities, and without these
-    numbers."""
+    numbers; what operators do not compare (a step's key of random numbers) is no part of it."""
     if isinstance(thing, Tensor) or hasattr(thing, "read"):
         return "tensor"
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return (
             type(thing).__name__,
-            *(describe(getattr(thing, f.name), sizes) for f in dataclasses.fields(thing)),
+            *(describe(getattr(thing, f.name), sizes) for f in dataclasses.fields(thing) if f.compare),
         )
     if isinstance(thing, dict):
         return tuple((k, describe(v, sizes)) for k, v in thing.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -91,8 +92,21 @@ class Program:
         overwrite = frozenset(n.serial for n in order if may_overwrite(n, order, targets, reads))
         return Program(tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last, overwrite)
 
+    @cached_property
+    def slots(self) -> Mapping[int, int]:
+        """The number of every map: first those that are read, then those that are made."""
+        made = (v for node in self.steps for v in node.outputs if v.is_map)
+        return {id(v): i for i, v in enumerate((*self.reads, *made))}
+
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """The number of every vector."""
+        return {id(v): i for i, v in enumerate(self.vectors)}
+
     def narrow(self, targets: Sequence[Target]) -> Program:
         """The program that makes some of the targets."""
+        if len(targets) == len(self.targets):
+            return self
         available = {id(v) for v in self.reads}
         return Program.build(targets, lambda v: id(v) in available)
 

@@ -1,4 +1,4 @@
-"""What the tiles of a segment compute, found once for all that are the same computation.
+"""What a tile of a segment computes, as a flat list.
 
 [Note: tapes] What a tile evaluates depends on the sizes of its boxes, on how they lie to each other, and on what an
 operator says of where they lie (its `mark`: a window pads next to a border); tiles that agree in all this are of one
@@ -7,95 +7,122 @@ when what was read is let go. What a box is on one axis depends on nothing but t
 part in the kind: boxes are found for one tile of each index and put together for all others, and a grid of n × n tiles
 asks the operators n times. Where an axis has another say (a tile without a share in some target), each tile has a tape
 of its own.
+
+A tape speaks of maps and vectors by number and holds nothing of a recording, so that the next recording of the same
+structure runs by it: see [Note: findings] in `findings`. Kernels whose operator holds what may be another thing then (a
+key of random numbers) are bound anew.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Part
 from lightning_plugin.ops import Kernel, ReduceOp, TileOp
 from lightning_plugin.program.program import Program
+from lightning_plugin.program.structure import varies
 
 Read = Callable[[Value, Box], Tensor]
 Emit = Callable[[int, Box, Sequence[Tensor]], None]
-Interval = tuple[int, int]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Step:
-    """One operator of a tape. ``inputs`` are keys of what is held, with the part that is read; ``target`` is the place
-    of the target that it makes, or -1, and ``share`` the part of the result that is the tile's own; ``drops`` are let
-    go after it."""
+class Step(NamedTuple):
+    """One operator of a tape, the program's at a ``place``.
+
+    ``inputs`` are slots of maps, with the part that is read; ``vectors`` places of vectors; ``output`` the slot of the
+    result, or -1 where nobody reads it. ``target`` is the place of the target that it makes, or -1, and ``share`` the
+    part of the result that is the tile's own; ``drops`` are let go after it. ``rebound`` is the box for which the
+    kernel is bound in each recording, where it has to be.
+    """
 
     kernel: Kernel | None
+    place: int
     inputs: tuple[tuple[int, Part | None], ...]
     vectors: tuple[int, ...]
-    output: int | None
+    output: int
     grad: bool
     target: int
     share: Part | None
     drops: tuple[int, ...]
+    rebound: Box | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tape:
-    """What the tiles of a kind do; ``reads`` are what they begin with."""
+    """What the tiles of a kind do; ``reads`` are the slots that they begin with, of so many ``slots``."""
 
-    reads: tuple[Value, ...]
+    reads: tuple[int, ...]
+    slots: int
     steps: tuple[Step, ...]
 
+    def bound(self, program: Program) -> Tape:
+        """The tape for another recording of the same structure."""
+        if all(step.rebound is None for step in self.steps):
+            return self
+        return replace(self, steps=tuple(bound(step, program) for step in self.steps))
+
     def run(
-        self, owned: Sequence[Box], boxes: Mapping[int, Box], read: Read, vectors: Mapping[int, Tensor], emit: Emit,
-        grad: bool,
+        self, reads: Sequence[tuple[Value, Box]], owned: Sequence[Box], read: Read, vectors: Sequence[Tensor],
+        emit: Emit, grad: bool,
     ) -> None:  # fmt: skip
-        """Evaluate one tile; ``emit(i, box, tiles)`` gets each target's share: its tile, or a reduction's inputs."""
-        held = {id(v): read(v, boxes[id(v)]) for v in self.reads}
+        """Evaluate one tile, which begins with the boxes ``reads``; ``emit(i, box, tiles)`` gets each target's share:
+        its tile, or a reduction's inputs."""
+        held: list[Tensor | None] = [None] * self.slots
+        for slot, (v, box) in zip(self.reads, reads, strict=True):
+            held[slot] = read(v, box)
         with torch.set_grad_enabled(grad):
-            for step in self.steps:
-                tiles = [held[key] if part is None else part(held[key]) for key, part in step.inputs]
-                if step.kernel is None:
-                    emit(step.target, owned[step.target], tiles)
+            for kernel, _, inputs, places, output, wanted, target, share, drops, _ in self.steps:
+                tiles: list[Any] = [held[slot] if part is None else part(held[slot]) for slot, part in inputs]  # type: ignore[arg-type]
+                if kernel is None:
+                    emit(target, owned[target], tiles)
                     del tiles
                 else:
-                    operands = [vectors[key] for key in step.vectors]
-                    if grad and not step.grad:
+                    operands = [vectors[place] for place in places]
+                    if grad and not wanted:
                         with torch.no_grad():
-                            tile = step.kernel(tiles, operands)
+                            tile = kernel(tiles, operands)
                     else:
-                        tile = step.kernel(tiles, operands)
+                        tile = kernel(tiles, operands)
                     del tiles
-                    if step.target >= 0:
-                        share = tile if step.share is None else step.share(tile)
-                        emit(step.target, owned[step.target], [share])
-                        del share
-                    if step.output is not None:
-                        held[step.output] = tile
+                    if target >= 0:
+                        mine = [tile if share is None else share(tile)]
+                        emit(target, owned[target], mine)
+                        del mine
+                    if output >= 0:
+                        held[output] = tile
                     del tile
-                for key in step.drops:
-                    held.pop(key, None)
+                for slot in drops:
+                    held[slot] = None
+
+
+def bound(step: Step, program: Program) -> Step:
+    """A step with its kernel bound to the operator of a recording."""
+    if step.rebound is None:
+        return step
+    return step._replace(kernel=program.steps[step.place].op.bound(step.rebound))  # type: ignore[attr-defined]
 
 
 def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box]) -> Tape:
     """The tape of a tile."""
     stored = {t.node.serial: i for i, t in enumerate(program.targets) if t.stored is not None}
     reducing = {t.node.serial: i for i, t in enumerate(program.targets) if t.stored is None}
+    slots = program.slots
     steps = []
     drops: tuple[int, ...] = ()
     for place, node in enumerate(program.steps):
-        drops += tuple({id(v) for v in node.inputs if program.last_use.get(id(v)) == place and id(v) in need})
+        drops += tuple({slots[id(v)] for v in node.inputs if program.last_use.get(id(v)) == place and id(v) in need})
         if isinstance(node.op, ReduceOp):
             i = reducing[node.serial]
             if not owned[i].empty:
-                inputs = parts(node, node.op.need(owned[i]), need)
-                steps.append(Step(None, inputs, (), None, False, i, None, drops))
+                inputs = parts(program, node, node.op.need(owned[i]), need)
+                steps.append(Step(None, place, inputs, (), -1, False, i, None, drops))
                 drops = ()
             continue
         out = node.outputs[0]
@@ -111,110 +138,25 @@ def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box]) -> T
         steps.append(
             Step(
                 node.op.writing(node.inplace) if overwrites else node.op.bound(box),  # type: ignore[attr-defined]
-                parts(node, node.op.need(box), need),
-                tuple(id(v) for v in node.vectors),
-                id(out) if kept else None,
+                place,
+                parts(program, node, node.op.need(box), need),
+                tuple(program.places[id(v)] for v in node.vectors),
+                slots[id(out)] if kept else -1,
                 out.requires_grad,
                 i,
                 None if i < 0 else out.space.part(box, owned[i]),
                 drops,
+                box if varies(node.op) and not overwrites else None,
             )
         )
         drops = ()
-    return Tape(tuple(v for v in program.reads if id(v) in need), tuple(steps))
+    reads = tuple(slots[id(v)] for v in program.reads if id(v) in need)
+    return Tape(reads, len(slots), tuple(steps))
 
 
-def parts(node: Node, wanted: Sequence[Box], need: Mapping[int, Box]) -> tuple[tuple[int, Part | None], ...]:
-    return tuple((id(v), v.space.part(need[id(v)], box)) for v, box in zip(node.maps, wanted, strict=True))
-
-
-@dataclass(frozen=True, eq=False)
-class Line:
-    """One index of a grid on one axis: every map's interval there, and what the index adds to a tile's kind."""
-
-    held: Mapping[int, Interval]
-    kind: int
-
-
-class Tapes:
-    """The tapes of a program on a grid."""
-
-    def __init__(self, program: Program, grid: Grid) -> None:
-        self.program = program
-        self.grid = grid
-        self.counts = grid.counts
-        self.ends = grid.ends([t.map.space.extent for t in program.targets])
-        self.lines: dict[tuple[int, int], Line] = {}
-        self.kinds: dict[Hashable, int] = {}
-        self.tapes: dict[tuple[int, ...], Tape] = {}
-        self.regular = self.is_regular()
-        self.places = [{lo: i for i, lo in enumerate(cuts)} for cuts in self.ends[0]]
-
-    def is_regular(self) -> bool:
-        """Whether all maps have the axes of the grid, and every tile a share in every target."""
-        maps = [v for n in self.program.steps for v in (*n.maps, *(o for o in n.outputs if o.is_map))]
-        return all(len(v.space.extent) == len(self.counts) for v in maps) and all(
-            all(a < b for a, b in itertools.pairwise(cuts)) for axes in self.ends for cuts in axes
-        )
-
-    def fresh(self, owned: Sequence[Box]) -> bool:
-        """Whether no tile of this one's kind has been evaluated."""
-        return not self.regular or tuple(line.kind for line in self.across(owned)) not in self.tapes
-
-    def run(self, owned: Sequence[Box], read: Read, vectors: Mapping[int, Tensor], emit: Emit, grad: bool) -> None:
-        """Evaluate a tile; see `Tape.run`."""
-        if not self.regular:
-            need = self.program.boxes(owned)
-            record(self.program, owned, need).run(owned, need, read, vectors, emit, grad)
-            return
-        lines = self.across(owned)
-        kind = tuple(line.kind for line in lines)
-        tape = self.tapes.get(kind)
-        if tape is None:
-            tape = self.tapes[kind] = record(self.program, owned, self.program.boxes(owned))
-        boxes = {id(v): Box.of(line.held[id(v)] for line in lines) for v in tape.reads}
-        tape.run(owned, boxes, read, vectors, emit, grad)
-
-    def across(self, owned: Sequence[Box]) -> list[Line]:
-        """A tile's index on every axis."""
-        return [self.line(axis, self.places[axis][lo]) for axis, lo in enumerate(owned[0].lo)]
-
-    def line(self, axis: int, index: int) -> Line:
-        found = self.lines.get((axis, index))
-        if found is None:
-            self.look(index)
-            found = self.lines[axis, index]
-        return found
-
-    def look(self, index: int) -> None:
-        """Find the boxes of the tile that has an index on every axis, or the last where there are fewer."""
-        place = tuple(min(index, count - 1) for count in self.counts)
-        owned = Grid.owned(self.ends, place)
-        need = self.program.boxes(owned)
-        for axis, i in enumerate(place):
-            held = {key: (box.lo[axis], box.hi[axis]) for key, box in need.items()}
-            kind = tuple(self.lying(axis, owned, need))
-            self.lines[axis, i] = Line(held, self.kinds.setdefault(kind, len(self.kinds)))
-
-    def lying(self, axis: int, owned: Sequence[Box], need: Mapping[int, Box]) -> Sequence[Hashable]:
-        """How the boxes of a tile lie to each other on an axis, and what operators mark there."""
-        found: list[Hashable] = []
-        reducing = {t.node.serial: box for t, box in zip(self.program.targets, owned, strict=True) if t.stored is None}
-
-        def add(v: Value, box: Box) -> None:
-            here = need[id(v)]
-            found.append((here.hi[axis] - here.lo[axis], box.lo[axis] - here.lo[axis], box.hi[axis] - box.lo[axis]))
-
-        for node in self.program.steps:
-            out = reducing.get(node.serial) or need.get(id(node.outputs[0]))
-            if out is None:
-                found.append(None)
-                continue
-            for v, wanted in zip(node.maps, node.op.need(out), strict=True):  # type: ignore[attr-defined]
-                add(v, wanted)
-            if isinstance(node.op, TileOp):
-                found.append((out.hi[axis] - out.lo[axis], node.op.mark(axis, out.lo[axis], out.hi[axis])))
-        for t, box in zip(self.program.targets, owned, strict=True):
-            if t.stored is not None:
-                add(t.stored, box)
-        return found
+def parts(
+    program: Program, node: Node, wanted: Sequence[Box], need: Mapping[int, Box]
+) -> tuple[tuple[int, Part | None], ...]:
+    return tuple(
+        (program.slots[id(v)], v.space.part(need[id(v)], box)) for v, box in zip(node.maps, wanted, strict=True)
+    )

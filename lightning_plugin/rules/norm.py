@@ -232,6 +232,16 @@ def running(rec: Any, a: dict[str, Any], mean: Value, var: Value, size: int, mom
         rec.update([target], [value], write)
 
 
+def given(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """A BatchNorm whose statistics are given, as `F.batch_norm` computes it after its checks."""
+    return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+
+
+def with_given(rec: Any, arguments: Sequence[Any], out: Tensor, name: str) -> Value:
+    """A normalisation whose statistics are given is local."""
+    return local(rec, given, arguments, {}, out, arguments[0].space, name=name, autocast=rec.autocast)
+
+
 @API.rule(F.batch_norm, torch.batch_norm, kind="reduce + broadcast")
 def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
@@ -242,7 +252,7 @@ def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
         return NotImplemented
     if not a["training"]:
         rec.settled(v for v in vectors if v is not None)
-        return local(rec, func, args, kwargs, outs[0], x.space, name="batch_norm", autocast=rec.autocast)
+        return with_given(rec, [x, *vectors, a["eps"]], outs[0], "batch_norm")
     dims = [d for d in range(len(x.shape)) if d != 1]
     mean, var, size = statistics(rec, x, dims, [x.shape[1]])
     running(rec, a, mean, var, size, a["momentum"])
@@ -309,10 +319,7 @@ def instance_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
         names = ("running_mean", "running_var", "weight", "bias")
         values = [x, *(a[k] for k in names)]
         rec.settled(v for v in values[1:] if v is not None)
-        return local(
-            rec, F.batch_norm, [*values, False, 0.0, a["eps"]], {}, outs[0], x.space, name="instance_norm",
-            autocast=rec.autocast,
-        )  # fmt: skip
+        return with_given(rec, [*values, a["eps"]], outs[0], "instance_norm")
     y, mean, var, size = grouped(rec, x, x.shape[1], a["weight"], a["bias"], a["eps"], outs[0])
     running(rec, a, mean, var, size, a["momentum"])
     return y

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Clip, Window
@@ -69,17 +68,17 @@ class SlidingOp(WindowOp):
     is it padded by hand."""
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        padding = self.own_padding(box)
-        if padding is not None:
-            return self.slide(box, tiles[0], vectors, padding)
-        x = F.pad(tiles[0], self.pads(box), value=self.blank(tiles[0]))
-        return self.slide(box, x, vectors, [0] * len(self.windows))
+        return self.bound(box)(tiles, vectors)
 
     def bound(self, box: Box) -> Kernel:
         padding = self.own_padding(box)
         if padding is not None:
             return partial(self.slid, box, padding)
-        return partial(self.apply, box)
+        return partial(self.padded, box, self.pads(box))
+
+    def padded(self, box: Box, pads: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        x = torch.constant_pad_nd(tiles[0], pads, self.blank(tiles[0]))
+        return self.slide(box, x, vectors, [0] * len(self.windows))
 
     def slid(self, box: Box, padding: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return self.slide(box, tiles[0], vectors, padding)
@@ -152,8 +151,8 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Convolution(SlidingOp):
-    """``plain`` is the padding of every dimension that windows slide over, or None for one that is an axis: the others
-    are whole in each tile, and the kernel pads them itself."""
+    """Where windows slide over plain dimensions too, ``plain`` is the padding of each of these, and None for one that is
+    an axis: they are whole in each tile, and the kernel pads them itself."""
 
     uniform: ClassVar[bool] = True
     stride: tuple[int, ...] = ()
@@ -163,14 +162,17 @@ class Convolution(SlidingOp):
     plain: tuple[int | None, ...] = ()
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        own = iter(padding)
-        every = [next(own) if p is None else p for p in self.plain]
-        return aten.convolution.default(
-            x, vectors[0], vectors[1] if self.bias else None, self.stride, every, self.dilation, False,
-            [0] * len(every), self.groups,
+        if self.plain:
+            own = iter(padding)
+            padding = [next(own) if p is None else p for p in self.plain]
+        return torch.convolution(
+            x, vectors[0], vectors[1] if self.bias else None, self.stride, padding, self.dilation, False,
+            [0] * len(padding), self.groups,
         )  # fmt: skip
 
     def pads(self, box: Box) -> list[int]:
+        if not self.plain:
+            return super().pads(box)
         clips = iter(reversed(self.clips(box)))
         found = []
         for p in reversed(self.plain):
@@ -195,7 +197,7 @@ def convolution(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
         return NotImplemented
     used = [i for i, a in enumerate(axes) if a is not None]
     windows = tuple(Window(weight.shape[i + 2], stride[i], dilation[i], padding[i]) for i in used)
-    plain = tuple(p if a is None else None for a, p in zip(axes, padding, strict=True))
+    plain = tuple(p if a is None else None for a, p in zip(axes, padding, strict=True)) if None in axes else ()
     found = tuple(a for a in axes if a is not None)
     op = Convolution(windows, found, x.space.extent, stride, dilation, groups, bias is not None, plain)
     inputs = [x, weight] if bias is None else [x, weight, bias]

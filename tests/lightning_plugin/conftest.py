@@ -32,6 +32,12 @@ class Watch:
 
 
 @pytest.fixture(autouse=True)
+def every_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests look at each step, users at the first of its kind: see [Note: watched] in `ledger`."""
+    monkeypatch.setattr(Ledger, "thorough", True)
+
+
+@pytest.fixture(autouse=True)
 def steps_keep_their_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     watch, begin = Watch(), Settings.begin
     known: list[Settings] = []  # so that no identity is given anew

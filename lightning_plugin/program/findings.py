@@ -1,0 +1,219 @@
+"""What was found of the tiles of a program on a grid, and kept for the next recording.
+
+[Note: findings] A step is recorded anew, and computes what the one before did: kinds, boxes and tapes of its tiles
+depend on nothing but the program's structure and the grid. They are found once, and kept where the plans are. What may
+have changed between two recordings is asked of the structure (`program.structure`): everything that an operator, a
+layout or a value has in it counts, types and flags too, and what cannot be compared for sure is not kept. Findings hold
+no data and nothing of a graph, so they keep no recording alive.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.graph import Value
+from lightning_plugin.ops import TileOp
+from lightning_plugin.program.program import Program
+from lightning_plugin.program.structure import structure
+from lightning_plugin.program.tape import Emit, Read, Tape, record
+
+Interval = tuple[int, int]
+#: So many steps of tapes are kept at most: some tens of megabytes.
+MOST = 100_000
+#: What tiles own is kept of grids of so many tiles.
+FEW = 1_000
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One index of a grid on one axis: every map's interval there, by slot (None for one that was not needed), and what
+    the index adds to a tile's kind."""
+
+    held: Sequence[Interval | None]
+    kind: int
+
+    @cached_property
+    def full(self) -> bool:
+        """Whether something is needed of every map."""
+        return all(found is not None and found[0] < found[1] for found in self.held)
+
+
+class Findings:
+    """Lines, kinds and tapes of a program on a grid, by number."""
+
+    def __init__(self, program: Program, grid: Grid) -> None:
+        self.counts = grid.counts
+        self.ends = grid.ends([t.map.space.extent for t in program.targets])
+        self.places = [{lo: i for i, lo in enumerate(cuts)} for cuts in self.ends[0]]
+        self.lines: dict[tuple[int, int], Line] = {}
+        self.kinds: dict[Hashable, int] = {}
+        self.tapes: dict[tuple[int, ...], Tape] = {}
+        #: What passes over the tiles have held; see [Note: watched] in `ledger`.
+        self.passes: dict[Hashable, Any] = {}
+        self.tiles: tuple[tuple[Box, ...], ...] | None = None
+        self.regular = self.is_regular(program)
+
+    def is_regular(self, program: Program) -> bool:
+        """Whether all maps have the axes of the grid, and every tile a share in every target."""
+        maps = [v for n in program.steps for v in (*n.maps, *(o for o in n.outputs if o.is_map))]
+        return all(len(v.space.extent) == len(self.counts) for v in maps) and all(
+            all(a < b for a, b in itertools.pairwise(cuts)) for axes in self.ends for cuts in axes
+        )
+
+    def across(self, program: Program, owned: Sequence[Box]) -> list[Line]:
+        """A tile's index on every axis."""
+        return [self.line(program, axis, self.places[axis][lo]) for axis, lo in enumerate(owned[0].lo)]
+
+    def line(self, program: Program, axis: int, index: int) -> Line:
+        found = self.lines.get((axis, index))
+        if found is None:
+            self.look(program, index)
+            found = self.lines[axis, index]
+        return found
+
+    def look(self, program: Program, index: int) -> None:
+        """Find the boxes of the tile that has an index on every axis, or the last where there are fewer."""
+        place = tuple(min(index, count - 1) for count in self.counts)
+        owned = Grid.owned(self.ends, place)
+        need = program.boxes(owned)
+        for axis, i in enumerate(place):
+            held = [(need[key].lo[axis], need[key].hi[axis]) if key in need else None for key in program.slots]
+            kind = tuple(lying(program, axis, owned, need))
+            self.lines[axis, i] = Line(held, self.kinds.setdefault(kind, len(self.kinds)))
+
+    def owned(self, program: Program, grid: Grid) -> Iterable[tuple[Box, ...]]:
+        """What each tile owns of every target; kept where tiles are few."""
+        if grid.tiles > FEW:
+            return program.owned(grid)
+        if self.tiles is None:
+            self.tiles = tuple(program.owned(grid))
+        return self.tiles
+
+    @property
+    def size(self) -> int:
+        """How many steps of tapes it holds; lines and tiles count as much for each of their boxes."""
+        steps = sum(len(tape.steps) for tape in self.tapes.values())
+        boxes = sum(len(line.held) for line in self.lines.values()) + sum(map(len, self.tiles or ()))
+        return steps + boxes
+
+
+def lying(program: Program, axis: int, owned: Sequence[Box], need: Mapping[int, Box]) -> Sequence[Hashable]:
+    """How the boxes of a tile lie to each other on an axis, and what operators mark there."""
+    found: list[Hashable] = []
+    reducing = {t.node.serial: box for t, box in zip(program.targets, owned, strict=True) if t.stored is None}
+
+    def add(v: Value, box: Box) -> None:
+        here = need[id(v)]
+        found.append((here.hi[axis] - here.lo[axis], box.lo[axis] - here.lo[axis], box.hi[axis] - box.lo[axis]))
+
+    for node in program.steps:
+        out = reducing.get(node.serial) or need.get(id(node.outputs[0]))
+        if out is None:
+            found.append(None)
+            continue
+        for v, wanted in zip(node.maps, node.op.need(out), strict=True):  # type: ignore[attr-defined]
+            add(v, wanted)
+        if isinstance(node.op, TileOp):
+            found.append((out.hi[axis] - out.lo[axis], node.op.mark(axis, out.lo[axis], out.hi[axis])))
+    for t, box in zip(program.targets, owned, strict=True):
+        if t.stored is not None:
+            add(t.stored, box)
+    return found
+
+
+class Library:
+    """Findings by the structure they are of, the most recently used ones."""
+
+    def __init__(self) -> None:
+        self.findings: OrderedDict[Hashable, Findings] = OrderedDict()
+
+    def __reduce__(self) -> tuple[type[Library], tuple[()]]:
+        return Library, ()  # a copy, or another process, finds its own
+
+    def of(self, program: Program, grid: Grid) -> Findings:
+        """The findings of a program on a grid: those that are kept, or blank ones."""
+        key = structure(program, grid)
+        found = self.findings.get(key) if key is not None else None
+        if found is None:
+            found = Findings(program, grid)
+            if key is not None and found.regular:
+                self.shorten()
+                self.findings[key] = found
+        else:
+            self.findings.move_to_end(key)
+        return found
+
+    def shorten(self) -> None:
+        """Let go what was not used for long."""
+        size = sum(found.size for found in self.findings.values())
+        while size > MOST:
+            _, gone = self.findings.popitem(last=False)
+            size -= gone.size
+
+
+class Tapes:
+    """The tapes of a program on a grid, for one pass over its tiles."""
+
+    def __init__(self, program: Program, grid: Grid, library: Library) -> None:
+        self.program = program
+        self.grid = grid
+        self.found = library.of(program, grid)
+        self.bound: dict[tuple[int, ...], Tape] = {}
+
+    def owned(self) -> Iterable[tuple[Box, ...]]:
+        """What each tile owns of every target."""
+        return self.found.owned(self.program, self.grid)
+
+    @property
+    def regular(self) -> bool:
+        return self.found.regular
+
+    def fresh(self, owned: Sequence[Box]) -> bool:
+        """Whether no tile of this one's kind has been evaluated in this pass."""
+        return not self.regular or self.kind(self.found.across(self.program, owned)) not in self.bound
+
+    @staticmethod
+    def kind(lines: Sequence[Line]) -> tuple[int, ...]:
+        return tuple(line.kind for line in lines)
+
+    def run(self, owned: Sequence[Box], read: Read, vectors: Sequence[Any], emit: Emit, grad: bool) -> None:
+        """Evaluate a tile; see `Tape.run`."""
+        program = self.program
+        if not self.regular:
+            need = program.boxes(owned)
+            given = [(v, need[id(v)]) for v in program.reads if id(v) in need]
+            record(program, owned, need).run(given, owned, read, vectors, emit, grad)
+            return
+        lines = self.found.across(program, owned)
+        tape = self.tape(owned, lines)
+        reads = [(program.reads[slot], Box.of(line.held[slot] for line in lines)) for slot in tape.reads]  # type: ignore[misc]
+        tape.run(reads, owned, read, vectors, emit, grad)
+
+    def tape(self, owned: Sequence[Box], lines: Sequence[Line]) -> Tape:
+        """The tape of a tile, bound to this pass's program."""
+        kind = self.kind(lines)
+        tape = self.bound.get(kind)
+        if tape is None:
+            found = self.found.tapes.get(kind)
+            if found is None:
+                tape = self.found.tapes[kind] = record(self.program, owned, self.program.boxes(owned))
+            else:
+                tape = found.bound(self.program)
+            self.bound[kind] = tape
+        return tape
+
+    def boxes(self, owned: Sequence[Box]) -> dict[int, Box]:
+        """The boxes of all maps that a tile holds: `Program.boxes`, put together from what is known of its lines."""
+        across = self.found.across(self.program, owned) if self.regular else []
+        if not across or not all(line.full for line in across):
+            return self.program.boxes(owned)
+        return {
+            key: Box.of(line.held[slot] for line in across)  # type: ignore[misc]
+            for key, slot in self.program.slots.items()
+        }
