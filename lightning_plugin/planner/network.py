@@ -108,6 +108,11 @@ class Network:
         return last
 
     @cached_property
+    def first_read(self) -> dict[int, int]:
+        """The first position at which a map is read."""
+        return {id(v): i for i, n in reversed(list(enumerate(self.order))) for v in n.maps}
+
+    @cached_property
     def fused(self) -> dict[int, Node]:
         """Statistics and normalisations that one kernel does together where they are kept (see `program.fuse`)."""
         return pairs(self.order, self.nodes)
