@@ -11,7 +11,7 @@ several devices) is left to PyTorch's mode.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -27,6 +27,7 @@ from lightning_plugin.private import (
     Skin,
     has_meta_kernel,
     instead_of_meta,
+    is_composite,
     never_compiled,
     schema,
     storage_key,
@@ -46,6 +47,7 @@ class Manner(Enum):
     FRESH = "all results are new"
     VIEW = "the result is a view"
     WRITES = "the first argument is written to and given back"
+    COMPOSITE = "what its parts do"
     OTHER = "anything else"
 
 
@@ -55,6 +57,8 @@ def manner(func: Any) -> Manner:
     said = schema(func)
     if said is None or func.namespace not in ("aten", "prims") or UNSUITED.intersection(func.tags):
         return Manner.OTHER
+    if is_composite(func):
+        return Manner.COMPOSITE
     given, made = [a.alias_info for a in said.arguments], [r.alias_info for r in said.returns]
     if not made or any(str(r.type) != "Tensor" for r in said.returns):
         return Manner.OTHER
@@ -99,6 +103,10 @@ class Remembering(Fakes):
         try:
             if how is Manner.FRESH:
                 return self.fresh(func, types, args, kwargs)
+            if how is Manner.COMPOSITE:
+                self.device_of(args)
+                with self:
+                    return func.decompose(*args, **kwargs)
             if how is not Manner.OTHER:
                 device = self.device_of(args)
                 made = self.on_meta(func, args, kwargs)
@@ -124,6 +132,10 @@ class Remembering(Fakes):
 
     def made(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What PyTorch's mode makes, by a shorter way."""
+        try:
+            device = self.device_of(args) if tensors(args) else None
+        except Uncommon:
+            return self.dispatch(func, types, args, kwargs)
         decomposition, answer = instead_of_meta(func)
         if decomposition is not None:
             with self:
@@ -132,9 +144,9 @@ class Remembering(Fakes):
             found = answer(self, func, *args, **kwargs)
             if found is not NotImplemented:
                 return found
-        if not has_meta_kernel(func) or "device" in kwargs:
+        if not has_meta_kernel(func) or device is None or "device" in kwargs:
             return self.dispatch(func, types, args, kwargs)
-        skin = self.skin(self.device_of(args))
+        skin = self.skin(device)
         found = self.on_meta(func, args, kwargs)
         if isinstance(found, Tensor):
             return skin.around(found)
@@ -167,27 +179,27 @@ class Remembering(Fakes):
         """The device of all tensors among arguments."""
         found: torch.device | None = None
         for t in tensors(args):
-            self.check(t)
-            if found is not None and t.device != found:
+            if self.has_data(t) or (found is not None and t.device != found):
                 raise Uncommon
             found = t.device
         if found is None:
             raise Uncommon
         return found
 
-    def check(self, t: Any) -> None:
-        if type(t) is not FakeTensor or t.fake_mode is not self or t.constant is not None:
+    def has_data(self, t: FakeTensor) -> bool:
+        """Whether it is known what is in a tensor; of tensors of other kinds, nothing is said."""
+        if type(t) is not FakeTensor or t.fake_mode is not self or t.layout is not torch.strided or t.is_complex():
             raise Uncommon
-        if t.layout is not torch.strided or t.is_complex():
-            raise Uncommon
+        return t.constant is not None
 
     def told(self, thing: Any) -> Any:
         """What of an argument its operator's results depend on."""
         kind = type(thing)
         if kind is FakeTensor:
-            self.check(thing)
+            known = self.has_data(thing)
             return (
                 thing.shape, thing.stride(), thing.storage_offset(), thing.dtype, thing.device, thing.requires_grad,
+                known,
             )  # fmt: skip
         if kind is tuple or kind is list or kind is torch.Size:
             return tuple([self.told(t) for t in thing])
@@ -198,10 +210,12 @@ class Remembering(Fakes):
         raise Uncommon
 
 
-def tensors(args: Any) -> Iterable[Tensor]:
+def tensors(args: Any) -> list[Any]:
     """The tensors among arguments, and in lists among them."""
+    found: list[Any] = []
     for a in args:
         if isinstance(a, Tensor):
-            yield a
+            found.append(a)
         elif isinstance(a, (tuple, list)):
-            yield from (t for t in a if isinstance(t, Tensor))
+            found += [t for t in a if isinstance(t, Tensor)]
+    return found

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._decomp import decomposition_table, meta_table
 from torch._subclasses.fake_impls import has_meta, op_implementations_checks
 from torch._subclasses.fake_tensor import (
@@ -142,6 +143,12 @@ def has_meta_kernel(func: Any) -> bool:
     return bool(has_meta(func)) and not func._can_decompose()
 
 
+@cache
+def is_composite(func: Any) -> bool:
+    """Whether an operator is nothing but what it is composed of (``func.decompose``)."""
+    return bool(func._can_decompose()) and func not in meta_table and func not in decomposition_table
+
+
 # Operators and arguments
 
 #: The operator that PyTorch asks for a fake tensor's device.
@@ -204,7 +211,7 @@ def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:
-        return (guarded if compiles() else function)(*args, **kwargs)
+        return (guarded if get_eval_frame_callback() else function)(*args, **kwargs)
 
     return either
 

@@ -36,11 +36,14 @@ class Repeats:
 
     def tiled(self, program: Program, begin: int, end: int) -> tuple[int, int]:
         """The first interval whose program is like this one's."""
+        return self.first.setdefault(self.look(program), (begin, end))
+
+    def look(self, program: Program) -> Hashable:
+        """What programs have in common that compute the same on maps of the same sizes."""
         place = {id(v): i for i, v in enumerate((*program.reads, *program.vectors))}
         steps = self.steps(program.steps, place, lambda n: n.serial in program.overwrite)
         targets = tuple((place[id(t.node.outputs[0])], t.stored is not None) for t in program.targets)
-        look = "tiled", tuple(lies(v) for v in program.reads), len(program.vectors), steps, targets
-        return self.first.setdefault(look, (begin, end))
+        return "tiled", tuple(lies(v) for v in program.reads), len(program.vectors), steps, targets
 
     def kept(self, begin: int, end: int) -> tuple[int, int]:
         """The first interval that holds the same where it is kept."""
