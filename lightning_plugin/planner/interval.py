@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -14,7 +14,6 @@ from lightning_plugin.planner.cost import Cost, Coster
 from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.repeats import Repeats
 from lightning_plugin.planner.tiles import Diagonal
 from lightning_plugin.program.program import Program, Target
 
@@ -26,7 +25,7 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: What a search asks again and again.
 MEMOIZED = (
     "program", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost", "kept_peak",
-    "plain_work", "kept_seconds", "given_whole", "alive", "ends", "path",
+    "plain_work", "kept_seconds", "given_whole", "alive", "ends", "path", "outline", "saved_bytes",
 )  # fmt: skip
 
 
@@ -55,7 +54,8 @@ class Intervals:
         self.rates = rates
         self.policy = policy
         self.coster = Coster(network, rates)
-        self.repeats = Repeats(network)
+        #: The first interval of each look.
+        self.looks: dict[Hashable, tuple[int, int]] = {}
         #: True bytes of an interval's tiles for each byte predicted, by (begin, end, how).
         self.lessons: dict[tuple[int, int, str], float] = {}
         #: With a uniform policy, how many tiles the longest axis of every segment has.
@@ -92,9 +92,14 @@ class Intervals:
         made = network.made
         return Program.build(targets, lambda v: id(v) in made and made[id(v)] < begin)
 
+    def outline(self, begin: int, end: int) -> tuple[frozenset[int], bool]:
+        """The maps that an interval reads, by identity, and whether anything it makes requires grad."""
+        program = self.work_of(begin, end)
+        return frozenset(map(id, program.reads)), any(t.requires_grad for t in program.targets)
+
     def first(self, begin: int, end: int) -> tuple[int, int]:
         """The first interval that costs the same; see [Note: repeats] in `repeats`."""
-        return self.repeats.tiled(self.work_of(begin, end), begin, end)
+        return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
 
     def costed(self, where: Where) -> Where:
         """Where an interval is costed: the first like it, in the same surroundings."""
@@ -201,11 +206,14 @@ class Intervals:
     # Kept intervals
 
     def kept_peak(self, begin: int, end: int) -> int:
-        first = self.repeats.kept(begin, end)
+        first = self.looks.setdefault(self.network.kept_look(begin, end), (begin, end))
         if first != (begin, end):
             return self.kept_peak(*first)
         self.surround(Where(begin, end))
         return self.coster.kept_peak(begin, end)
+
+    def saved_bytes(self, begin: int, end: int) -> int:
+        return self.network.saved_bytes(begin, end)
 
     def kept_seconds(self, begin: int, end: int) -> float:
         return self.coster.kept_seconds(self.network.order[begin:end])

@@ -7,23 +7,33 @@ described once, and of those with equal descriptions only the first is costed. W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+
+from typing import Any, TypeVar
 
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Source
 from lightning_plugin.planner.describe import exactly
-from lightning_plugin.planner.network import Network
 from lightning_plugin.program.program import Program
+
+Found = TypeVar("Found")
 
 
 class Repeats:
-    """Which programs, and which kept intervals, are like which before them."""
+    """Numbers for nodes, and looks of programs made of these."""
 
-    def __init__(self, network: Network) -> None:
-        self.network = network
+    def __init__(self) -> None:
         self.numbers: dict[Hashable, int] = {}
         self.of_node: dict[int, int] = {}
-        self.first: dict[Hashable, tuple[int, int]] = {}
+        self.found: dict[Hashable, Any] = {}
+
+    def once(self, program: Program, what: Hashable, find: Callable[[], Found]) -> Found:
+        """Something that is the same for all programs that look the same."""
+        key = self.look(program), what
+        if key not in self.found:
+            self.found[key] = find()
+        found: Found = self.found[key]
+        return found
 
     def number(self, node: Node) -> int:
         """The same for nodes that compute the same on maps of the same sizes."""
@@ -34,43 +44,31 @@ class Repeats:
             found = self.of_node[node.serial] = self.numbers.setdefault(look, len(self.numbers))
         return found
 
-    def tiled(self, program: Program, begin: int, end: int) -> tuple[int, int]:
-        """The first interval whose program is like this one's."""
-        return self.first.setdefault(self.look(program), (begin, end))
-
     def look(self, program: Program) -> Hashable:
         """What programs have in common that compute the same on maps of the same sizes."""
         place = {id(v): i for i, v in enumerate((*program.reads, *program.vectors))}
         steps = self.steps(program.steps, place, lambda n: n.serial in program.overwrite)
         targets = tuple((place[id(t.node.outputs[0])], t.stored is not None) for t in program.targets)
-        return "tiled", tuple(lies(v) for v in program.reads), len(program.vectors), steps, targets
+        return "tiled", tuple(map(lies, program.reads)), len(program.vectors), steps, targets
 
-    def kept(self, begin: int, end: int) -> tuple[int, int]:
-        """The first interval that holds the same where it is kept."""
-        network = self.network
-        nodes = network.order[begin:end]
+    def kept(self, nodes: Sequence[Node], alive: Set[int], apart: Callable[[Node], Hashable]) -> Hashable:
+        """The same for nodes that are kept: ``alive`` is what is read after them, and ``apart`` what else tells such
+        nodes from each other."""
         place: dict[int, int] = {}
         for n in nodes:
             for v in n.inputs:
                 place.setdefault(id(v), len(place))
-        alive = {id(v) for v in network.alive[end]}
-
-        def apart(n: Node) -> Hashable:
-            written = n.inplace is not None and network.root(n.outputs[0]) is not n.outputs[0]
-            return n.serial in network.fused, written, tuple(id(v) in alive for v in n.outputs)
-
-        lying = tuple(lies(v) for n in nodes for v in n.maps)
-        steps = self.steps(nodes, place, apart)
-        # A map that ends alive counts from its last reader on, whether it was made here or only read.
-        read_on = tuple(sorted(place[key] for key in alive if key in place))
-        return self.first.setdefault(("kept", lying, steps, read_on), (begin, end))
+        # A map that is read here and after counts to the end, whoever made it.
+        read_on = tuple(i for key, i in place.items() if key in alive)
+        return "kept", tuple(lies(v) for n in nodes for v in n.maps), self.steps(nodes, place, apart), read_on
 
     def steps(self, nodes: Iterable[Node], place: dict[int, int], more: Callable[[Node], Hashable]) -> Hashable:
+        """Nodes with what they read and make, by its place."""
         found = []
         for n in nodes:
             for v in n.outputs:
                 place.setdefault(id(v), len(place))
-            found.append((self.number(n), tuple(place[id(v)] for v in (*n.inputs, *n.outputs)), more(n)))
+            found.append((self.number(n), tuple([place[id(v)] for v in (*n.inputs, *n.outputs)]), more(n)))
         return tuple(found)
 
 
