@@ -22,8 +22,8 @@ from torch import Tensor
 
 from lightning_plugin.private import (
     DEVICE_OF,
-    FakeTensor,
     Fakes,
+    FakeTensor,
     Skin,
     has_meta_kernel,
     instead_of_meta,
@@ -164,9 +164,10 @@ class Remembering(Fakes):
             if key is None or key in given or t.storage_offset():
                 return None
             given.add(key)
-            found.append(Lying(t.shape, t.stride(), t.dtype, self.skin(t.device)))
-            if found[-1].make().untyped_storage().nbytes() != t.untyped_storage().nbytes():
+            lying = Lying(t.shape, t.stride(), t.dtype, self.skin(t.device))
+            if lying.make().untyped_storage().nbytes() != t.untyped_storage().nbytes():
                 return None
+            found.append(lying)
         return tuple(found)
 
     def skin(self, device: torch.device) -> Skin:

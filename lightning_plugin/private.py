@@ -86,7 +86,8 @@ class Fakes(FakeTensorMode):
         DispatchModeBase.__init__(self)
         self.allow_fallback_kernels = True
         self.allow_non_fake_inputs = allow_non_fake_inputs
-        self.allow_meta = self.allow_scalar_outputs = self._allow_unsafe_data_ptr_access = False
+        self.allow_meta = self._allow_unsafe_data_ptr_access = True
+        self.allow_scalar_outputs = False
         self.cache_enabled = self.cache_crosscheck_enabled = self.propagate_real_tensors = False
         self.fake_tensor_converter = FakeTensorConverter(copy_data=False, export=False)
         self.in_kernel_invocation = False
@@ -123,7 +124,7 @@ class Skin:
         made: Tensor = Tensor._make_subclass(  # type: ignore[attr-defined]
             FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=self.device
         )
-        torch._C._set_throw_on_mutable_data_ptr(made)
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
         made.__dict__.update(self.all_have)
         return made
 
@@ -207,7 +208,7 @@ def compiles() -> bool:
 
 def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A method that PyTorch's compiler leaves alone, without importing the compiler for that."""
-    guarded = torch._disable_dynamo(function)
+    guarded: Callable[..., Any] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
 
     @wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:

@@ -24,8 +24,8 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 #: What a search asks again and again.
 MEMOIZED = (
-    "program", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost", "kept_peak",
-    "plain_work", "kept_seconds", "given_whole", "alive", "ends", "path", "outline", "saved_bytes",
+    "program", "outline", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost",
+    "kept_peak", "plain_work", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path",
 )  # fmt: skip
 
 

@@ -31,8 +31,9 @@ class Piece:
 class Partial:
     """A plan up to a cut: what it holds, what it costs, and how it got there.
 
-    ``piece`` makes its last segment: of most partial plans nothing comes, and nobody asks. What it holds is what it will hold when backward is back at the cut: what it ``keeps`` from forward on, and of what
-    it dropped, the maps that have come back and stay.
+    What it holds is what it will hold when backward is back at the cut: what it ``keeps`` from forward on, and of what
+    it dropped, the maps that have come back and stay. ``piece`` makes its last segment, which is asked for only where
+    the plan is taken, and ``keep`` says whether that is kept.
     """
 
     keeps: int

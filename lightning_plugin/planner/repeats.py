@@ -8,7 +8,6 @@ described once, and of those with equal descriptions only the first is costed. W
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
-
 from typing import Any, TypeVar
 
 from lightning_plugin.graph import Node, Value
