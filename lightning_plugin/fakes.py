@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from lightning_plugin.dispatch import Remembering
 from lightning_plugin.private import FakeTensorMode, without_modes
 
 
@@ -21,15 +22,15 @@ class Modes(threading.local):
     """A thread's modes: ``recording`` propagates shapes and refuses tensors with data, ``planning`` runs rules, whose
     tables of positions are real tensors that meet the fake ones."""
 
-    # Made when they are first asked for: PyTorch imports its compiler for them, which takes seconds.
+    # Made when they are first asked for: a thread that records nothing has none.
 
     @cached_property
     def recording(self) -> FakeTensorMode:
-        return FakeTensorMode(allow_non_fake_inputs=False)
+        return Remembering(allow_non_fake_inputs=False)
 
     @cached_property
     def planning(self) -> FakeTensorMode:
-        return FakeTensorMode(allow_non_fake_inputs=True)
+        return Remembering(allow_non_fake_inputs=True)
 
     @cached_property
     def unbound(self) -> Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]:

@@ -33,7 +33,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import TorchDispatchMode, dispatch_mode, schema, storage_key, tree_leaves
+from lightning_plugin.private import (
+    DEVICE_OF,
+    FakeTensor,
+    TorchDispatchMode,
+    dispatch_mode,
+    schema,
+    storage_key,
+    tree_leaves,
+)
 from lightning_plugin.sums import Sums
 
 
@@ -343,6 +351,8 @@ class Watcher(TorchDispatchMode):
         self.ledger = ledger
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is DEVICE_OF and isinstance(args[0], FakeTensor):
+            return args[0].device
         out = func(*args, **(kwargs or {}))
         if gives_back(func):
             return out

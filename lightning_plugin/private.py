@@ -9,20 +9,26 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._decomp import decomposition_table, meta_table
+from torch._subclasses.fake_impls import has_meta, op_implementations_checks
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorConverter,
     FakeTensorMode,
+    torch_decomp_decompositions,
 )
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
 from torch.nn.modules.dropout import _DropoutNd as DropoutBase
 from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchModeBase
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
@@ -32,7 +38,6 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "InstanceNormBase",
-    "TorchDispatchMode",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -76,10 +81,86 @@ def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
     torch._foreach_add_(totals, others, alpha=times)
 
 
+# Tensors without data
+
+
+class Fakes(FakeTensorMode):
+    """A mode of fake tensors that is made without importing PyTorch's compiler, and keeps no table of its own."""
+
+    def __init__(self, allow_non_fake_inputs: bool) -> None:
+        DispatchModeBase.__init__(self)
+        self.allow_fallback_kernels = True
+        self.allow_non_fake_inputs = allow_non_fake_inputs
+        self.allow_meta = self._allow_unsafe_data_ptr_access = True
+        self.allow_scalar_outputs = False
+        self.cache_enabled = self.cache_crosscheck_enabled = self.propagate_real_tensors = False
+        self.fake_tensor_converter = FakeTensorConverter(copy_data=False, export=False)
+        self.in_kernel_invocation = False
+        self.static_shapes, self.shape_env = True, None
+        self.enter_stack = []
+        self._stack_trace, self._stack = [], ""  # type: ignore[assignment]
+        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator makes of fake tensors taken as the meta tensors that they are."""
+        with torch._C._DisableTorchDispatch():
+            self.in_kernel_invocation = True
+            with torch._C._PreserveDispatchKeyGuard():
+                torch._C._set_meta_in_tls_dispatch_include(True)
+                try:
+                    return func(*args, **kwargs)
+                finally:
+                    self.in_kernel_invocation = False
+
+
+class Skin:
+    """What makes fake tensors on a device of meta tensors."""
+
+    def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
+        self.device = device
+        self.all_have = dict(vars(FakeTensor(mode, torch.empty(0, device="meta"), device)))
+
+    def around(self, meta: Tensor) -> Tensor:
+        """A fake tensor of a meta tensor's memory; to be called where no mode sees it."""
+        made: Tensor = Tensor._make_subclass(  # type: ignore[attr-defined]
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=self.device
+        )
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+        made.__dict__.update(self.all_have)
+        return made
+
+
+@cache
+def instead_of_meta(func: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """What fake tensors are given to rather than to an operator's meta kernel: a decomposition, or a function of the
+    mode, the operator and its arguments. Without a meta kernel, there is none of these either."""
+    decomposed = func not in meta_table and func in decomposition_table and torch_decomp_decompositions(func)
+    if decomposed:
+        return decomposition_table[func], None
+    return None, next((answer for said, answer in op_implementations_checks if said(func)), None)
+
+
+@cache
+def has_meta_kernel(func: Any) -> bool:
+    return bool(has_meta(func)) and not func._can_decompose()
+
+
+@cache
+def is_composite(func: Any) -> bool:
+    """Whether an operator is nothing but what it is composed of (``func.decompose``)."""
+    return bool(func._can_decompose()) and func not in meta_table and func not in decomposition_table
+
+
 # Operators and arguments
 
 #: What the operators of ``torch.ops`` are, with their overloads and without.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+#: The operator that PyTorch asks for a fake tensor's device.
+DEVICE_OF = torch.ops.prim.device.default
 
 
 def schema(func: Any) -> Any:
@@ -130,6 +211,31 @@ def graph_task_runs(node: Any) -> bool:
 def compiles() -> bool:
     """Whether something may have been compiled; importing the compiler takes seconds."""
     return "torch._dynamo" in sys.modules
+
+
+def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that PyTorch's compiler leaves alone, without importing the compiler for that."""
+    guarded: Callable[..., Any] = torch._disable_dynamo(function)  # type: ignore[attr-defined]
+
+    @wraps(function)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (guarded if get_eval_frame_callback() else function)(*args, **kwargs)
+
+    return either
+
+
+class TorchDispatchMode(DispatchModeBase):
+    """A mode that sees operators; PyTorch's own imports the compiler when it first does (`never_compiled`)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        seen = vars(cls).get("__torch_dispatch__")
+        if seen is not None:
+            cls.__torch_dispatch__ = never_compiled(seen)  # type: ignore[method-assign]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def collate_first(kind: type, function: Callable[..., Any]) -> None:

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ops", "dropped", "plan_table", "plan_json"),
     ("layout", "source", "plan_fields", "options"),
     ("boxes", "errors", "fakes", "ledger", "plan_forecast", "progress", "units"),
-    ("sums",),
+    ("sums", "dispatch"),
     ("passes",),  # what autograd says of the pass under way
     ("private",),  # what is private of PyTorch
 )

@@ -39,15 +39,21 @@ class Pass:
 class Rehearsal:
     """``tiles`` are those of a program's grid that are run (the last argument says whether transfers go ahead);
     ``away`` makes what stands for a map on a lower tier. ``describe`` is equal for nodes that compute the same;
-    ``known`` are the passes that were run, in this rehearsal and in others of the same network."""
+    ``known`` are the passes that were run, in this rehearsal and in others of the same network; ``once``
+    finds something of a program once for all that compute the same on maps of the same sizes."""
 
     tiles: Callable[[Program, Grid, bool], Iterable[Sequence[Box]]]
     away: Callable[[Layout, torch.dtype, torch.device, str], Any]
     describe: Callable[[Node], Hashable]
     known: dict[Hashable, Pass]
+    once: Callable[[Program, Hashable, Callable[[], Hashable]], Hashable]
 
     def likeness(self, tapes: Tapes, ahead: bool) -> Hashable:
         """What two programs, on grids, have in common if their tiles hold the same; None where that is not known."""
+        return self.once(tapes.program, ("likeness", tapes.grid, ahead), lambda: self.compared(tapes, ahead))
+
+    def compared(self, tapes: Tapes, ahead: bool) -> Hashable:
+        """The same, found by looking at the tiles."""
         if not tapes.regular:
             return None
         program = tapes.program

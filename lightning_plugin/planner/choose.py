@@ -248,7 +248,7 @@ def choose_plan(
     network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"], calls: int = 1
 ) -> Plan:
     """The fastest plan within the budget, or an error that says what would be enough."""
-    return choose_recipe(network, rates, budget, lower, policy, calls).plan
+    return chosen(Chooser(network, rates, lower, policy), budget, calls)
 
 
 def choose_recipe(
@@ -256,4 +256,8 @@ def choose_recipe(
 ) -> Recipe:
     """The same, for other sizes too."""
     chooser = Chooser(network, rates, lower, policy)
-    return chooser.recipe(chooser.choose(budget) if calls == 1 else chooser.choose_for(calls, budget))
+    return chooser.recipe(chosen(chooser, budget, calls))
+
+
+def chosen(chooser: Chooser, budget: int, calls: int) -> Plan:
+    return chooser.choose(budget) if calls == 1 else chooser.choose_for(calls, budget)

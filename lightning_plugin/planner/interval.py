@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -25,8 +25,8 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 #: What a search asks again and again.
 MEMOIZED = (
-    "program", "diagonal", "middle", "grids", "cost", "seconds", "scan_cost", "kept_peak", "plain_work", "kept_seconds",
-    "given_whole", "alive",
+    "program", "outline", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost",
+    "kept_peak", "plain_work", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path",
 )  # fmt: skip
 
 
@@ -56,6 +56,8 @@ class Intervals:
         self.policy = policy
         self.coster = Coster(network, rates)
         self.space = spatial_axes(network.nodes)
+        #: The first interval of each look.
+        self.looks: dict[Hashable, tuple[int, int]] = {}
         #: True bytes of an interval's tiles for each byte predicted, by (begin, end, how).
         self.lessons: dict[tuple[int, int, str], float] = {}
         #: With a uniform policy, how many tiles the longest axis of every segment has.
@@ -91,6 +93,24 @@ class Intervals:
             return None
         made = network.made
         return Program.build(targets, lambda v: id(v) in made and made[id(v)] < begin)
+
+    def outline(self, begin: int, end: int) -> tuple[frozenset[int], bool]:
+        """The maps that an interval reads, by identity, and whether anything it makes requires grad."""
+        program = self.work_of(begin, end)
+        return frozenset(map(id, program.reads)), any(t.requires_grad for t in program.targets)
+
+    def first(self, begin: int, end: int) -> tuple[int, int]:
+        """The first interval that costs the same; see [Note: repeats] in `repeats`."""
+        return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
+
+    def costed(self, where: Where) -> Where:
+        """Where an interval is costed: the first like it, in the same surroundings."""
+        begin, end = self.first(where.begin, where.end)
+        if (begin, end) == (where.begin, where.end):
+            return where
+        pairs = zip(self.work_of(where.begin, where.end).reads, self.work_of(begin, end).reads, strict=True)
+        reads = frozenset(id(there) for here, there in pairs if id(here) in where.reads)
+        return replace(where, begin=begin, end=end, reads=reads)
 
     def work_of(self, begin: int, end: int) -> Program:
         program = self.program(begin, end)
@@ -157,38 +177,34 @@ class Intervals:
         peak = self.coster.backward_peak if backward else self.coster.forward_peak
         return peak(tiles.program, tiles.middle)
 
-    def taught(self, where: Where, how: str, cost: Cost) -> Cost:
-        """A cost as rehearsals have corrected it."""
-        lesson = self.lessons.get((where.begin, where.end, how), 1.0)
-        if lesson == 1.0:
-            return cost
-        return replace(cost, bytes=int(cost.bytes * lesson), predicted=cost.bytes)
-
-    def seconds(self, begin: int, end: int, grid: Grid, backward: bool) -> float:
-        return self.coster.passed(self.diagonal(begin, end, grid), backward)[0]
+    def choice(self, begin: int, end: int, backward: bool, only: int | None) -> Choice:
+        """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
+        return Choice(self.allowed(begin, end), lambda g: self.coster.passed(self.diagonal(begin, end, g), backward)[0])
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
         how = how_of("backward" if backward else "forward", where)
         lesson = self.lessons.get((where.begin, where.end, how), 1.0)
-        grids = self.allowed(where.begin, where.end)
-        small = grids[first_that(grids, lambda g: lesson * self.middle(where, g, backward) <= room) :]
-        for grid in sorted(small, key=lambda g: self.seconds(where.begin, where.end, g, backward)):
-            cost = self.taught(where, how, self.cost(where, grid, backward))
+        here = self.costed(where)
+        choice = self.choice(here.begin, here.end, backward, self.only)
+        small = first_that(choice.grids, lambda g: lesson * self.middle(here, g, backward) <= room)
+        for grid in choice.from_(small):
+            cost = taught(self.cost(here, grid, backward), lesson)
             if cost.bytes <= room:
                 return grid, cost
         return None
 
     def scans(self, where: Where, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
         """The coarsest scan that fits, forward and backward."""
-        reference = reference_of([t.map.space.extent for t in self.work_of(where.begin, where.end).targets])
+        here = self.costed(where)
+        reference = reference_of([t.map.space.extent for t in self.work_of(here.begin, here.end).targets])
         grids = [row_grid(reference, count) for count in SCANS if count <= reference[0]]
-        for grid in grids[first_that(grids, lambda g: self.middle(where, g, trains) <= 2 * room) :]:
-            forward, backward = self.scan_cost(where, grid, False), self.scan_cost(where, grid, True)
+        lessons = [self.lessons.get((where.begin, where.end, how), 1.0) for how in ("scan forward", "scan backward")]
+        for grid in grids[first_that(grids, lambda g: self.middle(here, g, trains) <= 2 * room) :]:
+            forward, backward = self.scan_cost(here, grid, False), self.scan_cost(here, grid, True)
             if forward is None or backward is None:
                 return None
-            forward = self.taught(where, "scan forward", forward)
-            backward = self.taught(where, "scan backward", backward)
+            forward, backward = taught(forward, lessons[0]), taught(backward, lessons[1])
             held = forward.carried if trains else 0
             if held + max(forward.bytes, backward.bytes if trains else 0) <= room:
                 return grid, forward, backward
@@ -197,8 +213,14 @@ class Intervals:
     # Kept intervals
 
     def kept_peak(self, begin: int, end: int) -> int:
+        first = self.looks.setdefault(self.network.kept_look(begin, end), (begin, end))
+        if first != (begin, end):
+            return self.kept_peak(*first)
         self.surround(Where(begin, end))
         return self.coster.kept_peak(begin, end)
+
+    def saved_bytes(self, begin: int, end: int) -> int:
+        return self.network.saved_bytes(begin, end)
 
     def kept_seconds(self, begin: int, end: int) -> float:
         return self.coster.kept_seconds(self.network.order[begin:end])
@@ -206,8 +228,8 @@ class Intervals:
     def given_whole(self, begin: int, end: int) -> int:
         """Images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network
-        earlier = {id(v) for n in network.order[:begin] for v in n.maps}
-        seen = {id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and id(v) not in earlier}
+        first = network.first_read
+        seen = {id(v): v for n in network.order[begin:end] for v in n.maps if is_given(v) and first[id(v)] >= begin}
         self.surround(Where(begin, end))
         return sum(self.coster.read_bytes(v, v.bytes) for v in seen.values())
 
@@ -238,6 +260,28 @@ def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
             counts.append(min(size, 2 * (counts or [1])[-1]))
         found += [(*images[:axis], c, *(1 for _ in images[axis + 1 :])) for c in counts]
     return found
+
+
+class Choice:
+    """Grids from coarse to fine, and in the order of the seconds that they take."""
+
+    def __init__(self, grids: list[Grid], seconds: Callable[[Grid], float]) -> None:
+        self.grids = grids
+        self.seconds = cache(seconds)
+        self.sorted: dict[int, list[Grid]] = {}
+
+    def from_(self, place: int) -> list[Grid]:
+        """The grids from a place on, the cheapest first."""
+        if place not in self.sorted:
+            self.sorted[place] = sorted(self.grids[place:], key=self.seconds)
+        return self.sorted[place]
+
+
+def taught(cost: Cost, lesson: float) -> Cost:
+    """A cost as rehearsals have corrected it."""
+    if lesson == 1.0:
+        return cost
+    return replace(cost, bytes=int(cost.bytes * lesson), predicted=cost.bytes)
 
 
 def row_grid(like: tuple[int, ...], count: int) -> Grid:

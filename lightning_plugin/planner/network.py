@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from lightning_plugin.execute.rehearsal import Pass, kind_of
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.planner.describe import describe, sizes_of
 from lightning_plugin.planner.profile import Profile, profile
+from lightning_plugin.planner.repeats import Repeats
 from lightning_plugin.program.fixed import stages
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.recording import Recording
@@ -32,6 +32,8 @@ class Network:
     accumulates: bool = False
     #: What rehearsals have run; see [Note: known] in `execute.rehearsal`.
     rehearsed: dict[Hashable, Pass] = field(default_factory=dict)
+    #: Which programs are alike; see [Note: repeats] in `planner.repeats`.
+    repeats: Repeats = field(default_factory=Repeats)
     _described: dict[int, Hashable] = field(default_factory=dict)
 
     @property
@@ -68,14 +70,10 @@ class Network:
     @cached_property
     def profiles(self) -> dict[int, Profile]:
         """What `profile` says of every node; nodes that are alike (as in the blocks of a ResNet) are asked once."""
-        known: dict[Any, Profile] = {}
+        known: dict[int, Profile] = {}
         found = {}
         for n in self.order:
-            key = (
-                type(n.op),
-                describe(n.op),
-                tuple((v.shape, v.dtype, v.requires_grad, v.is_map) for v in (*n.inputs, *n.outputs)),
-            )
+            key = self.repeats.number(n)
             if key not in known:
                 known[key] = profile(n)
             found[n.serial] = known[key]
@@ -106,6 +104,11 @@ class Network:
             for v in n.maps:
                 last[id(v)] = i
         return last
+
+    @cached_property
+    def first_read(self) -> dict[int, int]:
+        """The first position at which a map is read."""
+        return {id(v): i for i, n in reversed(list(enumerate(self.order))) for v in n.maps}
 
     @cached_property
     def fused(self) -> dict[int, Node]:
@@ -159,6 +162,16 @@ class Network:
     def index_bytes(self) -> int:
         """The part of `plain_bytes` that is neither a map nor the input: pooling indices, masks."""
         return sum(self.profiles[n.serial].extra for n in self.order if self.saves(n))
+
+    def kept_look(self, begin: int, end: int) -> Hashable:
+        """What intervals have in common that hold the same where they are kept."""
+        alive = {id(v) for v in self.alive[end]}
+
+        def apart(n: Node) -> Hashable:
+            written = n.inplace is not None and self.root(n.outputs[0]) is not n.outputs[0]
+            return n.serial in self.fused, written, tuple(id(v) in alive for v in n.outputs)
+
+        return self.repeats.kept(self.order[begin:end], alive, apart)
 
     def saved_bytes(self, begin: int, end: int) -> int:
         """What keeping the nodes ``[begin, end)`` holds: maps made there that anybody saves, and extras."""

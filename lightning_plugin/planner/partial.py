@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 from lightning_plugin.dropped import Dropped, staying, still_needed
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
@@ -32,7 +32,8 @@ class Partial:
     """A plan up to a cut: what it holds, what it costs, and how it got there.
 
     What it holds is what it will hold when backward is back at the cut: what it ``keeps`` from forward on, and of what
-    it dropped, the maps that have come back and stay.
+    it dropped, the maps that have come back and stay. ``piece`` makes its last segment, which is asked for only where
+    the plan is taken, and ``keep`` says whether that is kept.
     """
 
     keeps: int
@@ -41,10 +42,11 @@ class Partial:
     spilled: frozenset[int] = frozenset()
     lower: int = 0
     extra: float = 0.0
-    piece: Piece | None = None
+    piece: Callable[[], Piece] | None = None
     before: Partial | None = None
     dropped: tuple[Dropped, ...] = ()
     back: int = 0
+    keep: bool = False
 
     @property
     def held(self) -> int:
@@ -57,19 +59,24 @@ class Partial:
         deepest = max((d.depth for d in self.dropped), default=0)
         return tuple(self.keeps + sum(d.size for d in self.dropped if d.depth <= k) for k in range(deepest + 1))
 
-    def at(self, alive: Collection[int]) -> Partial:
-        """The same where these maps are alive: what else was dropped is held no longer."""
+    def at(self, alive: frozenset[int]) -> Partial:
+        """The same where these maps are alive: what else was dropped is held no longer, and where what nobody reads
+        again has gone does not matter."""
+        spilled = self.spilled & alive
         if not self.dropped:
-            return replace(self, back=0) if self.back else self
+            if not self.back and spilled == self.spilled:
+                return self
+            return replace(self, back=0, spilled=spilled)
         dropped = still_needed(self.dropped, alive)
-        return replace(self, dropped=dropped, back=sum(d.size for d in staying(dropped, alive)))
+        back = sum(d.size for d in staying(dropped, alive))
+        return replace(self, dropped=dropped, back=back, spilled=spilled)
 
     def pieces(self) -> list[Piece]:
         found: list[Piece] = []
         step: Partial | None = self
         while step is not None:
             if step.piece is not None:
-                found.append(step.piece)
+                found.append(step.piece())
             step = step.before
         return found[::-1]
 
@@ -119,19 +126,20 @@ def merged_counts(segments: Sequence[SegmentPlan]) -> list[int]:
 
 def merge_kept(segments: Sequence[SegmentPlan]) -> list[SegmentPlan]:
     """Neighbouring kept segments are one."""
-    merged: list[SegmentPlan] = []
-    for s in segments:
-        last = merged[-1] if merged else None
-        if last is not None and last.keep and s.keep:
-            merged[-1] = replace(
-                last,
-                targets=(*last.targets, *s.targets),
-                path=f"{last.path.split(' … ')[0]} … {s.path.split(' … ')[-1]}",
-                forecast=merged_forecast(last.forecast, s.forecast),
-            )
-        else:
-            merged.append(s)
-    return merged
+    rest = iter(segments)
+    return [merged([next(rest) for _ in range(count)]) for count in merged_counts(segments)]
+
+
+def merged(segments: Sequence[SegmentPlan]) -> SegmentPlan:
+    first, last = segments[0], segments[-1]
+    if first is last:
+        return first
+    return replace(
+        first,
+        targets=tuple(t for s in segments for t in s.targets),
+        path=f"{first.path.split(' … ')[0]} … {last.path.split(' … ')[-1]}",
+        forecast=reduce(merged_forecast, (s.forecast for s in segments)),
+    )
 
 
 def merged_forecast(one: SegmentForecast, other: SegmentForecast) -> SegmentForecast:

@@ -21,6 +21,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 
 from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.execute.gradients import FEW
@@ -274,11 +275,16 @@ def worst_of(plan: Plan, network: Network) -> Worst:
     for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
         if not segment.keep:
             program = Program.build(targets, lambda v: id(v) in made)
-            grids = (segment.forward, segment.backward)
-            tiles = {g: tuple(c.sizes for c in heaviest(candidates(program, g), effort(network))) for g in set(grids)}
-            found += (tiles[grid] for grid in grids)
+            for grid in (segment.forward, segment.backward):
+                found.append(
+                    network.repeats.once(program, ("worst", grid), partial(sizes_of_worst, program, grid, network))
+                )
         made.update(id(v) for t in targets for v in t.node.outputs if v.is_map)
     return tuple(found)
+
+
+def sizes_of_worst(program: Program, grid: Grid, network: Network) -> tuple[tuple[int, ...], ...]:
+    return tuple(c.sizes for c in heaviest(candidates(program, grid), effort(network)))
 
 
 def kinds_of(plan: Plan, nodes: Sequence[Node]) -> Kinds:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
@@ -36,9 +36,12 @@ MOST_OPERATORS = 96
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a segment puts what it stores: the tier, and the bytes there and on the device."""
+    """Where a segment puts what it stores (also by identity, and how many bytes): the tier, and the bytes there and on
+    the device."""
 
     stored: tuple[Value, ...]
+    maps: frozenset[int]
+    size: int
     tier: str
     device: int
     below: int
@@ -46,11 +49,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Site:
-    """A tiled segment's surroundings: the room there is, the bytes of tiles that make again what it reads, and the
-    seconds that its maps take to where they are put and from where they lie."""
+    """A tiled segment's surroundings: the maps it reads, the room there is, the bytes of tiles that make again what it
+    reads, and the seconds that its maps take to where they are put and from where they lie."""
 
     where: Where
     placement: Placement
+    read: frozenset[int]
     room: Room
     trains: bool
     again: int
@@ -70,6 +74,7 @@ class Search:
         self.depth = 0
         #: Of the plan that was found last among those that decide the same, what each segment is made of.
         self._pieces: dict[Plan, list[list[Piece]]] = {}
+        self._stored: dict[tuple[int, int], tuple[tuple[Value, ...], frozenset[int], int, int]] = {}
 
     @cached_property
     def cuts(self) -> list[int]:
@@ -124,25 +129,31 @@ class Search:
                     yield self.extended(before, site, way, depth)
 
     def placement(self, before: Partial, begin: int, end: int, spill: bool) -> Placement | None:
-        stored = tuple(self.intervals.stored_at(begin, end))
-        size = sum(v.bytes for v in stored)
+        stored, maps, size, below = self.stored(begin, end)
         if not spill:
-            return Placement(stored, "device", size, 0)
-        below = self.lower.size(stored)
+            return Placement(stored, maps, size, "device", size, 0)
         tier = self.lower.tier(before.lower, below)
         if tier is None or not size or any(id(v) in self.network.gathered for v in stored):
             return None
-        return Placement(stored, tier, 0, below)
+        return Placement(stored, maps, size, tier, 0, below)
+
+    def stored(self, begin: int, end: int) -> tuple[tuple[Value, ...], frozenset[int], int, int]:
+        """What a tiled segment stores, by identity, and its bytes on the device and on a lower tier."""
+        found = self._stored.get((begin, end))
+        if found is None:
+            maps = tuple(self.intervals.stored_at(begin, end))
+            found = maps, frozenset(map(id, maps)), sum(v.bytes for v in maps), self.lower.size(maps)
+            self._stored[begin, end] = found
+        return found
 
     def site(self, before: Partial, begin: int, end: int, placement: Placement, ahead: bool) -> Site | None:
         """None where there is nothing to do ahead, or no room for what has to be made again."""
         intervals, leaving = self.intervals, placement.below > 0
-        program = intervals.work_of(begin, end)
-        brought = [v for v in program.reads if id(v) in before.spilled]
+        read, trains = intervals.outline(begin, end)
+        brought = [v for v in intervals.work_of(begin, end).reads if id(v) in before.spilled] if before.spilled else []
         if ahead and not leaving and not brought:
             return None
-        spilled = before.spilled | {id(v) for v in placement.stored} if leaving else before.spilled
-        trains = any(t.requires_grad for t in program.targets)
+        spilled = before.spilled | placement.maps if leaving else before.spilled
         alive = intervals.alive(begin)
         gone = before.back - sum(d.size for d in before.dropped if not d.maps.isdisjoint(alive))
         room = Room(
@@ -150,14 +161,13 @@ class Search:
             placement.device - gone,
             intervals.ends(begin, before.spilled) + intervals.ends(end, spilled) if trains else 0,
         )
-        read = {id(v) for v in program.reads}
         again = making_again(still_needed(before.dropped, read), read)
         if room.ends + again > room.free:
             return None
         writes = one_way(self.rates, placement.tier, placement.below) if leaving else 0.0
         reads = one_way(self.rates, self.lower.there, self.lower.size(brought))
         where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead)
-        return Site(where, placement, room, trains, again, writes, reads)
+        return Site(where, placement, read, room, trains, again, writes, reads)
 
     def may_drop(self, site: Site, way: Tiled) -> bool:
         stored = site.placement.stored
@@ -171,23 +181,40 @@ class Search:
 
     def extended(self, before: Partial, site: Site, way: Tiled, drop: int) -> Partial:
         """A partial plan with one more tiled segment, which drops what it stores so deep."""
-        intervals, where, placement = self.intervals, site.where, site.placement
-        program = intervals.work_of(where.begin, where.end)
-        plain = intervals.plain_work(where.begin, where.end)
-        maps, read = (frozenset(map(id, vs)) for vs in (placement.stored, program.reads))
-        size = sum(v.bytes for v in placement.stored)
+        where, placement = site.where, site.placement
+        plain = self.intervals.plain_work(where.begin, where.end)
         dropped = before.dropped
         again: tuple[Dropped, ...] = ()
         if drop:
             once = way.forward[1].work, way.once(site.reads, where.ahead)
-            mine = Dropped(maps, size, way.forward[1].bytes, read, drop, *once)
-            dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, read), drop))
+            mine = Dropped(placement.maps, placement.size, way.forward[1].bytes, site.read, drop, *once)
+            dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, site.read), drop))
         extra = way.work - plain + sum(d.work for d in again)
         seconds = way.with_transfers(site.writes, site.reads, where.ahead) + sum(d.seconds for d in again)
         base = before.held + self.network.fixed_bytes
         peak = max(way.peak, site.room.ends + site.again)
+        return Partial(
+            before.keeps + way.carried + (0 if drop else placement.device),
+            before.seconds + seconds,
+            max(before.peak, before.held + peak),
+            before.spilled | placement.maps if where.leaving else before.spilled,
+            before.lower + (placement.below + placement.size if where.leaving else 0),
+            before.extra + extra,
+            partial(self.piece, site, way, drop, base, peak, seconds, extra),
+            before,
+            dropped,
+            before.back,
+        ).at(self.intervals.alive(where.end))
+
+    def piece(
+        self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float
+    ) -> Piece:  # fmt: skip
+        """A tiled segment, where so many bytes lie there already."""
+        where, placement = site.where, site.placement
+        plain = self.intervals.plain_work(where.begin, where.end)
+        targets = self.intervals.work_of(where.begin, where.end).targets
         segment = SegmentPlan(
-            targets=tuple(self.network.place[t.node.serial] for t in program.targets),
+            targets=tuple(self.network.place[t.node.serial] for t in targets),
             forward=way.forward[0],
             backward=(way.backward or way.forward)[0],
             tier=placement.tier,
@@ -195,27 +222,16 @@ class Search:
             half=where.leaving and self.lower.half,
             ahead=where.ahead,
             drop=drop,
-            path=intervals.path(where.begin, where.end),
+            path=self.intervals.path(where.begin, where.end),
             forecast=SegmentForecast(
-                stored_bytes=size + way.carried,
+                stored_bytes=placement.size + way.carried,
                 forward_bytes=base + way.forward_bytes,
                 backward_bytes=base + peak,
                 seconds=seconds,
                 recompute=extra / plain if plain else 0.0,
             ),
         )
-        return Partial(
-            before.keeps + way.carried + (0 if drop else placement.device),
-            before.seconds + seconds,
-            max(before.peak, before.held + peak),
-            before.spilled | maps if where.leaving else before.spilled,
-            before.lower + (placement.below + size if where.leaving else 0),
-            before.extra + extra,
-            Piece(segment, tuple(self.ways.parts(where, way, base))),
-            before,
-            dropped,
-            before.back,
-        ).at(intervals.alive(where.end))
+        return Piece(segment, tuple(self.ways.parts(where, way, base)))
 
     def kept(self, before: Partial, begin: int, end: int) -> Partial | None:
         """One more segment, run whole."""
@@ -224,8 +240,8 @@ class Search:
             return None  # what is kept would hold on to what was dropped
         brought = {id(v): v.bytes for n in network.order[begin:end] for v in n.maps if id(v) in before.spilled}
         base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
-        held = base + (network.saved_bytes(begin, end) if network.trains else 0)
-        tiled_before = network.trains and before.piece and not before.piece.segment.keep
+        held = base + (intervals.saved_bytes(begin, end) if network.trains else 0)
+        tiled_before = network.trains and before.piece and not before.keep
         ends = intervals.ends(begin, before.spilled) if tiled_before else 0
         work = intervals.kept_peak(begin, end)
         most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends
@@ -233,30 +249,36 @@ class Search:
             return None
         way_back = one_way(self.rates, self.lower.there, sum(brought.values()))
         seconds = intervals.kept_seconds(begin, end) + (4 if network.trains else 1) * way_back
-        segment = SegmentPlan(
-            targets=tuple(network.place[n.serial] for n in network.order[begin:end]),
-            forward=intervals.one_tile(begin),
-            backward=intervals.one_tile(begin),
-            keep=True,
-            path=intervals.path(begin, end),
-            forecast=SegmentForecast(
-                stored_bytes=held - before.held,
-                forward_bytes=held + network.fixed_bytes,
-                backward_bytes=most + network.fixed_bytes,
-                seconds=seconds,
-            ),
+        peak, part = max(before.peak, most), Part(begin, end, "kept", base + ends + network.fixed_bytes, work)
+        forecast = SegmentForecast(
+            stored_bytes=held - before.held,
+            forward_bytes=held + network.fixed_bytes,
+            backward_bytes=most + network.fixed_bytes,
+            seconds=seconds,
         )
-        parts = (Part(begin, end, "kept", base + ends + network.fixed_bytes, work),)
-        peak = max(before.peak, most)
         done = replace(
             before,
             keeps=held - before.back,
             seconds=before.seconds + seconds,
             peak=peak,
-            piece=Piece(segment, parts),
+            piece=partial(self.kept_piece, part, forecast),
             before=before,
+            keep=True,
         )
         return done.at(intervals.alive(end))
+
+    def kept_piece(self, part: Part, forecast: SegmentForecast) -> Piece:
+        """A kept segment."""
+        network, grid = self.network, self.intervals.one_tile(part.begin)
+        segment = SegmentPlan(
+            targets=tuple(network.place[n.serial] for n in network.order[part.begin : part.end]),
+            forward=grid,
+            backward=grid,
+            keep=True,
+            path=self.intervals.path(part.begin, part.end),
+            forecast=forecast,
+        )
+        return Piece(segment, (part,))
 
     # The search
 
@@ -296,6 +318,7 @@ class Search:
         cuts = self.cuts
         stages = [self.network.stage[n.serial] for n in self.network.order]
         front: dict[int, list[Partial]] = {0: [Partial(0, 0.0, 0)]}
+        settled: dict[int, int] = {}  # how many were left when none was dropped
         for i, begin in enumerate(cuts[:-1]):
             for before in front.get(begin, ()):
                 for j in range(i + 1, len(cuts)):
@@ -304,8 +327,10 @@ class Search:
                         break
                     front.setdefault(end, []).extend(self.options(before, begin, end, j == i + 1))
             front.pop(begin, None)
-            for cut in front:
-                front[cut] = undominated(front[cut])
+            for cut, plans in front.items():
+                if settled.get(cut) != len(plans):
+                    front[cut] = undominated(plans)
+                    settled[cut] = len(plans) if len(front[cut]) == len(plans) else -1
         return front.get(cuts[-1], [])
 
     def learn(self, plan: Plan, forward: Mapping[int, int], backward: Mapping[int, int]) -> None:

@@ -133,7 +133,7 @@ class Ways:
         if backward is None:
             return None
         if self.policy.same and forward[0] != backward[0]:
-            forward = backward[0], self.intervals.cost(where, backward[0], False)
+            forward = backward[0], self.intervals.cost(self.intervals.costed(where), backward[0], False)
         return Tiled("recompute", forward, backward, room.ends, room.stored)
 
     @staticmethod

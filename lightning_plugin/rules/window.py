@@ -151,8 +151,8 @@ def each(value: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Convolution(SlidingOp):
-    """Where windows slide over plain dimensions too, ``plain`` is the padding of each of these, and None for one that is
-    an axis: they are whole in each tile, and the kernel pads them itself."""
+    """Where windows slide over plain dimensions too, ``plain`` is the padding of each of these, and None for one that
+    is an axis: they are whole in each tile, and the kernel pads them itself."""
 
     uniform: ClassVar[bool] = True
     stride: tuple[int, ...] = ()

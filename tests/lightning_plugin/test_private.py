@@ -70,6 +70,60 @@ def test_a_storage_has_one_key() -> None:
             assert not isinstance(torch.zeros(1), private.FakeTensor)
 
 
+def test_a_mode_made_without_the_compiler_has_what_pytorchs_own_has() -> None:
+    ours, theirs = vars(private.Fakes(True)), vars(private.FakeTensorMode(allow_non_fake_inputs=True))
+    assert theirs.keys() - ours.keys() <= {"nt_tensor_id_counter", "nt_tensor_id_initial_count"}
+    apart = {"fake_tensor_converter", "cache_enabled", "_stack_trace", "_stack"}
+    assert {k: v for k, v in theirs.items() if k in ours and k not in apart} == {
+        k: v for k, v in ours.items() if k in theirs and k not in apart
+    }
+
+
+def test_fake_tensors_do_not_import_the_compiler() -> None:
+    code = (
+        "import sys, torch; from lightning_plugin.fakes import MODES\n"
+        "with MODES.planning: torch.conv2d(torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)).relu_()\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_method_runs_whether_something_compiles_or_not() -> None:
+    assert private.never_compiled(lambda x: x + 1)(1) == 2
+
+
+def test_a_fake_tensor_is_made_of_a_meta_tensor() -> None:
+    mode = private.Fakes(True)
+    meta, skin = torch.empty(2, 3, device="meta"), private.Skin(mode, torch.device("cpu"))
+    fake = skin.around(meta)
+    assert isinstance(fake, private.FakeTensor) and fake.device.type == "cpu"
+    assert private.storage_key(fake) == private.storage_key(meta)
+    assert vars(fake).keys() == vars(private.FakeTensor(mode, meta, torch.device("cpu"))).keys()
+    assert mode.on_meta(torch.ops.aten.relu.default, (fake,), {}).is_meta and not fake.is_meta
+
+
+def test_what_is_asked_instead_of_a_meta_kernel() -> None:
+    aten = torch.ops.aten
+    assert private.instead_of_meta(aten.native_batch_norm.default)[0] is not None
+    assert private.instead_of_meta(aten.convolution.default)[1] is not None
+    assert private.instead_of_meta(aten.relu.default) == (None, None)
+    assert private.has_meta_kernel(aten.relu.default) and not private.has_meta_kernel(aten.to.dtype)
+    assert private.is_composite(aten.to.dtype) and not private.is_composite(aten.relu.default)
+
+
+def test_a_fake_tensors_device_is_asked_for_by_an_operator() -> None:
+    seen = []
+
+    class Ear(private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with private.Fakes(True), Ear():
+        torch.ops.prim.device.default(torch.zeros(1))
+    assert private.DEVICE_OF in seen
+
+
 def test_what_needs_data_says_so() -> None:
     with private.FakeTensorMode():
         x = torch.zeros(4)

@@ -1,0 +1,81 @@
+"""Intervals that compute the same: what one costs, all cost.
+
+[Note: repeats] A network of repeated blocks has many intervals of few kinds. What an interval costs depends on what its
+program computes, on the sizes of its maps and on how they hang together, and not on where it stands. So intervals are
+described once, and of those with equal descriptions only the first is costed. What rehearsals teach is kept for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from typing import Any, TypeVar
+
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import Source
+from lightning_plugin.planner.describe import exactly
+from lightning_plugin.program.program import Program
+
+Found = TypeVar("Found")
+
+
+class Repeats:
+    """Numbers for nodes, and looks of programs made of these."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Hashable, int] = {}
+        self.of_node: dict[int, int] = {}
+        self.found: dict[Hashable, Any] = {}
+
+    def once(self, program: Program, what: Hashable, find: Callable[[], Found]) -> Found:
+        """Something that is the same for all programs that look the same."""
+        key = self.look(program), what
+        if key not in self.found:
+            self.found[key] = find()
+        found: Found = self.found[key]
+        return found
+
+    def number(self, node: Node) -> int:
+        """The same for nodes that compute the same on maps of the same sizes."""
+        found = self.of_node.get(node.serial)
+        if found is None:
+            values = tuple(of_value(v) for v in (*node.inputs, *node.outputs))
+            look = exactly(node.op), values, node.inplace is not None
+            found = self.of_node[node.serial] = self.numbers.setdefault(look, len(self.numbers))
+        return found
+
+    def look(self, program: Program) -> Hashable:
+        """What programs have in common that compute the same on maps of the same sizes."""
+        place = {id(v): i for i, v in enumerate((*program.reads, *program.vectors))}
+        steps = self.steps(program.steps, place, lambda n: n.serial in program.overwrite)
+        targets = tuple((place[id(t.node.outputs[0])], t.stored is not None) for t in program.targets)
+        return "tiled", tuple(map(lies, program.reads)), len(program.vectors), steps, targets
+
+    def kept(self, nodes: Sequence[Node], alive: Set[int], apart: Callable[[Node], Hashable]) -> Hashable:
+        """The same for nodes that are kept: ``alive`` is what is read after them, and ``apart`` what else tells such
+        nodes from each other."""
+        place: dict[int, int] = {}
+        for n in nodes:
+            for v in n.inputs:
+                place.setdefault(id(v), len(place))
+        # A map that is read here and after counts to the end, whoever made it.
+        read_on = tuple(i for key, i in place.items() if key in alive)
+        return "kept", tuple(lies(v) for n in nodes for v in n.maps), self.steps(nodes, place, apart), read_on
+
+    def steps(self, nodes: Iterable[Node], place: dict[int, int], more: Callable[[Node], Hashable]) -> Hashable:
+        """Nodes with what they read and make, by its place."""
+        found = []
+        for n in nodes:
+            for v in n.outputs:
+                place.setdefault(id(v), len(place))
+            found.append((self.number(n), tuple([place[id(v)] for v in (*n.inputs, *n.outputs)]), more(n)))
+        return tuple(found)
+
+
+def of_value(v: Value) -> Hashable:
+    return v.shape, v.dtype, v.requires_grad, v.is_map, v.layout, v.device
+
+
+def lies(v: Value) -> Hashable:
+    """Where a map that is read comes from, as far as that costs anything."""
+    op = v.node.op if v.node is not None else None
+    return (op.lies, op.prefetches) if isinstance(op, Source) else None
