@@ -24,7 +24,7 @@ from .errors import SlideError
 from .exact import Comparison, OtherPixels, compare
 from .identity import full_hash, quick_hash
 from .label import write_label
-from .overview import draw_overview, find_mask
+from .overview import draw_overview, find_mask, outline_of
 from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of, whole_of
 from .resample import ScaledImage
@@ -36,7 +36,7 @@ from .store.files import sync_folder
 from .store.journal import Journal
 from .store.layout import pyramid
 from .store.level import StoredLevel
-from .store.manifest import read_manifest, write_manifest
+from .store.manifest import read_manifest, sha256_of, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json
 from .store.writer import PyramidWriter, drop_missing
 from .tissue import TissueMask
@@ -100,6 +100,8 @@ def convert(
     store = out / f"{job.name}.zarr"
     _refuse_own_result(job, store)
     header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.record()}
+    if settings.tissue == "geojson":  # outlines that were edited make another store
+        header["outlines"] = sha256_of(outline_of(job.slide, settings))
     try:
         with lock(out, job.name):
             return _convert(job, store, header, out, settings, threads, overwrite, progress)
@@ -156,7 +158,7 @@ def _fits(store: Path, header: Mapping[str, Any], job: Job, overwrite: bool) -> 
         raise SlideError(job.slide, f"{store}: {error}; remove the store and run again") from error
     if not fits and not overwrite:
         raise SlideError(
-            job.slide, f"{store} was made from another file or with other settings; "
+            job.slide, f"{store} was made from another file, with other settings or with other outlines of tissue; "
             "choose another folder or give --overwrite true"
         )  # fmt: skip
     return fits

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
+from .drawn_tissue import draw_tissue
 from .errors import SlideError
 from .names import plain_name
 from .readers import Reader
@@ -16,7 +17,7 @@ from .readers.limits import check_decoded
 from .resample import ScaledImage
 from .resolution import TOLERANCE
 from .settings import Settings
-from .tissue import MASK_MPP, TissueMask, draw_tissue, find_tissue
+from .tissue import MASK_MPP, TissueMask, find_tissue
 
 _LONGEST_THUMBNAIL = 1024
 
@@ -50,20 +51,23 @@ def find_mask(
         mask = find_tissue(np.asarray(picture.reduce(finer)), scale)
     elif settings.tissue == "geojson":
         shape = (-(-picture.height // finer), -(-picture.width // finer))
-        mask = draw_tissue(_geojson_of(slide, settings), shape, scale, factors, origin_of(reader))
+        mask = draw_tissue(outline_of(slide, settings), shape, scale, factors, origin_of(reader))
     if mask is not None and settings.background == "constant" and not mask.mask.any():
         raise SlideError(slide, "no tissue found, all of it would become background; give --background keep")
     picture.thumbnail((_LONGEST_THUMBNAIL, _LONGEST_THUMBNAIL), Image.Resampling.BOX)
     return mask, picture
 
 
-def _geojson_of(slide: Path, settings: Settings) -> Path:
+def outline_of(slide: Path, settings: Settings) -> Path:
+    """The GeoJSON file with the tissue of a slide: the one that was given, or that of its name in a folder."""
+    if settings.geojson is not None and settings.geojson.is_file():
+        return settings.geojson
     folder = settings.geojson or slide.parent
     names = dict.fromkeys((plain_name(slide), slide.stem))  # x.ome.tif: x.geojson, or x.ome.geojson
     paths = [folder / f"{name}.geojson" for name in names]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        raise SlideError(slide, f"no tissue outline for it: {paths[0]} does not exist")
+        raise SlideError(slide, f"no tissue outline for it: {paths[0]} does not exist; draw one, or give --tissue otsu")
     return path
 
 

@@ -66,8 +66,8 @@ def preprocess(
         source_mpp: Micrometres per pixel of the slides, where their files do not say it or say it wrong.
         workers: Processes; the default is one for each core, at most 8.
         codec: zstd is lossless and read by everything; jpeg is a fifth of the size and read by wsi-train only.
-        tissue: How the tissue mask is made.
-        geojson: Folder with SLIDE.geojson for --tissue geojson; by default beside the slides.
+        tissue: How the tissue mask is made: otsu by colour, geojson from outlines that you drew or edited.
+        geojson: Folder with SLIDE.geojson for --tissue geojson, by default beside the slides; or the file of one slide.
         background: constant paints all that is not tissue white, so that it costs nothing in training.
         levels: Levels of the pyramid; by default down to 512 px.
         crop: bounds converts only the scanned part of slides whose canvas is larger (MRXS); positions in micrometres
@@ -97,6 +97,8 @@ def preprocess(
     console = Console()
     listed = list_slides(slides, out, lambda text: say(console, text))
     part = part_of(listed, shard)
+    if geojson is not None and geojson.is_file() and len(listed) > 1:
+        raise UserError(f"--geojson {geojson} is one file for {len(listed)} slides; give a folder with one for each")
     _check_folder(out, slides)
     with ends_at_once():
         recover(out)
