@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of, whole_of
 from .resample import ScaledImage
 from .resolution import Resolution, resolve, shrink_factors
+from .review.overlay import SUFFIX, draw_overlay
 from .settings import Settings
 from .staging import STAGING as STAGING  # others import it from here
 from .staging import Locked, bring_back, lock, put_in_place, set_aside
@@ -67,6 +68,8 @@ class Converted:
     lost: float | None
     skipped: bool
     note: str = ""
+    rules: Mapping[str, float] = field(default_factory=dict)
+    """Of each rule, what it took or put in as a share of the mask it was shown."""
 
 
 class Busy(SlideError):
@@ -248,6 +251,8 @@ class _Conversion:
         thumbnail = self._out / THUMBNAILS / f"{self._job.name}.jpg"
         thumbnail.parent.mkdir(parents=True, exist_ok=True)
         draw_overview(overview, self._mask, thumbnail)
+        if self._mask is not None and self._mask.found:
+            draw_overlay(self._mask, thumbnail.with_suffix(SUFFIX))
         sync_folder(self._staged)
         put_in_place(self._out, self._job.name)
         sync_folder(self._store.parent)
@@ -272,6 +277,7 @@ class _Conversion:
             "levels": len(self._shapes),
             "tissue": None if self._mask is None else round(self._mask.share, 4),
             "lost": None if self._mask is None else round(self._mask.lost, 6),
+            **({"rules": self._mask.shares()} if self._mask is not None and self._mask.found else {}),
             **({"note": "; ".join(notes)} if notes else {}),
         }
 
@@ -301,5 +307,10 @@ class _Conversion:
             "settings": dict(self._settings.record()),
             "tissue": None
             if self._mask is None
-            else {"threshold": self._mask.threshold, "share": self._mask.share, "lost": self._mask.lost},
+            else {
+                "threshold": self._mask.threshold,
+                "share": self._mask.share,
+                "lost": self._mask.lost,
+                **({"rules": self._mask.shares()} if self._mask.found else {}),
+            },
         }
