@@ -11,7 +11,7 @@ from scipy.ndimage import gaussian_filter
 from wsi_trainer.slides.readers.protocol import Pixels
 from wsi_trainer.slides.rules.look import Look, Values, check
 from wsi_trainer.slides.rules.pieces import joined, large
-from wsi_trainer.slides.tissue import Mask
+from wsi_trainer.slides.tissue import Mask, near
 
 _FINE, _COARSE = 1.0, 6.0
 """Standard deviations in pixels of the finer copy: detail is what the first removes, structure what lies between."""
@@ -49,9 +49,9 @@ class Blur:
     def find(self, look: Look) -> Mask:
         """Where tissue is blurred."""
         detail, structure = _energies(look)
-        near = look.pixels_of(_NEAR)
-        area = gaussian_filter(look.mask.astype(np.float32), near) + 1e-6
-        detail, structure = (gaussian_filter(energy, near) / area for energy in (detail, structure))
+        close = look.pixels_of(_NEAR)
+        area = gaussian_filter(look.mask.astype(np.float32), close) + 1e-6
+        detail, structure = (gaussian_filter(energy, close) / area for energy in (detail, structure))
         told = look.mask & (structure > _FLAT**2)
         ratio = np.zeros_like(detail)
         ratio[told] = np.log(np.maximum(detail[told], 1e-6) / structure[told]) / 2
@@ -59,7 +59,9 @@ class Blur:
         spread = look.pixels_of(self.window)
         mean = gaussian_filter(ratio, spread) / (gaussian_filter(told.astype(np.float32), spread) + 1e-6)
         blurred = (mean < np.log(self.sharpness)) & told
-        return large(joined(blurred, spread) & look.mask, look.least(self.smallest))
+        found = large(joined(blurred, spread) & look.mask, look.least(self.smallest))
+        # Near its border the mean is that of both sides, and seems sharp.
+        return near(found, round(spread / 2)) & look.mask
 
 
 def _energies(look: Look) -> tuple[Values, Values]:

@@ -15,10 +15,10 @@ from wsi_trainer.slides.tissue import Mask, near
 _BLUE = 1.15
 """Tissue takes more green light than red: haematoxylin as much of both, eosin nearly no red. Blue, green and black
 felt pens take more red than green."""
-_RED = 0.85
+_RED = 0.75
 """Red pens take all blue and green light and no red. Eosin lets blue pass, and DAB and melanin take red, too."""
 _NO_RED = 0.25
-_LESS_BLUE, _DARK = 0.8, 0.5
+_LESS_BLUE, _LESS_RED, _DARK = 0.8, 0.6, 0.5
 """The same over tissue: only where it touches a mark that is beyond doubt."""
 _BLACK = 0.8
 """Black takes all colours alike, to within a fifth, and takes four fifths of the light or more."""
@@ -53,7 +53,10 @@ class Pen:
         sure = is_blue | is_red | is_black
         # Over tissue its colour is added: less clear, and next to what is clear.
         darkest = np.minimum(np.minimum(red, green), blue)
-        likely = ((red >= _LESS_BLUE * green) & (most >= _DARK)) | ((darkest >= _LESS_BLACK * most) & (most >= _DARKER))
+        likely = (blue >= _LESS_RED * green) & (red <= 2 * _NO_RED * blue) & (most >= _DARK)
+        likely |= ((red >= _LESS_BLUE * green) & (most >= _DARK)) | (
+            (darkest >= _LESS_BLACK * most) & (most >= _DARKER)
+        )
         marks, around = np.zeros_like(look.mask), np.zeros_like(look.mask)
         marks[look.mask] = seen & sure
         around[look.mask] = seen & (sure | likely)
