@@ -50,5 +50,5 @@ class Pale:
         found = stain > usual + max(self.stain, _NOISES * noise)
         found = joined(found, look.pixels_of(40))
         # A rim around what is in the mask is its blurred border, not tissue of its own.
-        pieces = large(found & ~near(look.mask, 3), look.least(self.smallest))
-        return near(pieces, 3) & found & ~look.mask
+        pieces = large(found & ~near(look.mask, 3), look.least(self.smallest) / 4)
+        return large(near(pieces, 3) & found & ~look.mask, look.least(self.smallest))
