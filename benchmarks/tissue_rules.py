@@ -127,15 +127,17 @@ def against_hand(path: Path, mpp: float, name: str) -> dict[str, object]:
     return {"mask": score(plain.mask, truth, margin), "taken_of_true_tissue": taken}
 
 
-def large(folder: Path, side: int) -> dict[str, float]:
+def large(path: Path) -> dict[str, float]:
     """Seconds of processor time for the mask of a large slide with a pyramid, after a first one."""
-    path = sparse_slide(folder / "large.tif", side)
+    if not path.is_file():
+        sparse_slide(path, 100_000)
     seconds = {}
     for name, rules in (("warm-up", Rules()), ("mask", Rules()), ("mask and usual rules", USUAL)):
         with open_reader(path) as reader:
             begin = time.process_time()
             find_mask(path, reader, ScaledImage(reader, 1.0), (0.25, 0.25), Settings(rules=rules))
             seconds[name] = round(time.process_time() - begin, 2)
+            side = reader.info.shape[0]
     return {"side": side, **{name: value for name, value in seconds.items() if name != "warm-up"}}
 
 
@@ -147,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slides", type=Path, help="folder of the slides of datasets/tissue")
     parser.add_argument("--pictures", type=Path, help="folder for pictures of what was true and what was found")
-    parser.add_argument("--side", type=int, default=0, help="of a large slide whose mask is timed; 0 for none")
+    parser.add_argument("--large", type=Path, help="file of a large slide whose mask is timed; made if it is not there")
     options = parser.parse_args()
     console, values = Console(), {}
     with tempfile.TemporaryDirectory() as name:
@@ -173,8 +175,8 @@ def main() -> None:
             values["by hand, DAPI"] = against_hand(dark, 0.2282, DAPI)
         if not (slide and dark):
             console.print("the real slides are not there: their rows are left out")
-        if options.side:
-            values["large"] = large(folder, options.side)
+        if options.large:
+            values["large"] = large(options.large)
     console.print_json(json.dumps(values))
     RESULT.write_text(
         json.dumps({"name": "tissue_rules", "environment": environment(), "values": values}, indent=2) + "\n"

@@ -15,10 +15,10 @@ from wsi_trainer.slides.tissue import Mask, near
 
 _FINE, _COARSE = 1.0, 6.0
 """Standard deviations in pixels of the finer copy: detail is what the first removes, structure what lies between."""
-_BAND = 64
-"""Rows of the mask that are looked at at a time."""
+_BLOCK = 128
+"""Side of what is looked at at a time, in pixels of the mask."""
 _MARGIN = 16
-"""Rows and columns of the mask beyond a band that the filters see."""
+"""Pixels of the mask beyond a block that the filters see."""
 _NEAR = 16.0
 """Micrometres over which detail is compared with structure."""
 _FLAT = 1.0
@@ -68,18 +68,17 @@ def _energies(look: Look) -> tuple[Values, Values]:
     """Squares of detail and of structure, averaged over each pixel of the mask, and 0 off tissue."""
     detail, structure = (np.zeros(look.mask.shape, np.float32) for _ in range(2))
     height, width = look.mask.shape
-    for top in range(0, height, _BAND):
-        rows = look.mask[top : top + _BAND]
-        columns = np.flatnonzero(rows.any(0))
-        if not len(columns):
-            continue  # nothing of glass is read
-        bottom, left, right = top + len(rows), int(columns[0]), int(columns[-1]) + 1
-        first, last = max(0, top - _MARGIN), min(height, bottom + _MARGIN)
-        begin, end = max(0, left - _MARGIN), min(width, right + _MARGIN)
-        fine, coarse = _squares(look.finer(first, begin, last - first, end - begin))
-        inner = np.s_[top - first : bottom - first, left - begin : right - begin]
-        detail[top:bottom, left:right] = _averaged(fine, look.times)[inner]
-        structure[top:bottom, left:right] = _averaged(coarse, look.times)[inner]
+    for top in range(0, height, _BLOCK):
+        for left in range(0, width, _BLOCK):
+            bottom, right = min(top + _BLOCK, height), min(left + _BLOCK, width)
+            if not look.mask[top:bottom, left:right].any():
+                continue  # nothing of glass is read
+            first, last = max(0, top - _MARGIN), min(height, bottom + _MARGIN)
+            begin, end = max(0, left - _MARGIN), min(width, right + _MARGIN)
+            fine, coarse = _squares(look.finer(first, begin, last - first, end - begin))
+            inner = np.s_[top - first : bottom - first, left - begin : right - begin]
+            detail[top:bottom, left:right] = _averaged(fine, look.times)[inner]
+            structure[top:bottom, left:right] = _averaged(coarse, look.times)[inner]
     return detail * look.mask, structure * look.mask
 
 
