@@ -17,6 +17,7 @@ ALL = {
     "strategy_overhead": "what the strategies cost where there is nothing to tile",
     "depths": "how deep maps are dropped, and what it costs",
     "slides": "converting and reading slides",
+    "tissue_rules": "pen, blur, folds and pale tissue: what the rules of the mask find, and what they take wrongly",
     "view": "the viewer: the first tile of a large slide, and a thousand pans and zooms",
     "invisible_label": "a label that only whole slides show",
     "time_ranking": "whether predicted times rank plans as measured ones do",

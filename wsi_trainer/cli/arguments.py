@@ -4,7 +4,7 @@ from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings  # type: ignore[attr-defined]
 
 from wsi_trainer.cli.choices import typehint_of
 from wsi_trainer.cli.messages import explain
@@ -13,6 +13,7 @@ from wsi_trainer.cli.texts import read_texts_safely
 from wsi_trainer.errors import UserError
 
 read_texts_safely()
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 

@@ -44,6 +44,11 @@ COMMANDS: tuple[Command, ...] = (
         "wsi_trainer.slides.preprocess:preprocess",
     ),
     Command(
+        "tissue",
+        "find the tissue of slides without converting them: a page of all masks, outlines to edit in QuPath",
+        "wsi_trainer.slides.review.command:tissue",
+    ),
+    Command(
         "verify",
         "read converted slides again and compare them with their manifest of hashes",
         "wsi_trainer.slides.verify:verify",

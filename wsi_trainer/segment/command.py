@@ -48,7 +48,10 @@ def segment(words: Sequence[str]) -> int:
     model.to(device_of(config))
     out = folder.path / "segments"
     with ending_at_once(), naming_workers():
-        found = write_segments(model, records, data, out, chosen, budget_of(config, model.device))
-    write_json(out / "segments.json", {"classes": list(model.task.classes), "slides": found})
-    say(Console(), f"{len(found)} slides: {out}")
+        found, skipped = write_segments(model, records, data, out, chosen, budget_of(config, model.device))
+    write_json(out / "segments.json", {"classes": list(model.task.classes), "slides": found, "skipped": skipped})
+    console = Console()
+    say(console, f"{len(found)} slides: {out}")
+    for slide, reason in skipped.items():
+        say(console, f"left out: {slide}: {reason}")
     return 0

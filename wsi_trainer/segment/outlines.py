@@ -41,10 +41,15 @@ def polygons_of(geometry: Any) -> list[shapely.Polygon]:
     return [part for part in shapely.get_parts(geometry) if isinstance(part, shapely.Polygon) and not part.is_empty]
 
 
-def write_outlines(path: Path, found: Mapping[str, Sequence[shapely.Polygon]], place: Placement) -> None:
+def write_outlines(
+    path: Path,
+    found: Mapping[str, Sequence[shapely.Polygon]],
+    place: Placement,
+    colours: Sequence[tuple[int, int, int]] = COLOURS,
+) -> None:
     """Write GeoJSON that QuPath imports, in pixels of the slide's level 0: an annotation for each region."""
     features = [
-        _feature(path, name, COLOURS[number % len(COLOURS)], place, polygon, count)
+        _feature(path, name, colours[number % len(colours)], place, polygon, count)
         for number, (name, polygons) in enumerate(found.items())
         for count, polygon in enumerate(polygons, start=1)
     ]

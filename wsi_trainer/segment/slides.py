@@ -17,7 +17,7 @@ from wsi_trainer.models import SlideClassifier
 from wsi_trainer.regions.placement import placement_of
 from wsi_trainer.segment.blocks import blocks_of, predicted
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
-from wsi_trainer.segment.store import create_labels
+from wsi_trainer.segment.store import add_levels, create_labels
 from wsi_trainer.slides.errors import SlideError
 
 
@@ -34,21 +34,27 @@ class SegmentOptions:
 def write_segments(
     model: SlideClassifier, records: Sequence[SlideRecord], data: DataConfig, folder: Path, options: SegmentOptions,
     budget: int | str,
-) -> dict[str, Any]:  # fmt: skip
-    """Write NAME.ome.zarr and NAME.geojson of each slide; returns what is there of each slide."""
+) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
+    """Write NAME.ome.zarr and NAME.geojson of each slide; returns what is there of it, and why others were left out."""
     folder.mkdir(parents=True, exist_ok=True)
     slides = SlideDataset(records, None, data, LazyImage)
-    found = {}
+    found: dict[str, Any] = {}
+    skipped: dict[str, str] = {}
     with Progress(transient=True) as bar:
         for number, record in enumerate(records):
-            batch = slides[Visit(number, 0)]
-            if "failure" in batch:
-                raise SlideError(record.slide, batch["failure"])
-            image = batch["image"].to(model.device)
-            height, width = image.shape[2:]
-            task = bar.add_task(record.slide, total=len(blocks_of(height, width, options.block)))
-            found[record.slide] = _segment(model, record, data, image, folder, options, budget, bar, task)
-    return found
+            try:
+                batch = slides[Visit(number, 0)]
+                if "failure" in batch:
+                    raise SlideError(record.slide, batch["failure"])
+                image = batch["image"].to(model.device)
+                height, width = image.shape[2:]
+                task = bar.add_task(record.slide, total=len(blocks_of(height, width, options.block)))
+                found[record.slide] = _segment(model, record, data, image, folder, options, budget, bar, task)
+            except SlideError as error:
+                if data.on_error == "stop":
+                    raise
+                skipped[record.slide] = error.reason
+    return found, skipped
 
 
 def _segment(
@@ -66,6 +72,7 @@ def _segment(
         for number, its in enumerate(classes[1:], start=1):
             parts[its] += pieces(values == number, box)
         bar.advance(task)
+    add_levels(folder / f"{name}.ome.zarr")
     regions = {its: joined(polygons, options.smallest) for its, polygons in parts.items()}
     write_outlines(folder / f"{name}.geojson", regions, place)
     return {

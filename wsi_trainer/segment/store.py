@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 
 from wsi_trainer.regions import Placement
@@ -14,6 +16,8 @@ from wsi_trainer.segment.outlines import COLOURS
 from wsi_trainer.slides.store.metadata import NGFF, group, write_json
 
 CHUNK = 512
+BAND = 4096
+"""Rows that are halved at a time; even, so that each band begins a pixel of the next level."""
 
 
 def create_labels(
@@ -51,3 +55,39 @@ def create_labels(
     write_json(path / "zarr.json", group({"ome": {"version": NGFF, "multiscales": [multiscale], "image-label": label}}))
     chunks = (min(CHUNK, size[0]), min(CHUNK, size[1]))
     return zarr.create_array(path / "0", shape=size, dtype="uint8", chunks=chunks, dimension_names=("y", "x"))
+
+
+def add_levels(path: Path) -> None:
+    """Coarser levels beside level 0, each half of the one before, until one fits a chunk.
+
+    A pixel has the label of the upper left of the four it stands for, since labels have no mean. Half a pixel lies
+    between their centres and its own, which the translation says.
+    """
+    content = json.loads((path / "zarr.json").read_bytes())
+    datasets = content["attributes"]["ome"]["multiscales"][0]["datasets"][:1]
+    finer: Any = zarr.open_array(path / "0", mode="r")
+    level = 0
+    while max(finer.shape) > CHUNK:
+        level += 1
+        size = tuple(-(-side // 2) for side in finer.shape)
+        coarser: Any = zarr.create_array(
+            path / str(level), shape=size, dtype="uint8", chunks=tuple(min(CHUNK, side) for side in size),
+            dimension_names=("y", "x"), overwrite=True,
+        )  # fmt: skip
+        for top in range(0, finer.shape[0], BAND):
+            part = np.asarray(finer[top : top + BAND])[::2, ::2]
+            coarser[top // 2 : top // 2 + len(part)] = part
+        datasets.append({"path": str(level), "coordinateTransformations": _shrunk(datasets[0], 2**level)})
+        finer = coarser
+    content["attributes"]["ome"]["multiscales"][0]["datasets"] = datasets
+    write_json(path / "zarr.json", content)
+
+
+def _shrunk(first: dict[str, Any], times: int) -> list[dict[str, Any]]:
+    """The scale and the place of a level: the centre of its first pixel is that of the pixels it stands for."""
+    steps = {step["type"]: step[step["type"]] for step in first["coordinateTransformations"]}
+    scale, place = steps["scale"], steps.get("translation", [0.0, 0.0])
+    return [
+        {"type": "scale", "scale": [step * times for step in scale]},
+        {"type": "translation", "translation": [at + step * (times - 1) / 2 for at, step in zip(place, scale)]},
+    ]

@@ -94,7 +94,9 @@ def _update(out: Path, listed: Sequence[Listed]) -> Told:
 
 
 def _for_people(row: Converted) -> dict[str, object]:
-    return {name: inert(value) for name, value in asdict(row).items()}
+    cells = asdict(row)
+    cells["rules"] = "; ".join(f"{name} {share:.2%}" for name, share in row.rules.items())
+    return {name: inert(value) for name, value in cells.items()}
 
 
 def _summarised(out: Path) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from .errors import SlideError
 from .exact import Comparison, OtherPixels, compare
 from .identity import full_hash, quick_hash
 from .label import write_label
-from .overview import draw_overview, find_mask
+from .overview import draw_overview, find_mask, outline_of
 from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of, whole_of
 from .resample import ScaledImage
 from .resolution import Resolution, resolve, shrink_factors
+from .review.overlay import SUFFIX, draw_overlay
 from .settings import Settings
 from .staging import STAGING as STAGING  # others import it from here
 from .staging import Locked, bring_back, lock, put_in_place, set_aside
@@ -36,7 +37,7 @@ from .store.files import sync_folder
 from .store.journal import Journal
 from .store.layout import pyramid
 from .store.level import StoredLevel
-from .store.manifest import read_manifest, write_manifest
+from .store.manifest import read_manifest, sha256_of, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json
 from .store.writer import PyramidWriter, drop_missing
 from .tissue import TissueMask
@@ -67,6 +68,8 @@ class Converted:
     lost: float | None
     skipped: bool
     note: str = ""
+    rules: Mapping[str, float] = field(default_factory=dict)
+    """Of each rule, what it took or put in as a share of the mask it was shown."""
 
 
 class Busy(SlideError):
@@ -100,6 +103,8 @@ def convert(
     store = out / f"{job.name}.zarr"
     _refuse_own_result(job, store)
     header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.record()}
+    if settings.tissue == "geojson":  # outlines that were edited make another store
+        header["outlines"] = sha256_of(outline_of(job.slide, settings))
     try:
         with lock(out, job.name):
             return _convert(job, store, header, out, settings, threads, overwrite, progress)
@@ -156,7 +161,7 @@ def _fits(store: Path, header: Mapping[str, Any], job: Job, overwrite: bool) -> 
         raise SlideError(job.slide, f"{store}: {error}; remove the store and run again") from error
     if not fits and not overwrite:
         raise SlideError(
-            job.slide, f"{store} was made from another file or with other settings; "
+            job.slide, f"{store} was made from another file, with other settings or with other outlines of tissue; "
             "choose another folder or give --overwrite true"
         )  # fmt: skip
     return fits
@@ -246,6 +251,8 @@ class _Conversion:
         thumbnail = self._out / THUMBNAILS / f"{self._job.name}.jpg"
         thumbnail.parent.mkdir(parents=True, exist_ok=True)
         draw_overview(overview, self._mask, thumbnail)
+        if self._mask is not None and self._mask.found:
+            draw_overlay(self._mask, thumbnail.with_suffix(SUFFIX))
         sync_folder(self._staged)
         put_in_place(self._out, self._job.name)
         sync_folder(self._store.parent)
@@ -270,6 +277,7 @@ class _Conversion:
             "levels": len(self._shapes),
             "tissue": None if self._mask is None else round(self._mask.share, 4),
             "lost": None if self._mask is None else round(self._mask.lost, 6),
+            **({"rules": self._mask.shares()} if self._mask is not None and self._mask.found else {}),
             **({"note": "; ".join(notes)} if notes else {}),
         }
 
@@ -299,5 +307,10 @@ class _Conversion:
             "settings": dict(self._settings.record()),
             "tissue": None
             if self._mask is None
-            else {"threshold": self._mask.threshold, "share": self._mask.share, "lost": self._mask.lost},
+            else {
+                "threshold": self._mask.threshold,
+                "share": self._mask.share,
+                "lost": self._mask.lost,
+                **({"rules": self._mask.shares()} if self._mask.found else {}),
+            },
         }

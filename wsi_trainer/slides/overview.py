@@ -8,15 +8,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
+from .drawn_tissue import draw_tissue
 from .errors import SlideError
 from .names import plain_name
 from .readers import Reader
 from .readers.cropped import origin_of
 from .readers.limits import check_decoded
+from .readers.protocol import Pixels
 from .resample import ScaledImage
 from .resolution import TOLERANCE
+from .rules.apply import apply_rules
+from .rules.choice import Rules
+from .rules.look import Look
 from .settings import Settings
-from .tissue import MASK_MPP, TissueMask, draw_tissue, find_tissue
+from .tissue import MASK_MPP, TissueMask, find_tissue
 
 _LONGEST_THUMBNAIL = 1024
 
@@ -45,25 +50,48 @@ def find_mask(
     coarse = ScaledImage(reader, (max(1.0, factors[0] / finer), max(1.0, factors[1] / finer)), smooth=False)
     check_decoded(slide, f"its overview of {coarse.shape[1]} x {coarse.shape[0]} px", 3 * math.prod(coarse.shape))
     picture = Image.fromarray(coarse.read(0, 0, *coarse.shape))
+    small = np.asarray(picture.reduce(finer))
     mask: TissueMask | None = None
     if settings.tissue == "otsu":
-        mask = find_tissue(np.asarray(picture.reduce(finer)), scale)
+        mask = find_tissue(small, scale)
     elif settings.tissue == "geojson":
-        shape = (-(-picture.height // finer), -(-picture.width // finer))
-        mask = draw_tissue(_geojson_of(slide, settings), shape, scale, factors, origin_of(reader))
+        mask = draw_tissue(outline_of(slide, settings), small.shape[:2], scale, factors, origin_of(reader))
+    if mask is not None and settings.rules.chosen:
+        width = scale * sum(mpp) / 2
+        mask = apply_rules(settings.rules, mask, _look(reader, small, factors, width, settings.rules))
     if mask is not None and settings.background == "constant" and not mask.mask.any():
         raise SlideError(slide, "no tissue found, all of it would become background; give --background keep")
     picture.thumbnail((_LONGEST_THUMBNAIL, _LONGEST_THUMBNAIL), Image.Resampling.BOX)
     return mask, picture
 
 
-def _geojson_of(slide: Path, settings: Settings) -> Path:
+def _look(reader: Reader, small: Pixels, factors: tuple[float, float], mpp: float, rules: Rules) -> Look:
+    """What rules look at: the pixels of the mask, and those of a copy that is a power of two finer where one asks."""
+    times = 1
+    while mpp / times > 1.4 * rules.finest and min(factors) / (2 * times) >= 1:
+        times *= 2
+    fine = ScaledImage(reader, (max(1.0, factors[0] / times), max(1.0, factors[1] / times)), smooth=False)
+
+    def finer(top: int, left: int, height: int, width: int) -> Pixels:
+        box = [side * times for side in (top, left, height, width)]
+        # The copy may be a few pixels short of the mask's last: these are continued.
+        inside = [max(1, min(side, end - start)) for start, side, end in zip(box[:2], box[2:], fine.shape)]
+        pixels = fine.read(box[0], box[1], *inside)
+        return np.pad(pixels, ((0, box[2] - inside[0]), (0, box[3] - inside[1]), (0, 0)), mode="edge")
+
+    return Look(small, mpp, np.ones(small.shape[:2], bool), finer, times)
+
+
+def outline_of(slide: Path, settings: Settings) -> Path:
+    """The GeoJSON file with the tissue of a slide: the one that was given, or that of its name in a folder."""
+    if settings.geojson is not None and settings.geojson.is_file():
+        return settings.geojson
     folder = settings.geojson or slide.parent
     names = dict.fromkeys((plain_name(slide), slide.stem))  # x.ome.tif: x.geojson, or x.ome.geojson
     paths = [folder / f"{name}.geojson" for name in names]
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
-        raise SlideError(slide, f"no tissue outline for it: {paths[0]} does not exist")
+        raise SlideError(slide, f"no tissue outline for it: {paths[0]} does not exist; draw one, or give --tissue otsu")
     return path
 
 

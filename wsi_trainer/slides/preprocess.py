@@ -19,13 +19,21 @@ from .associated import FOLDER as ASSOCIATED
 from .associated import save_associated
 from .bar import slide_bar
 from .cohort import MANIFEST, read_manifest_of, update_tables
-from .convert import Job, recover, stored
+from .convert import THUMBNAILS, Converted, Job, recover, stored
 from .errors import SlideError
 from .export import FOLDER, export_ngff04
 from .identity import source_bytes
 from .inputs import Listed, list_slides, part_of
 from .pool import Failure, Outcome, Report, run_all
 from .results import show, write_failures
+from .review.overlay import SUFFIX
+from .review.page import PAGE, Entry, write_page
+from .rules.blur import Blur
+from .rules.choice import Rules
+from .rules.edge import Edge
+from .rules.fold import Fold
+from .rules.pale import Pale
+from .rules.pen import Pen
 from .settings import Settings
 from .staging import Locked, due, lock
 
@@ -52,6 +60,12 @@ def preprocess(
     shard: str | None = None,
     stall_minutes: float | None = None,
     copy_associated: bool = False,
+    rules: str = "none",
+    pale: Pale = Pale(),  # noqa: B008
+    pen: Pen = Pen(),  # noqa: B008
+    edge: Edge = Edge(),  # noqa: B008
+    blur: Blur = Blur(),  # noqa: B008
+    fold: Fold = Fold(),  # noqa: B008
 ) -> int:
     """Convert slides to zarr: checked, resumable, background for free.
 
@@ -66,8 +80,8 @@ def preprocess(
         source_mpp: Micrometres per pixel of the slides, where their files do not say it or say it wrong.
         workers: Processes; the default is one for each core, at most 8.
         codec: zstd is lossless and read by everything; jpeg is a fifth of the size and read by wsi-train only.
-        tissue: How the tissue mask is made.
-        geojson: Folder with SLIDE.geojson for --tissue geojson; by default beside the slides.
+        tissue: How the tissue mask is made: otsu by colour, geojson from outlines that you drew or edited.
+        geojson: Folder with SLIDE.geojson for --tissue geojson, by default beside the slides; or the file of one slide.
         background: constant paints all that is not tissue white, so that it costs nothing in training.
         levels: Levels of the pyramid; by default down to 512 px.
         crop: bounds converts only the scanned part of slides whose canvas is larger (MRXS); positions in micrometres
@@ -83,13 +97,21 @@ def preprocess(
             default is 30, and 0 waits for ever. Not with --scheduler, nor where there is one slide only.
         copy_associated: Also save each slide's label and macro image to OUT/associated. They may show the name of
             the patient, so without this they are never read.
+        rules: What else the mask leaves out: pen, edge, blur, fold, with commas; pale is put in. usual is pen and
+            blur, all is all, none leaves the mask as it is. OUT/tissue.html shows what each has found.
+        pale: Pale tissue that the threshold left out, which is put in.
+        pen: Pen marks.
+        edge: Edges of cover glass and rims of bubbles.
+        blur: Tissue out of focus.
+        fold: Folded tissue.
 
     Returns:
         0 if all slides are converted, 1 if some failed.
     """
     settings = Settings(
-        mpp, source_mpp, codec, tissue, geojson, background, levels, crop, channel=channel, to_8bit=to_8bit
-    )
+        mpp, source_mpp, codec, tissue, geojson, background, levels, crop, channel=channel, to_8bit=to_8bit,
+        rules=Rules.of(rules, {rule.name: rule for rule in (pale, pen, edge, blur, fold)}),
+    )  # fmt: skip
     stall = _stall_seconds(stall_minutes, scheduler)
     workers = min(8, os.cpu_count() or 1) if workers is None else workers
     if workers < 1:
@@ -97,6 +119,8 @@ def preprocess(
     console = Console()
     listed = list_slides(slides, out, lambda text: say(console, text))
     part = part_of(listed, shard)
+    if geojson is not None and geojson.is_file() and len(listed) > 1:
+        raise UserError(f"--geojson {geojson} is one file for {len(listed)} slides; give a folder with one for each")
     _check_folder(out, slides)
     with ends_at_once():
         recover(out)
@@ -122,9 +146,22 @@ def preprocess(
         failures += _export(console, out, _copied(out, converted, export_ngff is not None))
         told = update_tables(out, listed)
         write_failures(out, failures, shard)
+        _show_masks(out, told.stores)
         names = {item.job.name for item in listed}
         show(console, out, [row for row in told.stores if row.name in names], failures, new, told)
     return 1 if failures else 0
+
+
+def _show_masks(out: Path, stores: Sequence[Converted]) -> None:
+    """Writes the page of all masks of the folder."""
+    entries = []
+    for row in stores:
+        thumbnail = f"{THUMBNAILS}/{row.name}.jpg"
+        if row.tissue is not None and (out / thumbnail).is_file():
+            overlay = f"{THUMBNAILS}/{row.name}{SUFFIX}" if row.rules else None
+            entries.append(Entry(row.name, thumbnail, overlay, row.tissue, row.rules, row.note))
+    if entries:
+        write_page(out / PAGE, out.resolve().name, entries)
 
 
 def _check_folder(out: Path, slides: str) -> None:

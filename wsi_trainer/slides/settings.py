@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from wsi_trainer.errors import UserError
 
 from .readers.options import Range, ReadOptions
+from .rules.choice import Rules
 from .store.codec import Codec, JpegCodec, ZstdCodec
 from .store.layout import Layout
 
@@ -41,6 +42,7 @@ class Settings:
         shard: Side of what is written at once and is one file.
         compression: Level of zstd.
         quality: Quality of JPEG.
+        rules: What else is taken out of the mask, or put in.
     """
 
     mpp: float | None = None
@@ -57,10 +59,13 @@ class Settings:
     quality: int = 90
     channel: str | None = None
     to_8bit: str | None = None
+    rules: Rules = field(default_factory=Rules)
 
     def __post_init__(self) -> None:
         if self.background == "constant" and self.tissue == "none":
             raise UserError("--background constant needs a tissue mask: give --tissue otsu or --tissue geojson")
+        if self.rules.chosen and self.tissue == "none":
+            raise UserError("--rules change a tissue mask, and --tissue none makes none: give --tissue otsu or geojson")
         if self.levels is not None and not 1 <= self.levels <= MOST_LEVELS:
             raise UserError(f"--levels {self.levels}: expected 1 to {MOST_LEVELS}; each is half of the one before")
         for name in ("mpp", "source_mpp"):
@@ -91,8 +96,9 @@ class Settings:
         """What is kept in the store: all that decides its bytes, nothing of this machine."""
         values = asdict(self)
         values.pop("geojson")
+        values["rules"] = self.rules.record()
         values.pop("compression" if self.codec == "jpeg" else "quality")  # of the other codec
-        for name, default in (("crop", "none"), ("channel", None), ("to_8bit", None)):
+        for name, default in (("crop", "none"), ("channel", None), ("to_8bit", None), ("rules", {})):
             if values[name] == default:
                 del values[name]  # as in stores that were made before it could be chosen
         return {"format": FORMAT, **values}

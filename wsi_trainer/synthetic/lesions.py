@@ -42,7 +42,10 @@ def _sites(
 ) -> list[Site]:
     """Sites whose centres lie well inside the tissue."""
     rng = spec.rng(stream)
-    inside = np.argwhere(outline.lattice > np.quantile(outline.lattice[outline.lattice > 0], 0.4))
+    tissue = outline.lattice[outline.lattice > 0]
+    inside = np.argwhere(outline.lattice > np.quantile(tissue, 0.4)) if tissue.size else np.empty((0, 2), int)
+    if not len(inside):  # a slide of a few nodes: the one with most tissue
+        inside = np.array([np.unravel_index(outline.lattice.argmax(), outline.lattice.shape)])
     side = min(spec.height, spec.width)
     sites = []
     for _ in range(int(rng.integers(count[0], count[1] + 1))):

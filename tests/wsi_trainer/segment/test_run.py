@@ -3,13 +3,14 @@
 import csv
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import shapely
 import torch
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -21,8 +22,10 @@ from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.metrics import AreaPredictions, read_predictions
 from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
 from wsi_trainer.regions import Legend, Placement, open_target
+from wsi_trainer.segment import store
 from wsi_trainer.segment.blocks import blocks_of, predicted
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
+from wsi_trainer.segment.store import add_levels, create_labels
 from wsi_trainer.synthetic import generate
 
 TASK = "{class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}"
@@ -68,6 +71,45 @@ def test_the_scores_are_those_of_the_written_labels(run: RunFolder) -> None:
         outlines = run.path / "segments" / found[slide]["outlines"]
         again = open_target(outlines, legend, records[slide].path, labels.shape).read(Box.whole(labels.shape))
         assert np.array_equal(again[0, 0], labels)
+
+
+def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = read_manifest(run.splits, labelled=False)[0].path
+    (tmp_path / "broken.tif").write_bytes(whole.read_bytes()[:3000])
+    (tmp_path / "whole.tif").write_bytes(whole.read_bytes())
+    (tmp_path / "list.csv").write_text("slide\nbroken.tif\nwhole.tif\n")
+    words = ["segment", f"--config={run.config}", f"--slides={tmp_path / 'list.csv'}"]
+    assert main(words) != 0
+    assert main([*words, "--data.on_error=skip"]) == 0
+    assert "left out: broken.tif" in " ".join(capsys.readouterr().out.split())
+    told = read_json(run.path / "segments" / "segments.json")
+    assert list(told["slides"]) == ["whole.tif"]
+    assert list(told["skipped"]) == ["broken.tif"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 1300), st.integers(1, 1100), st.integers(0, 9))
+def test_coarser_levels_take_every_second_label(height: int, width: int, seed: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 3, (height, width), np.uint8)
+    place = Placement((30.0, 50.0), (2.0, 2.0))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "s.ome.zarr"
+        create_labels(path, values.shape, ["a", "b", "c"], (0.5, 0.25), place)[:] = values
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "BAND", 128)
+            add_levels(path)
+        datasets = read_json(path / "zarr.json")["attributes"]["ome"]["multiscales"][0]["datasets"]
+        for level, dataset in enumerate(datasets):
+            found = zarr.open_array(path / dataset["path"], mode="r")[:]
+            assert np.array_equal(found, values[:: 2**level, :: 2**level])
+            scale, shift = (step[step["type"]] for step in dataset["coordinateTransformations"])
+            assert scale == [0.5 * 2**level, 0.25 * 2**level]
+            # The outer corner of all levels is that of level 0.
+            first = [25 * 0.5 - 0.25, 15 * 0.25 - 0.125]
+            assert [at - step / 2 for at, step in zip(shift, scale)] == pytest.approx(first)
+        assert max(found.shape) <= 512
 
 
 def test_scores_with_intervals_report_and_predictions(run: RunFolder, tmp_path: Path) -> None:

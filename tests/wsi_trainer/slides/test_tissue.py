@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import shapely
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from PIL import Image, ImageFilter
 
+from wsi_trainer.slides.drawn_tissue import draw_tissue
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.label import at_level
 from wsi_trainer.slides.readers import open_reader
 from wsi_trainer.slides.resample import ScaledImage
-from wsi_trainer.slides.tissue import TissueMask, draw_tissue, find_tissue, otsu
+from wsi_trainer.slides.tissue import TissueMask, find_tissue, is_dark, median3, otsu
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 
 
@@ -101,6 +108,35 @@ def test_mask_of_coarser_levels_loses_nothing() -> None:
     assert coarse.mask.shape == (6, 4)
     for row, column in np.argwhere(mask.mask):
         assert coarse.mask[row // 4, column // 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=12)))
+def test_the_median_is_that_of_pillow(values: np.ndarray) -> None:
+    expected = np.asarray(Image.fromarray(values).filter(ImageFilter.MedianFilter(3)))
+    assert np.array_equal(median3(values), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.uint8, array_shapes(min_dims=3, max_dims=3, min_side=1, max_side=9), elements=st.integers(60, 68)))
+def test_a_slide_is_dark_where_its_median_is(values: np.ndarray) -> None:
+    assert is_dark(values) == bool(np.median(values) < 64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(-30, 190), st.floats(-30, 190)), min_size=3, max_size=7), st.integers(0, 40))
+def test_drawn_pixels_are_those_whose_centre_shapely_finds_inside(corners: list[tuple[float, float]], top: int) -> None:
+    polygon = shapely.Polygon(corners)
+    assume(polygon.is_valid and polygon.area > 1)
+    rows, columns = np.mgrid[0:20, 0:30]
+    x, y = (columns + 0.5) * 6 + 11, (rows + 0.5) * 5 + top
+    expected = shapely.contains_xy(polygon, x, y)
+    at_border = shapely.distance(shapely.points(x, y), polygon.exterior) < 1e-9  # theirs is anybody's choice
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "s.geojson"
+        path.write_text(json.dumps(shapely.geometry.mapping(polygon)))
+        mask = draw_tissue(path, (20, 30), 4, (5.0, 6.0), (top, 11)).mask
+    assert np.array_equal(mask[~at_border], expected[~at_border])
 
 
 def test_geojson_outline_with_a_hole(tmp_path: Path) -> None:

@@ -95,3 +95,12 @@ def test_share_of_tissue_is_about_what_was_asked(tissue: float) -> None:
 def test_impossible_specs_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad)).replace("height", "too small")):
         SlideSpec(**{"height": 500, "width": 500, **bad})
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 130), (130, 96), (64, 200)])
+def test_the_smallest_slides_are_drawn(height: int, width: int) -> None:
+    for seed in range(8):
+        for tissue in (0.02, 0.4, 0.9):
+            slide = SyntheticSlide(SlideSpec(height, width, seed=seed, tissue=tissue, positive=True))
+            assert slide.render(0, 0, height, width).shape == (height, width, 3)
+            assert slide.sites

@@ -1,0 +1,194 @@
+"""Rules beside the mask: each finds what was drawn for it, and together they count every pixel once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import shapely
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.ndimage import binary_dilation
+
+from wsi_trainer.errors import UserError
+from wsi_trainer.slides.rules.apply import apply_rules
+from wsi_trainer.slides.rules.choice import Rules
+from wsi_trainer.slides.rules.look import Look
+from wsi_trainer.slides.rules.table import ROWS
+from wsi_trainer.slides.settings import Settings
+from wsi_trainer.slides.tissue import TissueMask, find_tissue, without_dust
+from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
+from wsi_trainer.synthetic.artefacts import Artefact, Spoilt, blur, fold, ink, pale, stroke
+
+SCALE, TIMES, MPP, SIDE = 16, 4, 0.5, 1600
+KINDS = {row.name: row.kind for row in ROWS}
+
+
+def _shrunk(pixels: np.ndarray, times: int) -> np.ndarray:
+    height, width = (side // times for side in pixels.shape[:2])
+    return np.rint(pixels.reshape(height, times, width, times, 3).mean((1, 3))).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def slide() -> tuple[np.ndarray, np.ndarray]:
+    """The pixels of a synthetic slide, and the colour of its glass."""
+    made = SyntheticSlide(SlideSpec(SIDE, SIDE, seed=5, noise=True, tissue=0.35))
+    return made.render(0, 0, SIDE, SIDE), made.glass
+
+
+def _looked(pixels: np.ndarray) -> tuple[TissueMask, Look]:
+    small, fine = _shrunk(pixels, SCALE), _shrunk(pixels, SCALE // TIMES)
+
+    def finer(top: int, left: int, height: int, width: int) -> np.ndarray:
+        return fine[top * TIMES : (top + height) * TIMES, left * TIMES : (left + width) * TIMES]
+
+    tissue = find_tissue(small, SCALE)
+    return tissue, Look(small, MPP * SCALE, tissue.mask, finer, TIMES)
+
+
+def _truth(artefacts: Sequence[Artefact]) -> np.ndarray:
+    rows, columns = (np.mgrid[: SIDE // SCALE, : SIDE // SCALE] + 0.5) * SCALE
+    return np.logical_or.reduce([shapely.contains_xy(one.outline, columns, rows) for one in artefacts])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_clean_slide_loses_next_to_nothing(slide: tuple[np.ndarray, np.ndarray], name: str) -> None:
+    tissue, look = _looked(slide[0])
+    found = apply_rules(Rules((KINDS[name](),)), tissue, look)
+    assert found.found[name].sum() <= 0.03 * tissue.mask.sum()
+
+
+@pytest.mark.parametrize("colour", ["blue", "green", "red", "black"])
+def test_pen_marks_are_found(slide: tuple[np.ndarray, np.ndarray], colour: str) -> None:
+    mark = ink(stroke([(60, 200), (900, 1000), (1540, 700)], 200), colour)
+    tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [mark]).render(0, 0, SIDE, SIDE))
+    found = apply_rules(Rules((KINDS["pen"](),)), tissue, look).found["pen"]
+    truth = _truth([mark]) & tissue.mask
+    assert (found & truth).sum() > 0.7 * truth.sum()
+    assert (found & binary_dilation(_truth([mark]), iterations=6)).sum() > 0.95 * found.sum()
+
+
+@pytest.mark.parametrize("sigma", [6, 12])
+def test_blur_is_found(slide: tuple[np.ndarray, np.ndarray], sigma: float) -> None:
+    place = blur(shapely.box(500, 500, 1100, 1000), sigma)
+    tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
+    found = apply_rules(Rules((KINDS["blur"](),)), tissue, look).found["blur"]
+    truth = _truth([place]) & tissue.mask
+    assert (found & truth).sum() > 0.75 * truth.sum()
+    assert (found & binary_dilation(_truth([place]), iterations=6)).sum() > 0.85 * found.sum()
+
+
+def test_pale_tissue_is_put_in(slide: tuple[np.ndarray, np.ndarray]) -> None:
+    place = pale(shapely.box(500, 500, 1100, 1000), slide[1], left=0.2)
+    tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
+    after = apply_rules(Rules((KINDS["pale"](),)), tissue, look)
+    missed = _truth([place]) & ~tissue.mask
+    assert missed.sum() > 300
+    assert (after.mask & missed).sum() > 0.9 * missed.sum()
+    assert not (tissue.mask & ~after.mask).any()
+
+
+def test_an_edge_that_passes_for_tissue_is_taken_out() -> None:
+    pixels = np.full((200, 200, 3), 243, np.uint8)
+    pixels[60:140, 60:140] = (190, 110, 170)
+    pixels[:, 20:24] = (150, 120, 90)
+    mask = np.zeros((200, 200), bool)
+    mask[57:143, 57:143] = mask[:, 17:27] = True
+    found = apply_rules(Rules((KINDS["edge"](),)), TissueMask(mask, 16), Look(pixels, 8.0, mask, _none))
+    assert np.array_equal(found.found["edge"], mask & (np.arange(200) < 40))
+    assert found.mask.sum() == 86**2
+
+
+def _none(*box: int) -> np.ndarray:
+    raise AssertionError("this rule needs no finer copy")
+
+
+def _cut(pixels: np.ndarray) -> Any:
+    return lambda y, x, height, width: pixels[y : y + height, x : x + width]
+
+
+def test_fluorescence_is_left_to_rules_that_understand_it() -> None:
+    pixels = np.zeros((90, 90, 3), np.uint8)
+    tissue = TissueMask(np.ones((90, 90), bool), 16)
+    rules = Rules(tuple(row.kind() for row in ROWS))
+    after = apply_rules(rules, tissue, Look(pixels, 8.0, tissue.mask, lambda y, x, h, w: pixels[:h, :w]))
+    assert set(after.found) == {"blur"}
+    assert after.mask.all()
+
+
+@pytest.mark.parametrize("artefact", ["ink", "blur", "fold"])
+def test_a_box_of_a_spoilt_slide_is_the_cut_out_of_the_whole(
+    slide: tuple[np.ndarray, np.ndarray], artefact: str
+) -> None:
+    line = stroke([(100, 100), (500, 400)], 90)
+    made = {"ink": ink(line, "blue"), "blur": blur(line, 6), "fold": fold(line, 20, slide[1])}[artefact]
+    spoilt = Spoilt(_cut(slide[0]), (SIDE, SIDE), [made])
+    whole = spoilt.render(0, 0, 700, 700)
+    assert not np.array_equal(whole, slide[0][:700, :700])
+    assert np.array_equal(spoilt.render(190, 230, 150, 170), whole[190:340, 230:400])
+
+
+@dataclass(frozen=True)
+class Said:
+    """A rule that finds what it was told."""
+
+    name: ClassVar[str] = ""
+    here: Any = None
+
+    def find(self, look: Look) -> np.ndarray:
+        return self.here
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_pixel_is_counted_once(data: st.DataObject) -> None:
+    shape = (12, 17)
+    masks = arrays(np.bool_, shape)
+    said = [type(row.name, (Said,), {"name": row.name})(data.draw(masks)) for row in ROWS if data.draw(st.booleans())]
+    before = TissueMask(data.draw(masks), 16)
+    pixels = np.full((*shape, 3), 240, np.uint8)
+    after = apply_rules(Rules(tuple(said)), before, Look(pixels, 8.0, before.mask, _none))
+    added = after.found.get("pale", np.zeros(shape, bool))
+    taken = [found for name, found in after.found.items() if name != "pale"]
+    assert not (added & before.mask).any()
+    parts = [after.mask, *taken]
+    assert np.array_equal(np.sum(parts, axis=0, dtype=int), (before.mask | added).astype(int))
+    shown, shares = before.mask.copy(), after.shares()
+    for name, found in after.found.items():
+        assert shares[name] == pytest.approx(found.sum() / max(1, shown.sum()))
+        shown = shown | found if name == "pale" else shown & ~found
+    if taken and any(one.any() for one in taken):
+        last = [one for one in said if one.name != "pale" and after.found[one.name].any()][-1]
+        if last is said[-1]:
+            assert np.array_equal(after.mask, without_dust(after.mask))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_parameters_out_of_range_are_named(row: Any) -> None:
+    for parameter in fields(row.kind):
+        with pytest.raises(UserError, match=rf"--{row.name}\.{parameter.name} -1: expected"):
+            row.kind(**{parameter.name: -1.0})
+
+
+def test_what_is_asked_for_is_understood_or_refused() -> None:
+    plain = {name: kind() for name, kind in KINDS.items()}
+    assert Rules.of("none", plain).chosen == ()
+    assert [rule.name for rule in Rules.of("usual", plain).chosen] == ["pen", "blur"]
+    assert [rule.name for rule in Rules.of("fold, pen", plain).chosen] == ["pen", "fold"]
+    assert len(Rules.of("all", plain).chosen) == len(ROWS)
+    with pytest.raises(UserError, match="'pencil' is no rule; there are pale, pen"):
+        Rules.of("pencil", plain)
+    with pytest.raises(UserError, match=r"--pen\.\* is given.*--rules blur,pen"):
+        Rules.of("blur", {**plain, "pen": replace(KINDS["pen"](), grow=10.0)})  # type: ignore[type-var]
+
+
+def test_a_store_remembers_rules_only_where_there_are_some() -> None:
+    assert "rules" not in Settings().record()
+    rules = Rules((KINDS["pen"](),))
+    assert Settings(rules=rules).record()["rules"]["pen"]["version"] == 1
+    with pytest.raises(UserError, match="--tissue none makes none"):
+        Settings(tissue="none", rules=rules)

@@ -1,0 +1,1 @@
+"""Masks to be looked at: pictures of what rules found, the page of all slides, and outlines to be edited."""
