@@ -20,6 +20,7 @@ from functools import cached_property, partial
 from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
+from lightning_plugin.planner.images import few, free_stages
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network, is_given
@@ -74,10 +75,29 @@ class Search:
         self.depth = 0
         #: Of the plan that was found last among those that decide the same, what each segment is made of.
         self._pieces: dict[Plan, list[list[Piece]]] = {}
+        self._free: dict[int, dict[int, tuple[int, int]]] = {}
         self._stored: dict[tuple[int, int], tuple[tuple[Value, ...], frozenset[int], int, int]] = {}
 
-    @cached_property
+    @property
+    def free(self) -> dict[int, tuple[int, int]]:
+        """The stages in which images are on their own; see [Note: images] in `images`."""
+        if self.budget not in self._free:
+            self._free[self.budget] = free_stages(self.intervals, self.budget - self.network.fixed_bytes)
+        return self._free[self.budget]
+
+    @property
     def cuts(self) -> list[int]:
+        """The places where the order may be cut: of stages in which images are on their own, a few inside."""
+        free = self.free
+        if not free or self.policy.cuts == "stages":
+            return self.all_cuts
+        size = [sum(v.bytes for v in maps if not is_given(v)) for maps in self.network.alive]
+        inside = {i for begin, end in free.values() for i in self.all_cuts if begin < i < end}
+        some = (few([i for i in self.all_cuts if begin < i < end], size) for begin, end in free.values())
+        return sorted({*self.all_cuts} - inside | {i for cuts in some for i in cuts})
+
+    @cached_property
+    def all_cuts(self) -> list[int]:
         """The places where the order may be cut: every change of stage, and inside a stage where little is alive."""
         order, stage, alive = self.network.order, self.network.stage, self.network.alive
         end = len(order)
@@ -315,7 +335,7 @@ class Search:
 
     def through(self) -> list[Partial]:
         """From the image to the loss."""
-        cuts = self.cuts
+        cuts, free = self.cuts, self.free
         stages = [self.network.stage[n.serial] for n in self.network.order]
         front: dict[int, list[Partial]] = {0: [Partial(0, 0.0, 0)]}
         settled: dict[int, int] = {}  # how many were left when none was dropped
@@ -323,7 +343,8 @@ class Search:
             for before in front.get(begin, ()):
                 for j in range(i + 1, len(cuts)):
                     end = cuts[j]
-                    if j > i + 1 and (stages[end - 1] != stages[begin] or end - begin > MOST_OPERATORS):
+                    long = end - begin > MOST_OPERATORS and stages[begin] not in free
+                    if j > i + 1 and (stages[end - 1] != stages[begin] or long):
                         break
                     front.setdefault(end, []).extend(self.options(before, begin, end, j == i + 1))
             front.pop(begin, None)
