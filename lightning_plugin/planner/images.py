@@ -46,7 +46,8 @@ def alone(node: Node, space: int) -> bool:
     one = Box.of((0, size) if a < space else (size - 1, size) for a, size in enumerate(made))
     for v, wanted, all_of_it in zip(node.maps, op.need(one), op.need(whole), strict=True):
         for a, size in enumerate(v.space.extent[space:], space):
-            if size > 1 and (wanted.hi[a] - wanted.lo[a] > 1 or all_of_it.hi[a] != size):
+            own = -(-size // made[a])  # heads, say, may count among images
+            if size > 1 and (wanted.hi[a] - wanted.lo[a] > own or all_of_it.hi[a] != size):
                 return False
     return True
 

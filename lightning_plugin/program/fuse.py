@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_plugin.rules.norm import Normalize
+from lightning_plugin.rules.norm import Normalize, channels_last, pulled_back_in_order
 from lightning_plugin.rules.reduce import VarMean, wide
 
 if TYPE_CHECKING:
@@ -64,4 +64,5 @@ def batch_norm(statistics: Node, user: Node, x: Tensor, vectors: Sequence[Tensor
     # Kernels want all vectors in one type, the statistics'; a module in half precision has its weight in half.
     weight, bias = (None if v is None else v.to(mean.dtype) for v in (weight, bias))
     out = torch.batch_norm(x, weight, bias, mean, unbiased, True, 1.0, op.eps, torch.backends.cudnn.enabled)
+    out = pulled_back_in_order(out, channels_last(x))
     return out, unbiased * ((size - 1) / size), mean

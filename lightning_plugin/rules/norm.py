@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Layout, plain_strides
+from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.rules.axes import along, projected
 from lightning_plugin.rules.pointwise import local
@@ -85,6 +86,24 @@ class Normalization(torch.autograd.Function):
 def in_one_type(x: Tensor, *vectors: Tensor | None) -> list[Any]:
     """Vectors as kernels want them: all in one type, that of a map's sums."""
     return [None if v is None else v.to(wide(x.dtype)) for v in vectors]
+
+
+def in_order(grad: Tensor, last: bool = False) -> Tensor:
+    """A gradient with its channels last in memory, or without gaps, and with the strides that PyTorch would give it."""
+    if last and grad.dim() in CHANNELS_LAST:
+        return plain_strides(grad.contiguous(memory_format=CHANNELS_LAST[grad.dim()]))
+    return plain_strides(grad.contiguous())
+
+
+def pulled_back_in_order(out: Tensor, last: bool) -> Tensor:
+    """The result of a BatchNorm, whose gradient will lie in memory as its input does.
+
+    PyTorch's kernel on a CPU takes a gradient of one image whose channels seem to lie last, as a transposed bag's do, for
+    what it is not, and what comes back is wrong (2.13; tests/lightning_plugin/test_batch_norm.py).
+    """
+    if out.requires_grad and out.device.type == "cpu":
+        out.register_hook(partial(in_order, last=last))
+    return out
 
 
 #: Powers of two of equal numbers are added up without any rounding, if they are added up in pairs.
@@ -234,7 +253,9 @@ def running(rec: Any, a: dict[str, Any], mean: Value, var: Value, size: int, mom
 
 def given(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """A BatchNorm whose statistics are given, as `F.batch_norm` computes it after its checks."""
-    return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+    x = plain_strides(x)
+    out = torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+    return pulled_back_in_order(out, channels_last(x))
 
 
 def with_given(rec: Any, arguments: Sequence[Any], out: Tensor, name: str) -> Value:
@@ -295,9 +316,9 @@ def grouped(
 
 
 def batched_channels(x: Value) -> bool:
-    """Whether dimensions 0 and 1 are images and channels, and the rest is all of space."""
+    """Whether dimensions 0 and 1 are images and channels, and there is space in the rest."""
     layout = x.space
-    return not layout.is_space(1) and all(layout.is_space(d) for d in range(2, len(layout.dims)))
+    return not layout.is_space(1) and any(layout.is_space(d) for d in range(2, len(layout.dims)))
 
 
 @API.rule(F.group_norm, kind="reduce + broadcast")

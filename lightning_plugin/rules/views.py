@@ -93,3 +93,14 @@ def expand(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
     dims += [dim if x.space.is_space(d) else (shape[d + offset],) for d, dim in enumerate(x.space.dims)]
     layout = Layout(tuple(dims), x.space.extent)
     return rec.emit(Expand(layout), [x], outs, layout, "expand")
+
+
+@ATEN.rule(aten.as_strided.default, kind="layout")
+def restrided(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """The same elements in the same places: pooling says so of a result whose channels lie last in memory."""
+    x, out = args[0], outs[0]
+    offset = kwargs.get("storage_offset", args[3] if len(args) > 3 else None)
+    strides = zip(x.shape, x.fake.stride(), out.stride(), strict=False)
+    if tuple(out.shape) != x.shape or offset or any(size > 1 and a != b for size, a, b in strides):
+        return NotImplemented
+    return rec.emit(Reshape(x.space), [x], outs, x.space, "view")

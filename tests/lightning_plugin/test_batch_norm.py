@@ -1,0 +1,65 @@
+"""A BatchNorm with given statistics under attention over one image, where PyTorch's own kernel on a CPU goes wrong."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, TiledModule
+from tests.exactness import TOLERANCE, difference
+
+
+class ByArithmetic(nn.BatchNorm2d):
+    """The same normalisation in operators that have no kernel of their own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        line = [1, -1, 1, 1]
+        if self.training:
+            mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+        else:
+            assert self.running_mean is not None and self.running_var is not None
+            mean, var = self.running_mean, self.running_var
+        scaled = (x - mean.view(line)) / (var.view(line) + self.eps).sqrt()
+        return scaled * self.weight.view(line) + self.bias.view(line)
+
+
+class Pooled(nn.Module):
+    """Features, normalised, and pooled by attention over positions."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3, 2, 1), norm
+        self.weight, self.head = nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bag = nn.functional.softplus(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
+        attention = torch.softmax(self.weight(bag).transpose(1, 2), -1)
+        return self.head(torch.bmm(attention, bag).squeeze(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "how", [{"tiles": (2, 3)}, {"tiles": 1}, {"budget": "1GiB"}], ids=["tiled", "one tile", "kept"]
+)
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("images", [1, 2])
+def test_gradients_are_those_of_arithmetic(images: int, train: bool, how: dict) -> None:
+    torch.manual_seed(0)
+    judge = Pooled(ByArithmetic(6)).double().train(train)
+    with torch.no_grad():
+        for t in (judge.norm.running_mean, judge.norm.running_var, judge.norm.weight, judge.norm.bias):
+            t.uniform_(0.5, 2.0)
+    net = Pooled(nn.BatchNorm2d(6)).double().train(train)
+    net.load_state_dict(copy.deepcopy(judge.state_dict()))
+    x = torch.randn(images, 3, 37, 29, dtype=torch.float64)
+    twin = x.clone().requires_grad_()
+    x.requires_grad_()
+    judge(x).square().sum().backward()
+    TiledModule(net, **how)(LazyImage.from_tensor(twin)).square().sum().backward()
+    expected = {n: p.grad for n, p in judge.named_parameters()} | {"image": x.grad}
+    found = {n: p.grad for n, p in net.named_parameters()} | {"image": twin.grad}
+    largest = max(float(g.abs().max()) for g in expected.values())
+    errors = {n: difference(found[n], g, 1e-3 * largest) for n, g in expected.items()}
+    assert all(e < TOLERANCE for e in errors.values()), errors
