@@ -98,8 +98,8 @@ def in_order(grad: Tensor, last: bool = False) -> Tensor:
 def pulled_back_in_order(out: Tensor, last: bool) -> Tensor:
     """The result of a BatchNorm, whose gradient will lie in memory as its input does.
 
-    PyTorch's kernel on a CPU takes a gradient of one image whose channels seem to lie last, as a transposed bag's do, for
-    what it is not, and what comes back is wrong (2.13; tests/lightning_plugin/test_batch_norm.py).
+    PyTorch's kernel on a CPU takes a gradient of one image whose channels seem to lie last, as a transposed bag's do,
+    for what it is not, and what comes back is wrong (2.13; tests/lightning_plugin/test_batch_norm.py).
     """
     if out.requires_grad and out.device.type == "cpu":
         out.register_hook(partial(in_order, last=last))

@@ -22,8 +22,8 @@ def timm() -> Iterator[ModuleType]:
 
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(a, marks=[] if a.name in SAMPLED else [pytest.mark.full]) for a in ARCHITECTURES],
-    ids=lambda a: a.name,
+    [pytest.param(a, marks=[] if a.label in SAMPLED else [pytest.mark.full]) for a in ARCHITECTURES],
+    ids=lambda a: a.label,
 )
 def test_architecture_is_exact(timm: ModuleType, architecture: Architecture) -> None:
     row = examine(timm, architecture)
