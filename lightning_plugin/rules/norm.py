@@ -334,6 +334,8 @@ def group_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 def instance_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
+    if x.is_map and a["running_mean"] is None and not any(x.space.tidy.is_space(d) for d in range(1, len(x.shape))):
+        return local(rec, func, args, kwargs, outs[0], x.space, name="instance_norm", autocast=rec.autocast)
     if not x.is_map or not batched_channels(x):
         return NotImplemented
     if not a["use_input_stats"]:
