@@ -139,11 +139,11 @@ def attended(rec: Any, a: Asked, out: Tensor, autocast: Any) -> Any:
         return NotImplemented
     operands = [v for v in (query, key, value, mask) if v is not None]
     operands.sort(key=lambda v: not v.is_map)
-    number, step = rec.session.random_key() if a.dropout else (0, 0)
+    key_of_step, call = rec.session.random_key() if a.dropout else (0, 0)
     op = Attention(
         tuple(operands.index(v) for v in (query, key, value)), None if mask is None else operands.index(mask),
         tuple(v.space.extent for v in operands if v.is_map), a.scale, a.dropout, a.causal, token, scores,
-        Stream(step, number),
+        Stream(call, key_of_step),
     )  # fmt: skip
     return rec.emit(op, operands, [out], layout, "attention")[0]
 
@@ -214,7 +214,8 @@ class Attention(TileOp):
             scores = scores.masked_fill(
                 torch.arange(scores.shape[-1], device=scores.device) > rows[:, None], -torch.inf
             )
-        weights = torch.softmax(scores, -1)
+        blind = scores.isneginf().all(-1, keepdim=True)  # a query that may look at nothing finds zeros
+        weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
         if self.dropout:
             kept = self.stream.keep(self.dropout, self.scores, box, scores.device)
             weights = weights * kept * (1 / (1 - self.dropout) if self.dropout < 1 else 0.0)
