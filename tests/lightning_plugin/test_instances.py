@@ -14,11 +14,10 @@ from tests.exactness import TOLERANCE, difference
 
 
 @dataclass(eq=False)
-class Patches:
-    """Patches in memory, read by number; what was asked for is noted."""
+class Noted:
+    """Images in memory; what was asked for is noted."""
 
     tensor: Tensor
-    instances: int = 1
     asked: list[Box] = field(default_factory=list)
 
     @property
@@ -28,6 +27,13 @@ class Patches:
     @property
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
+
+
+@dataclass(eq=False)
+class Patches(Noted):
+    """Patches that are read by number."""
+
+    instances: int = 1
 
     def read(self, box: Box) -> Tensor:
         assert box.ndim == self.tensor.dim() - 1
@@ -41,19 +47,8 @@ class Patches:
 
 
 @dataclass(eq=False)
-class Whole:
+class Whole(Noted):
     """A batch whose source knows of space alone."""
-
-    tensor: Tensor
-    asked: list[Box] = field(default_factory=list)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
 
     def read(self, box: Box) -> Tensor:
         assert box.ndim == 2
@@ -98,7 +93,7 @@ def test_a_bag_is_read_patch_by_patch(count: int) -> None:
 
 def test_a_batch_of_bags_is_read_bag_by_bag() -> None:
     image = torch.randn(2, 5, 3, 9, 8, dtype=torch.float64)
-    source = Patches(image, 2)
+    source = Patches(image, instances=2)
     compare(source, image, (1, 1, 2, 5))
     assert all(box.extent[:2] == (1, 1) for box in source.asked)
 
