@@ -341,7 +341,7 @@ def ask(
     if found is not None:
         return found
     values = [a for a in tree_leaves((args, kwargs), is_leaf=is_value) if isinstance(a, Value)]
-    for instead in alternatives(recorder, values):
+    for instead in alternatives(recorder, values, rule is API.get(func)):
         swapped, named = tree_map(
             lambda a: instead.get(id(a), a) if isinstance(a, Value) else a,  # noqa: B023
             (args, kwargs),

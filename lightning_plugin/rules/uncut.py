@@ -132,11 +132,12 @@ def flattened(rec: Any, value: Value, dim: int) -> Value | None:
     return found
 
 
-def alternatives(rec: Any, values: Sequence[Value]) -> Iterator[dict[int, Value]]:
+def alternatives(rec: Any, values: Sequence[Value], whole_call: bool) -> Iterator[dict[int, Value]]:
     """What may stand for the maps of a call, by their identity, whose rule declines them as they are.
 
     Several axes in one dimension become one. Where images are tiled among each other and in space, either is given up:
-    first the one of fewer positions. A call of which no map would be left is a barrier, and is said to be one.
+    first the one of fewer positions, and of a call that is known as a whole, only that: its pieces may do with less.
+    A call of which no map would be left is a barrier, and is said to be one.
     """
     maps = [v for v in values if v.is_map]
     flat = {id(v): flattened_all(rec, v) for v in maps}
@@ -146,7 +147,8 @@ def alternatives(rec: Any, values: Sequence[Value]) -> Iterator[dict[int, Value]
     given = dict(zip(flat, maps, strict=True))
     long = {a: size for v in maps for a, size in enumerate(v.space.extent) if size > 1}
     counting = {a for a in long if a in rec.session.instances}
-    for axes in sorted((counting, long.keys() - counting), key=lambda some: math.prod(long[a] for a in some)):
+    either = sorted((counting, long.keys() - counting), key=lambda some: math.prod(long[a] for a in some))
+    for axes in either[:1] if whole_call and all(either) else either:
         if axes and long.keys() - axes:
             yield {key: uncut(rec, v, [a for a in axes if a < len(v.space.extent)]) for key, v in given.items()}
 
