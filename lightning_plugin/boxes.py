@@ -65,6 +65,10 @@ class Box:
     def shift(self, offset: Sequence[int]) -> Box:
         return Box.of((lo + o, hi + o) for (lo, hi), o in zip(self.intervals(), offset, strict=True))
 
+    def broadcast(self, extent: Sequence[int]) -> Box:
+        """The box of a map that is broadcast: on an axis where that has one position, that one."""
+        return Box.of((0, 1) if size == 1 else i for i, size in zip(self.intervals(), extent, strict=True))
+
     def hull(self, other: Box) -> Box:
         """The smallest box that holds both; an empty box adds nothing."""
         if self.empty:

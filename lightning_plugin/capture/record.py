@@ -147,7 +147,6 @@ class Recorder:
         def slot(a: Any) -> Any:
             return place[id(a)] if isinstance(a, Value) else a
 
-        is_value = lambda a: isinstance(a, Value)  # noqa: E731
         new_args = tree_map(slot, tuple(args), is_leaf=is_value)
         new_kwargs = tuple((k, tree_map(slot, v, is_leaf=is_value)) for k, v in kwargs.items())
         return tuple(values), new_args, new_kwargs
@@ -187,7 +186,6 @@ class Recorder:
         self, func: Callable[..., Any], args: Any, kwargs: Any, fakes: Sequence[Tensor], reason: str, rebind: bool
     ) -> tuple[Value, ...]:
         """Run the function whole; outputs shaped like one of its maps are maps again."""
-        is_value = lambda a: isinstance(a, Value)  # noqa: E731
         flat, _ = tree_flatten((args, kwargs), is_leaf=is_value)
         layouts = [v.space for v in flat if isinstance(v, Value) and v.is_map]
         args, kwargs = tree_map(lambda a: self.gather(a) if is_value(a) else a, (args, kwargs), is_leaf=is_value)

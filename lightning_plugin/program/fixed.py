@@ -119,10 +119,8 @@ def by_stage(
 
 def spatial_axes(nodes: Sequence[Node]) -> int | None:
     """How many axes are space; those after them count images. None where no image says so."""
-    images = [n for n in nodes if isinstance(n.op, Source)]
-    return min(
-        (len(n.outputs[0].space.extent) - n.op.instances for n in images if isinstance(n.op, Source)), default=None
-    )
+    images = ((n.outputs[0].space.extent, n.op.instances) for n in nodes if isinstance(n.op, Source))
+    return min((len(extent) - instances for extent, instances in images), default=None)
 
 
 def fit(grid: Grid | None, axes: int, space: int | None = None) -> Grid:

@@ -192,10 +192,7 @@ class Attention(TileOp):
     stream: Stream
 
     def need(self, box: Box) -> tuple[Box, ...]:
-        return tuple(
-            Box.of((0, 1) if size == 1 else i for i, size in zip(box.intervals(), extent, strict=True))
-            for extent in self.extents
-        )
+        return tuple(box.broadcast(extent) for extent in self.extents)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         return (lo, hi) if self.dropout or axis == self.token else None

@@ -130,7 +130,7 @@ class Projection(ReduceOp):
 
     def left(self, box: Box) -> Box:
         """The part of the result that an input box adds to."""
-        return Box.of((0, 1) if size == 1 else i for i, size in zip(box.intervals(), self.result.extent, strict=True))
+        return box.broadcast(self.result.extent)
 
     def layouts(self, parts: Sequence[Tensor]) -> list[Layout]:
         """Parts that keep the reduced dimensions lie as `ties`, maybe with one more behind them; the others as the

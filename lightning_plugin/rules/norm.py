@@ -161,7 +161,7 @@ class Normalize(TileOp):
     def need(self, box: Box) -> tuple[Box, ...]:
         if not self.among:
             return (box,)
-        images = Box.of((0, 1) if size == 1 else i for i, size in zip(box.intervals(), self.among, strict=True))
+        images = box.broadcast(self.among)
         return box, images, images
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:

@@ -33,10 +33,7 @@ class Local(TileOp):
     extents: tuple[tuple[int, ...], ...]
 
     def need(self, box: Box) -> tuple[Box, ...]:
-        return tuple(
-            Box.of((0, 1) if size == 1 else (lo, hi) for (lo, hi), size in zip(box.intervals(), extent, strict=True))
-            for extent in self.extents
-        )
+        return tuple(box.broadcast(extent) for extent in self.extents)
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         return self.call([*tiles, *vectors])
