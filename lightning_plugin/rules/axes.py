@@ -22,7 +22,7 @@ from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp
 from lightning_plugin.private import argument_names
 from lightning_plugin.rules.channels import dim_of, name_of
-from lightning_plugin.rules.reduce import Extreme, SpaceOp, covers, space_op
+from lightning_plugin.rules.reduce import SpaceOp, covers, space_op
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -211,17 +211,6 @@ def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
     return Layout(tuple(left), extent)
 
 
-#: What each part of a reduction is before anything was added to it, by the reduction's name.
-BLANK: dict[str, tuple[float, ...]] = {
-    "Sum": (0.0,),
-    "VarMean": (0.0, 0.0, 0.0),
-    "LogSumExp": (-math.inf,),
-    "Norm": (0.0,),
-    "ExpSum": (0.0, -math.inf),
-    "Extreme": (-math.inf, 0.0, -1.0),
-}
-
-
 @ATEN.rule(
     aten.sum.dim_IntList,
     aten.mean.dim,
@@ -294,7 +283,4 @@ def projection(
 
 def along(inner: SpaceOp, x: Value) -> Projection:
     """A reduction whose dimensions hold some of a map's axes."""
-    blank = BLANK[type(inner).__name__]
-    if isinstance(inner, Extreme) and inner.sign < 0:
-        blank = (math.inf, 0.0, 0.0)
-    return Projection(inner, projected(x, inner.dims, inner.keep), projected(x, inner.dims, True), blank)
+    return Projection(inner, projected(x, inner.dims, inner.keep), projected(x, inner.dims, True), inner.blank)

@@ -38,6 +38,10 @@ class ExpSum(SpaceOp):
 
     uniform: ClassVar[bool] = True
 
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return 0.0, -math.inf
+
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = widen(tiles[0])
         top = x.amax(self.dims, keepdim=True)

@@ -50,6 +50,11 @@ class SpaceOp(ReduceOp):
     dtype: torch.dtype
     size: int
 
+    @property
+    def blank(self) -> tuple[float, ...]:
+        """What each part is before anything was added to it; a sum's is nothing."""
+        return (0.0,)
+
     def flat(self, x: Tensor) -> Tensor:
         """A tile with the reduced dimensions as one, the last."""
         dims = sorted(self.dims)
@@ -92,6 +97,10 @@ class VarMean(SpaceOp):
     correction: float = 0.0
     root: bool = False
 
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return 0.0, 0.0, 0.0
+
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         x = widen(tiles[0])
         var, mean = torch.var_mean(x, self.dims, correction=0, keepdim=self.keep)
@@ -129,6 +138,10 @@ class LogSumExp(SpaceOp):
     """log Σ exp x: forward with a running maximum, backward as Σ exp(x - result)."""
 
     uniform: ClassVar[bool] = True
+
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return (-math.inf,)
 
     def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
         return Reduction((torch.logsumexp(widen(tiles[0]), self.dims, keepdim=self.keep).double(),))
@@ -220,6 +233,10 @@ class Extreme(SpaceOp):
     uniform: ClassVar[bool] = True
     layout: Layout
     sign: int = 1
+
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return (-math.inf, 0.0, -1.0) if self.sign > 0 else (math.inf, 0.0, 0.0)
 
     def positions(self, box: Box, device: torch.device) -> Tensor:
         return flat_index(self.layout, sorted(self.dims), box, device)
