@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
-from .drawn_tissue import draw_tissue
 from .errors import SlideError
 from .names import plain_name
 from .readers import Reader
@@ -55,6 +54,9 @@ def find_mask(
     if settings.tissue == "otsu":
         mask = find_tissue(small, scale)
     elif settings.tissue == "geojson":
+        # Here and not above: with outlines comes torch, 200 MiB and two seconds for each process that converts.
+        from .drawn_tissue import draw_tissue
+
         mask = draw_tissue(outline_of(slide, settings), small.shape[:2], scale, factors, origin_of(reader))
     if mask is not None and settings.rules.chosen:
         width = scale * sum(mpp) / 2

@@ -45,6 +45,13 @@ def test_tall_slide_needs_what_a_short_one_needs(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 100
 
 
+def test_to_convert_a_slide_loads_no_torch() -> None:
+    """It alone would be as much memory as a conversion needs, and seconds, for each process of the pool."""
+    program = "import sys, wsi_trainer.slides.convert, wsi_trainer.slides.preprocess; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert run.stdout.strip() == "False"
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak of memory from")
 @pytest.mark.full
 @pytest.mark.parametrize("background", ["keep", "constant"])
