@@ -20,7 +20,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.rules.axes import Projection
-from lightning_plugin.rules.channels import name_of
+from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reduce import widen
 from lightning_plugin.rules.table import API, ATEN
@@ -184,9 +184,9 @@ def matrix(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
     left, right = args
     x, w = (left, right) if left.is_map else (right, left)
     mixed = len(x.shape) - (1 if x is left else 2)
-    if w.is_map or len(w.shape) != 2 or len(x.shape) < 2 or x.space.is_space(mixed):
+    if w.is_map or len(w.shape) != 2 or len(x.shape) < 2 or not plain(x, mixed):
         return NotImplemented
-    layout = x.space.with_dim(mixed, (outs[0].shape[mixed],))
+    layout = x.space.tidy.with_dim(mixed, (outs[0].shape[mixed],))
     return local(rec, torch.matmul, [left, right], {}, outs[0], layout, name="matmul", autocast=rec.autocast)
 
 
@@ -194,9 +194,9 @@ def matrix(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
 def product_plus(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """beta · bias + alpha · (left @ right)."""
     bias, left, right = args
-    plain = {"addmm": aten.mm.default, "baddbmm": aten.bmm.default, "addmv": aten.mv.default}[name_of(func)]
+    without = {"addmm": aten.mm.default, "baddbmm": aten.bmm.default, "addmv": aten.mv.default}[name_of(func)]
     out = rec.fake(outs[0].shape, outs[0].dtype, outs[0].device)
-    result = product(rec, plain, [left, right], {}, [out])
+    result = product(rec, without, [left, right], {}, [out])
     if result is NotImplemented:
         return NotImplemented
     value = result if isinstance(result, Value) else result[0]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.rules.channels import name_of, resized
+from lightning_plugin.rules.channels import name_of, plain, resized
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import API, ATEN
@@ -109,7 +109,7 @@ def index(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -
         assert space is not None
         layout = Layout((*((n,) for n in before), *space.dims, *((n,) for n in after)), space.extent)
         return local(rec, func, [x, list(indices)], {}, outs[0], layout, name="index")
-    if len(given) != 1 or given[0][1].is_map or x.space.is_space(dims[0]):
+    if len(given) != 1 or given[0][1].is_map or not plain(x, dims[0]):
         return NotImplemented
     middle = tuple((n,) for n in given[0][1].shape)
     layout = Layout((*x.space.dims[: dims[0]], *middle, *x.space.dims[dims[0] + 1 :]), x.space.extent)

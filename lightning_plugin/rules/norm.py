@@ -26,6 +26,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.rules.axes import along, projected
+from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reduce import VarMean, covers, wide
 from lightning_plugin.rules.table import API
@@ -269,7 +270,7 @@ def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     a = arguments(F.batch_norm, args, kwargs) if func is F.batch_norm else dict(zip(names, args, strict=False)) | kwargs
     x = a["input"]
     vectors = [a[k] for k in ("running_mean", "running_var", "weight", "bias")]
-    if not x.is_map or x.space.is_space(1) or any(v is not None and v.is_map for v in vectors):
+    if not x.is_map or not plain(x, 1) or any(v is not None and v.is_map for v in vectors):
         return NotImplemented
     if not a["training"]:
         rec.settled(v for v in vectors if v is not None)
@@ -334,7 +335,7 @@ def group_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 def instance_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
-    if x.is_map and a["running_mean"] is None and not any(x.space.tidy.is_space(d) for d in range(1, len(x.shape))):
+    if x.is_map and a["running_mean"] is None and all(plain(x, d) for d in range(1, len(x.shape))):
         return local(rec, func, args, kwargs, outs[0], x.space, name="instance_norm", autocast=rec.autocast)
     if not x.is_map or not batched_channels(x):
         return NotImplemented
@@ -357,7 +358,7 @@ def layer_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
         return NotImplemented
     rank = len(x.shape)
     normalized = range(rank - count, rank)
-    if not any(x.space.is_space(d) for d in normalized):
+    if all(plain(x, d) for d in normalized):
         return local(rec, func, args, kwargs, outs[0], x.space, name="layer_norm", autocast=rec.autocast)
     if count != rank - 1 or not batched_channels(x):
         return NotImplemented
