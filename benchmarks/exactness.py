@@ -1,7 +1,7 @@
-"""Measure exactness and write what was measured: `python -m benchmarks.exactness [zoo] [timm] [page]`.
+"""Measure exactness and write what was measured: `python -m benchmarks.exactness [zoo] [timm] [transformers] [page]`.
 
-`zoo` runs every network of the tests in both modes at two sizes, `timm` the architectures of that library; each writes
-a JSON file. `page` writes docs/exactness.md from the files, measuring nothing.
+`zoo` runs every network of the tests in both modes at two sizes, `timm` and `transformers` the models of these
+libraries; each writes a JSON file. `page` writes docs/exactness.md from the files, measuring nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from tests.conftest import RESULTS, environment
 from tests.exactness import errors
 from tests.lightning_plugin.architectures import ARCHITECTURES, examine
 from tests.lightning_plugin.cases import GRIDS, noting, still
+from tests.lightning_plugin.models_of_transformers import MODELS
+from tests.lightning_plugin.models_of_transformers import examine as examine_model
 from tests.lightning_plugin.stubs import timm_alone
 from tests.zoo import STRUCTURED, ZOO, ZooEntry, fill
+
+KINDS = ["zoo", "timm", "transformers", "page"]
 
 
 def zoo_row(entry: ZooEntry) -> dict[str, Any]:
@@ -49,6 +53,12 @@ def timm() -> list[dict[str, Any]]:
         return [examine(module, a) for a in track(ARCHITECTURES, "timm")]
 
 
+def transformers() -> list[dict[str, Any]]:
+    import transformers as library
+
+    return [examine_model(library, m) for m in track(MODELS, "transformers")]
+
+
 def keep(name: str, rows: list[dict[str, Any]]) -> Path:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"exactness_{name}.json"
@@ -58,8 +68,8 @@ def keep(name: str, rows: list[dict[str, Any]]) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["zoo", "timm", "page"], help="default: all")
-    chosen = parser.parse_args().what or ["zoo", "timm", "page"]
+    parser.add_argument("what", nargs="*", choices=KINDS, help="default: all")
+    chosen = parser.parse_args().what or KINDS
     for path in run(chosen):
         print(path)
 
@@ -70,6 +80,8 @@ def run(chosen: list[str]) -> Iterator[Path]:
         yield keep("zoo", zoo())
     if "timm" in chosen:
         yield keep("timm", timm())
+    if "transformers" in chosen:
+        yield keep("transformers", transformers())
     if "page" in chosen:
         yield write_page()
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -276,6 +277,7 @@ def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[
         memory = {id(f): (f, bound(f)) for t in targets for f in session.storages[storage_key(t)]}
         reason = lower(recorder, seen)
         if reason is None:
+            write_back(recorder, targets, before)
             hide_writes(recorder, targets, before)
             recorder.commit()
             return out
@@ -299,6 +301,21 @@ def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[
     hide_writes(recorder, targets, before)
     recorder.commit()
     return out
+
+
+def write_back(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[int, Value]) -> None:
+    """Tensors of the user's own that a call writes besides what it returns, as an InstanceNorm does its running
+    statistics, are written when what they become is known."""
+    for f in targets:
+        own = before[id(f)]
+        if own in recorder.session.bindings.captures:
+            new = recorder.gather(current(f, recorder.name, recorder))
+            recorder.update([own], [new], partial(overwrite, recorder.session.tensor(own)))
+
+
+def overwrite(tensor: Tensor, new: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        tensor.copy_(new[0])
 
 
 def hide_writes(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[int, Value]) -> None:

@@ -68,6 +68,8 @@ def pyramid(name: str, side: int, output: str, **arguments: Any) -> Model:
 
 NARROW = {"intermediate_size": 48}
 STEPS: dict[str, Any] = {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 2, 2]}
+HEADS: dict[str, Any] = {"depths": [1, 2, 1, 1], "num_heads": [1, 1, 2, 2]}
+NECKS: dict[str, Any] = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 32]}
 WINDOWS: dict[str, Any] = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "patch_size": 2}
 
 MODELS = (
@@ -83,10 +85,10 @@ MODELS = (
     *plain_vit("Data2VecVision", 32, 32, **NARROW),
     pyramid("Swin", 32, "pooler_output", image_size=32, **WINDOWS),
     pyramid("Swinv2", 32, "pooler_output", image_size=32, **WINDOWS),
-    pyramid("Hiera", 64, "pooler_output", image_size=[64, 64], embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 1, 2, 2]),
+    pyramid("Hiera", 64, "pooler_output", image_size=[64, 64], embed_dim=16, **HEADS),
     pyramid("Pvt", 64, "last_hidden_state", image_size=64, **STEPS),
     pyramid("Segformer", 64, "last_hidden_state", **STEPS),
-    pyramid("MobileViT", 64, "last_hidden_state", hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 32]),
+    pyramid("MobileViT", 64, "last_hidden_state", **NECKS),
     pyramid("ConvNextV2", 64, "pooler_output", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]),
     pyramid("ResNet", 64, "pooler_output", embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A BatchNorm with given statistics under attention over one image, where PyTorch's own kernel on a CPU goes wrong."""
+"""Norms: a kernel of PyTorch's that goes wrong for one image, and running statistics that move for few positions."""
 
 from __future__ import annotations
 
@@ -63,3 +63,32 @@ def test_gradients_are_those_of_arithmetic(images: int, train: bool, how: dict) 
     largest = max(float(g.abs().max()) for g in expected.values())
     errors = {n: difference(found[n], g, 1e-3 * largest) for n, g in expected.items()}
     assert all(e < TOLERANCE for e in errors.values()), errors
+
+
+class FewPositions(nn.Module):
+    """A norm of two positions, which are a vector, used three times in one call."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = nn.functional.adaptive_avg_pool2d(x, (2, 1))
+        return self.norm(self.norm(pooled)) + self.norm(2 * pooled)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["pulled back", "dropped"])
+@pytest.mark.parametrize("norm", [nn.InstanceNorm2d, nn.BatchNorm2d])
+def test_running_statistics_of_few_positions_move(norm: type[nn.Module], used: bool) -> None:
+    torch.manual_seed(0)
+    plain = FewPositions(norm(3, momentum=0.3, affine=True, track_running_stats=True).double())
+    net = copy.deepcopy(plain)
+    for _ in range(3):
+        x = torch.randn(2, 3, 5, 3, dtype=torch.float64)
+        plain(x).square().sum().backward()
+        out = TiledModule(net, tiles=(2, 1))(LazyImage.from_tensor(x))
+        if used:
+            out.square().sum().backward()
+        del out
+    for (name, expected), found in zip(plain.named_buffers(), net.buffers(), strict=True):
+        assert difference(found.double(), expected.double()) < TOLERANCE, name
