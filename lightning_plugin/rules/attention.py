@@ -110,8 +110,10 @@ def unused(rec: Any, out: Tensor) -> Value:
 def attended(rec: Any, a: Asked, out: Tensor, autocast: Any) -> Any:
     """Attention of queries that are a map: each tile's queries, all keys and values of what it is about."""
     rank = len(a.query.shape)
-    query = flattened(rec, a.query, rank - 2) if axes_under(a.query, [rank - 2]) else a.query
-    if query is None or axes_under(query, [rank - 1]) or a.query.shape[-1] == 0:
+    query = a.query
+    if tokens := axes_under(query, [rank - 2]):
+        query = flattened(rec, query, rank - 2) or uncut(rec, query, tokens)
+    if not query.is_map or axes_under(query, [rank - 1]) or a.query.shape[-1] == 0:
         return NotImplemented
     lead = query.space.dims[: rank - 2]
     keys = a.key.shape[-2]

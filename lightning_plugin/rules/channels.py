@@ -64,7 +64,7 @@ def cat(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> 
     layout = resized(first.space, outs[0].shape)
     space = set(layout.space)
     values = [v if v.is_map else spread(rec, v, resized(first.space, v.shape), space) for v in values]
-    if any(not v.is_map or resized(v.space, outs[0].shape) != layout for v in values):
+    if any(not v.is_map or resized(v.space, outs[0].shape).tidy != layout.tidy for v in values):
         return NotImplemented
     return local(rec, func, [values, dim], {}, outs[0], layout, name="cat")
 

@@ -135,15 +135,21 @@ def flattened(rec: Any, value: Value, dim: int) -> Value | None:
 def alternatives(rec: Any, values: Sequence[Value], whole_call: bool) -> Iterator[dict[int, Value]]:
     """What may stand for the maps of a call, by their identity, whose rule declines them as they are.
 
-    Several axes in one dimension become one. Where images are tiled among each other and in space, either is given up:
-    first the one of fewer positions, and of a call that is known as a whole, only that: its pieces may do with less.
-    A call of which no map would be left is a barrier, and is said to be one.
+    Several axes in one dimension become one. So do an axis and the plain factors inside it, where maps differ in that:
+    the same positions may be one axis of one map and several factors of another. Where images are tiled among each
+    other and in space, either is given up: first the one of fewer positions, and of a call that is known as a whole,
+    only that: its pieces may do with less. Last, axes are given up that follow another factor in their dimension. A
+    call of which no map would be left is a barrier, and is said to be one.
     """
     maps = [v for v in values if v.is_map]
-    flat = {id(v): flattened_all(rec, v) for v in maps}
+    flat = {id(v): flattened_all(rec, v, 2) for v in maps}
     if any(flat[id(v)] is not v for v in maps):
         yield flat
         maps = list(flat.values())
+    if len({v.space.extent for v in maps}) > 1:
+        lines = {key: flattened_all(rec, v, 1) for key, v in zip(flat, maps, strict=True)}
+        if any(lines[key] is not v for key, v in flat.items()):
+            yield lines
     given = dict(zip(flat, maps, strict=True))
     long = {a: size for v in maps for a, size in enumerate(v.space.extent) if size > 1}
     counting = {a for a in long if a in rec.session.instances}
@@ -151,11 +157,23 @@ def alternatives(rec: Any, values: Sequence[Value], whole_call: bool) -> Iterato
     for axes in either[:1] if whole_call and all(either) else either:
         if axes and long.keys() - axes:
             yield {key: uncut(rec, v, [a for a in axes if a < len(v.space.extent)]) for key, v in given.items()}
+    inner = {a for v in maps for a in inside(v)}
+    if inner and inner not in either and long.keys() - inner:
+        yield {key: uncut(rec, v, inner) for key, v in given.items()}
 
 
-def flattened_all(rec: Any, value: Value) -> Value:
-    """A map each of whose dimensions is one axis or none, as far as can be."""
+def inside(value: Value) -> set[int]:
+    """The axes of more than one position that follow another factor of their dimension."""
+    extent = value.space.extent
+    lies = [
+        [f for f in dim if f != 1 and not (isinstance(f, Axis) and extent[f.index] == 1)] for dim in value.space.dims
+    ]
+    return {f.index for dim in lies for f in dim[1:] if isinstance(f, Axis)}
+
+
+def flattened_all(rec: Any, value: Value, axes: int) -> Value:
+    """A map whose dimensions of so many axes, or more, are one axis each, as far as can be."""
     for d in range(len(value.shape)):
-        if len(axes_under(value, [d])) > 1:
+        if len(axes_under(value, [d])) >= axes:
             value = flattened(rec, value, d) or value
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -56,3 +57,39 @@ def test_rows_and_columns_as_one_line() -> None:
     for images in (1, 3):
         assert_exact(Beside(), (images, 3, 7, 9), tiles=(3, 2, 2), backward_tiles=(4, 3))
         assert not uncut(Beside(), (images, 3, 7, 9))
+
+
+class Picked(nn.Module):
+    """Tokens, and a class token before them, of those patches of several images that are picked by number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.token = nn.Conv2d(3, 4, 2, 2), nn.Parameter(torch.randn(1, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x.unfold(2, 6, 6).unfold(3, 6, 6).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 6, 6)
+        patches = patches[torch.arange(len(patches) - 1)]
+        tokens = self.embed(patches).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], 1)
+        return tokens.softmax(1)[:, 0].sum(0, keepdim=True)
+
+
+class Windows(nn.Module):
+    """Windows as one axis, multiplied with windows whose images are the axis: each image's query for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = len(x)
+        windows = self.conv(x).unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 4, 5, 1).reshape(-1, 16, 4)
+        query = self.conv(x).mean((2, 3)).view(n, 1, 1, 4).expand(n, 6, 16, 4).reshape(6 * n, 16, 4)
+        return (query @ windows.transpose(1, 2)).relu().mean((0, 1))
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize(("net", "size"), [(Picked(), (12, 18)), (Windows(), (8, 12))], ids=["picked", "windows"])
+def test_images_and_what_is_cut_out_of_them_meet(net: nn.Module, size: tuple[int, int], images: int) -> None:
+    assert_exact(net, (images, 3, *size), tiles=(2, 2, 2))
+    uncut(net.float(), (images, 3, *size))
