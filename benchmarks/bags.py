@@ -5,6 +5,7 @@
     python -m benchmarks.bags planned
     python -m benchmarks.bags batch
     python -m benchmarks.bags contrastive
+    python -m benchmarks.bags heads [--patches 10000]
 
 - ``growth``: real steps of a vision transformer (width 192, 12 blocks) over more and more patches, under one budget,
   with attention over the bag; the ledger's peak, and seconds a patch.
@@ -13,6 +14,9 @@
 - ``batch``: a ResNet-18 in train mode over 256 images of 96 x 96, under a sixteenth of plain PyTorch's memory.
 - ``contrastive``: two small towers and an InfoNCE loss over 1,024 pairs, under the memory of 64, against gradient
   caching written by hand.
+- ``heads``: a plain transformer and a TransMIL-like head (Nyström attention) over 10,000 features of 512, in float32:
+  the most that a step holds by the allocator's books, and time, against plain PyTorch, with memory to spare and with
+  half of plain's.
 
 Writes benchmarks/results/bags.json, a case for each.
 """
@@ -21,8 +25,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,10 +36,12 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from benchmarks.keep import keep_case
-from lightning_plugin import LazyImage, TiledModule, make_plan
+from lightning_plugin import BudgetError, LazyImage, TiledModule, make_plan
 from lightning_plugin.units import parse_bytes
 from tests.exactness import difference
 from tests.lightning_plugin.bags import CUTS
+from tests.lightning_plugin.heads import Embedded, TransformerHead, TransMIL
+from tests.lightning_plugin.outside import account
 from tests.zoo.resnet import BasicBlock, ResNet
 
 
@@ -276,7 +284,66 @@ def contrastive(options: argparse.Namespace) -> None:
     keep_case("bags", "contrastive, 1024 pairs", row)
 
 
-PARTS = {f.__name__: f for f in (growth, spellings, planned, batch, contrastive)}
+def lean(net: nn.Module, image: Tensor, budget: int) -> TiledModule:
+    """The network under a budget, after its first step; under the smallest that works, where that is more."""
+    tiled = TiledModule(net, budget=budget)
+    try:
+        whole_step(tiled, image)
+    except BudgetError as error:
+        tiled = TiledModule(net, budget=int(1.02 * error.smallest))
+        whole_step(tiled, image)
+    net.zero_grad()
+    return tiled
+
+
+def heads(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    rows = []
+    image = torch.randn(options.patches, 3, 4, 4)
+    for name, head in (
+        ("transformer, 2 layers", lambda: TransformerHead(512, 256, 4, 2)),
+        ("TransMIL, 256 landmarks", lambda: TransMIL(512, 256, 8, 256)),
+    ):
+        torch.manual_seed(0)
+        plain = Embedded(3, 4, 512, head())
+        whole = account(partial(whole_step, plain, image), plain).held
+        for label, budget in (("to spare", 1 << 36), ("half of plain's, or the least that works", whole // 2)):
+            net = copy.deepcopy(plain)
+            tiled = lean(net, image, budget)
+            held = account(partial(whole_step, tiled, image), net).held
+            pairs = []
+            for _ in track(range(options.pairs), f"{name}, {label}"):
+                plain.zero_grad()
+                net.zero_grad()
+                pairs.append([step_of(one, partial(given, one, image), torch.sum)[0] for one in (plain, tiled)])
+                error = worst_gradient(plain, net)
+            rows.append(
+                {
+                    "head": name,
+                    "memory": label,
+                    "plain_bytes": whole,
+                    "bytes": held,
+                    "ledger_bytes": tiled.peak_bytes,
+                    "error": error,
+                    "seconds_plain": statistics.median(theirs for theirs, _ in pairs),
+                    "time_over_plain": statistics.median(mine / theirs for theirs, mine in pairs),
+                }
+            )
+            print(rows[-1], flush=True)
+    keep_case("bags", f"heads over {options.patches} features", {"pairs": options.pairs, "rows": rows})
+
+
+def given(net: nn.Module, image: Tensor) -> Tensor:
+    """The image as a network takes it."""
+    return LazyImage(image) if isinstance(net, TiledModule) else image
+
+
+def whole_step(net: nn.Module, image: Tensor) -> None:
+    net.zero_grad()
+    net(given(net, image)).sum().backward()
+
+
+PARTS = {f.__name__: f for f in (growth, spellings, planned, batch, contrastive, heads)}
 
 
 def main() -> None:
@@ -285,6 +352,8 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--side", type=int, default=64)
     parser.add_argument("--budget", default="256MiB")
+    parser.add_argument("--patches", type=int, default=10_000)
+    parser.add_argument("--pairs", type=int, default=7)
     options = parser.parse_args()
     PARTS[options.part](options)
 

@@ -54,9 +54,14 @@ def along_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[T
     return local(rec, func, args, kwargs, outs[0], resized(x.space, outs[0].shape), name=name_of(func))
 
 
+def occupied(values: Sequence[Value]) -> list[Value]:
+    """The values that have elements; PyTorch puts others in a row as well."""
+    return [v for v in values if 0 not in v.shape]
+
+
 @ATEN.rule(aten.cat, aten.concat, kind="local")
 def cat(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    values, dim = list(args[0]), dim_of(args, kwargs, 1)
+    values, dim = occupied(args[0]), dim_of(args, kwargs, 1)
     first = next(v for v in values if v.is_map)
     dim %= len(outs[0].shape)
     if first.space.is_space(dim):

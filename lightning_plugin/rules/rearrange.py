@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import TileOp
-from lightning_plugin.rules.channels import dim_of, resized
+from lightning_plugin.rules.channels import dim_of, occupied, resized
 from lightning_plugin.rules.indexmap import Run, cropped, remap, spatial
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN, filled
@@ -130,16 +130,16 @@ class Concat(TileOp):
 
 @ATEN.rule(aten.cat)
 def cat_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    values, dim = list(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
+    values, dim = occupied(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
     first = next(v for v in values if v.is_map)
     axis = first.space.axis_of(dim)
     if axis is None:
         return NotImplemented
     pieces, starts = [], [0]
     for v in values:
-        size = v.shape[dim] if len(v.shape) == len(outs[0].shape) else 0
-        if size == 0:
+        if len(v.shape) != len(outs[0].shape):
             return NotImplemented
+        size = v.shape[dim]
         extent = (*first.space.extent[:axis], size, *first.space.extent[axis + 1 :])
         layout = first.space.with_extent(extent)
         if v.dtype != outs[0].dtype or (layout != v.space if v.is_map else layout.shape != v.shape):

@@ -22,10 +22,18 @@ def declined(value: Value | None) -> Any:
     return NotImplemented if value is None else value
 
 
+def nothing(rec: Any, out: Tensor) -> Value:
+    """A part without positions, which no tile could hold."""
+    how = {"dtype": out.dtype, "device": out.device}
+    return rec.vector(torch.zeros, [list(out.shape)], how, [out], name="nothing", grad=False)[0]
+
+
 @ATEN.rule(aten.slice.Tensor)
 def slice_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, start, end, step = filled(args, None, 0, None, None, 1)
     dim %= len(x.shape)
+    if 0 in outs[0].shape:
+        return nothing(rec, outs[0])
     first, stop, step = slice(start, end, step).indices(x.shape[dim])
     return declined(remap(rec, x, {dim: cropped(first, len(range(first, stop, step)), step)}, "slice"))
 
@@ -35,11 +43,12 @@ def split_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     x, dim = args[0], dim_of(args, kwargs, 2) % len(args[0].shape)
     pieces, start = [], 0
     for out in outs:
-        piece = remap(rec, x, {dim: cropped(start, out.shape[dim])}, "split")
+        size = out.shape[dim]
+        piece = remap(rec, x, {dim: cropped(start, size)}, "split") if size else nothing(rec, out)
         if piece is None:
             return NotImplemented
         pieces.append(piece)
-        start += out.shape[dim]
+        start += size
     return tuple(pieces)
 
 
