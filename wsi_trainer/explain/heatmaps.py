@@ -15,7 +15,6 @@ from wsi_trainer.data.sampling import Visit
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.field import receptive_field
-from wsi_trainer.explain.geojson import PathClass
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.qupath import write_script
 from wsi_trainer.explain.regions import Rings, read_regions
@@ -25,6 +24,7 @@ from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.training import tissue_stride
 from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.places.originals import Originals
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.source import SlideSource

@@ -9,8 +9,8 @@ import numpy as np
 from contourpy import FillType, contour_generator
 from numpy.typing import NDArray
 
-from wsi_trainer.explain.geojson import Region
 from wsi_trainer.explain.regions import Rings, mask_of
+from wsi_trainer.places.geojson import PathClass, PathObject
 
 MOST = 1000
 """Regions in one file; those with the largest sums are kept."""
@@ -72,9 +72,11 @@ def _outline(rings: Rings, positive: NDArray[np.float64], stride: int, size: tup
     return Outline(clipped, float(inside.max(initial=0)), float(inside.sum() / positive.sum()))
 
 
-def regions_of(found: list[Outline], name: str) -> list[Region]:
+def objects_of(found: list[Outline], target: PathClass) -> list[PathObject]:
     """Outlines as objects of a file, numbered."""
     return [
-        Region(one.rings, {"largest value": one.largest, "share of the map": one.share}, f"{name} {number}")
+        PathObject(
+            one.rings, {"largest value": one.largest, "share of the map": one.share}, f"{target.name} {number}", target
+        )
         for number, one in enumerate(found, start=1)
     ]

@@ -14,7 +14,7 @@ from lightning_plugin import LazyImage
 from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image
 from wsi_trainer.data.sampling import Visit
 from wsi_trainer.models import SlideClassifier
-from wsi_trainer.regions.placement import placement_of
+from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.segment.blocks import blocks_of, predicted
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.segment.store import add_levels, create_labels
@@ -63,20 +63,20 @@ def _segment(
 ) -> dict[str, Any]:  # fmt: skip
     name = record.slide.replace("%", "%25").replace("/", "%2F")
     classes, size = model.task.classes, (int(image.shape[2]), int(image.shape[3]))
-    place = placement_of(record.path, data.downsample)
-    mpp = open_image(record.path, data.downsample, record.mpp).mpp
-    labels = create_labels(folder / f"{name}.ome.zarr", size, classes, mpp, place)
-    parts: dict[str, list[shapely.Polygon]] = {its: [] for its in classes[1:]}
+    place = open_image(record.path, data.downsample, record.mpp).place
+    labels = create_labels(folder / f"{name}.ome.zarr", size, classes, place)
+    shown = {number: PathClass.of(its, number) for number, its in enumerate(classes) if number}
+    parts: dict[PathClass, list[shapely.Polygon]] = {its: [] for its in shown.values()}
     for box, values in predicted(model, image, options.block, budget):
         labels[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]] = values
-        for number, its in enumerate(classes[1:], start=1):
+        for number, its in shown.items():
             parts[its] += pieces(values == number, box)
         bar.advance(task)
-    add_levels(folder / f"{name}.ome.zarr")
+    add_levels(folder / f"{name}.ome.zarr", place)
     regions = {its: joined(polygons, options.smallest) for its, polygons in parts.items()}
     write_outlines(folder / f"{name}.geojson", regions, place)
     return {
         "labels": f"{name}.ome.zarr",
         "outlines": f"{name}.geojson",
-        "regions": {its: len(polygons) for its, polygons in regions.items()},
+        "regions": {its.name: len(polygons) for its, polygons in regions.items()},
     }

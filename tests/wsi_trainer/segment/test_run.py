@@ -21,7 +21,9 @@ from wsi_trainer.data.images import dense
 from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.metrics import AreaPredictions, read_predictions
 from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
-from wsi_trainer.regions import Legend, Placement, open_target
+from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.regions import Legend, open_target
 from wsi_trainer.segment import store
 from wsi_trainer.segment.blocks import blocks_of, predicted
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
@@ -62,14 +64,16 @@ def test_the_scores_are_those_of_the_written_labels(run: RunFolder) -> None:
     for row, slide in enumerate(predictions.slides):
         labels = zarr.open_array(run.path / "segments" / found[slide]["labels"] / "0", mode="r")[:]
         path = Path(records[slide].others["regions"])
-        truth = open_target(path, legend, records[slide].path, labels.shape).read(Box.whole(labels.shape))[0, 0].numpy()
+        truth = open_target(path, legend, records[slide].path, labels.shape, Place(labels.shape))
+        truth = truth.read(Box.whole(labels.shape))[0, 0].numpy()
         for place in (0, 1):
             here, there = labels == place, truth == place
             expected = [(here & there).sum(), here.sum(), there.sum()]
             assert predictions.pixels[row, :, place].tolist() == expected
         # The outlines, rasterised again, are the labels.
         outlines = run.path / "segments" / found[slide]["outlines"]
-        again = open_target(outlines, legend, records[slide].path, labels.shape).read(Box.whole(labels.shape))
+        again = open_target(outlines, legend, records[slide].path, labels.shape, Place(labels.shape))
+        again = again.read(Box.whole(labels.shape))
         assert np.array_equal(again[0, 0], labels)
 
 
@@ -93,21 +97,21 @@ def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
 @given(st.integers(1, 1300), st.integers(1, 1100), st.integers(0, 9))
 def test_coarser_levels_take_every_second_label(height: int, width: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 3, (height, width), np.uint8)
-    place = Placement((30.0, 50.0), (2.0, 2.0))
+    place = Place((9000, 9000), (50.0, 30.0), (2.0, 2.0), mpp=(0.25, 0.125))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "s.ome.zarr"
-        create_labels(path, values.shape, ["a", "b", "c"], (0.5, 0.25), place)[:] = values
+        create_labels(path, values.shape, ["a", "b", "c"], place)[:] = values
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "BAND", 128)
-            add_levels(path)
+            add_levels(path, place)
         datasets = read_json(path / "zarr.json")["attributes"]["ome"]["multiscales"][0]["datasets"]
         for level, dataset in enumerate(datasets):
             found = zarr.open_array(path / dataset["path"], mode="r")[:]
             assert np.array_equal(found, values[:: 2**level, :: 2**level])
             scale, shift = (step[step["type"]] for step in dataset["coordinateTransformations"])
             assert scale == [0.5 * 2**level, 0.25 * 2**level]
-            # The outer corner of all levels is that of level 0.
-            first = [25 * 0.5 - 0.25, 15 * 0.25 - 0.125]
+            # The outer corner of all levels is that of level 0; the centre of the slide's first pixel is at 0.
+            first = [(50 - 0.5) * 0.25, (30 - 0.5) * 0.125]
             assert [at - step / 2 for at, step in zip(shift, scale)] == pytest.approx(first)
         assert max(found.shape) <= 512
 
@@ -158,7 +162,8 @@ def test_outlines_are_in_pixels_of_level_0(tmp_path: Path) -> None:
     mask = np.zeros((8, 8), bool)
     mask[2:5, 1:7] = True
     path = tmp_path / "a.geojson"
-    write_outlines(path, {"lesion": joined(pieces(mask, Box.whole((8, 8))))}, Placement((100.0, 200.0), (4.0, 4.0)))
+    place = Place((300, 300), (200.0, 100.0), (4.0, 4.0))
+    write_outlines(path, {PathClass.of("lesion", 1): joined(pieces(mask, Box.whole((8, 8))))}, place)
     feature = json.loads(path.read_text())["features"][0]
     assert shapely.geometry.shape(feature["geometry"]).bounds == (104, 208, 128, 220)
     assert feature["properties"]["classification"]["name"] == "lesion"
