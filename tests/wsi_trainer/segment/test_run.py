@@ -7,23 +7,26 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import scipy.ndimage
 import shapely
 import torch
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.spatial.distance import cdist
+from skimage.segmentation import find_boundaries
 
 from lightning_plugin import Box, LazyImage, TensorSource
 from wsi_trainer.cli import main
 from wsi_trainer.data import open_image, read_manifest
 from wsi_trainer.data.images import dense
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import AreaPredictions, read_predictions
+from wsi_trainer.metrics import AreaPredictions, BorderPredictions, LesionPredictions, read_predictions
 from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
 from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
-from wsi_trainer.regions import Legend, open_target
+from wsi_trainer.regions import Legend, open_target, read_regions
 from wsi_trainer.segment import store
 from wsi_trainer.segment.blocks import blocks_of, predicted
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
@@ -75,6 +78,42 @@ def test_the_scores_are_those_of_the_written_labels(run: RunFolder) -> None:
         again = open_target(outlines, legend, records[slide].path, labels.shape, Place(labels.shape))
         again = again.read(Box.whole(labels.shape))
         assert np.array_equal(again[0, 0], labels)
+
+
+def test_borders_and_lesions_of_the_written_labels(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["segment", f"--config={run.config}", "--block=150", "--smallest=5", "--tolerance=3"]) == 0
+    assert "lesions, FROC: " in (said := " ".join(capsys.readouterr().out.split())) and "borders, F1: " in said
+    folder = run.path / "segments"
+    borders, lesions = BorderPredictions.read(folder / "borders.csv"), LesionPredictions.read(folder / "lesions.csv")
+    records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
+    names = read_json(folder / "segments.json")["slides"]
+    for row, slide in enumerate(borders.slides):
+        labels = zarr.open_array(folder / names[slide]["labels"] / "0", mode="r")[:] == 1
+        drawn = read_regions(Path(records[slide].others["regions"])) if records[slide].others["regions"] else []
+        y, x = np.mgrid[: labels.shape[0], : labels.shape[1]] + 0.5
+        inside = [shapely.contains_xy(shapely.Polygon(its.rings[0], its.rings[1:]), x, y) for its in drawn]
+        truth = np.logical_or.reduce(inside) if inside else np.zeros(labels.shape, bool)
+        pixel = open_image(records[slide].path).mpp
+        mine, other = (np.argwhere(find_boundaries(mask, 1, "inner")) * pixel for mask in (labels, truth))
+        away = cdist(mine, other) if len(mine) and len(other) else np.full((len(mine), len(other) or 1), np.inf)
+        near = [(away.min(axis=axis) <= 3).sum() if min(away.shape) else 0 for axis in (1, 0)]
+        expected = [near[0], len(mine), near[1] if len(other) else 0, len(other)]
+        assert borders.pixels[row, :, 1].tolist() == expected
+        assert len(lesions.marks[row][0].lesions) == scipy.ndimage.label(truth)[1]
+    scores = read_json(folder / "scores.json")
+    assert scores["split"] == "test" and scores["tolerance"] == 3 and scores["without_micrometres"] == []
+    assert set(scores["lesions"]["slide"]) == {"froc", "1/4", "1/2", "1", "2", "4", "8"}
+    assert main(["report", str(run.path)]) == 0
+    page = run.report.read_text()
+    assert "Borders by class, within 3 µm" in page and "Lesions by class" in page and "FROC, " in page
+
+
+def test_slides_without_drawn_regions_have_no_scores(run: RunFolder, tmp_path: Path) -> None:
+    slide = read_manifest(run.splits, labelled=False)[0].path
+    (tmp_path / "a.tif").write_bytes(slide.read_bytes())
+    (tmp_path / "list.csv").write_text("slide\na.tif\n")
+    assert main(["segment", f"--config={run.config}", f"--slides={tmp_path / 'list.csv'}"]) == 0
+    assert not [path for name in ("scores.json", "borders.csv", "lesions.csv") for path in run.path.rglob(name)]
 
 
 def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
@@ -135,15 +174,21 @@ def test_a_heat_map_of_pixels_is_refused(run: RunFolder, capsys: pytest.CaptureF
     assert "wsi-train segment" in capsys.readouterr().err
 
 
-def test_blocks_are_cut_out_of_the_whole_slide() -> None:
+@pytest.mark.parametrize("probability", [False, True])
+def test_blocks_are_cut_out_of_the_whole_slide(probability: bool) -> None:
     torch.manual_seed(0)
     model = SlideClassifier(UNet((4, 6, 8), norm="batch"), task=SegmentationTask(["a", "b", "c"])).eval()
     image = torch.randint(0, 256, (1, 3, 150, 203), dtype=torch.uint8)
     with torch.no_grad():
-        whole = model(image).argmax(1)[0].numpy()
+        logits = model(image)[0]
+    whole, sure = logits.argmax(0).numpy(), logits.softmax(0).amax(0).numpy()
     found = np.full_like(whole, 99)
-    for box, values in predicted(model, LazyImage(TensorSource(image)), 100, "64MiB"):
-        found[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]] = values
+    for one in predicted(model, LazyImage(TensorSource(image)), 100, "64MiB", probability):
+        (top, left), (bottom, right) = one.box.lo, one.box.hi
+        found[top:bottom, left:right] = one.classes
+        assert (one.probability is not None) == probability
+        if one.probability is not None:
+            np.testing.assert_allclose(one.probability, sure[top:bottom, left:right], rtol=1e-5)
     assert np.array_equal(found, whole)
 
 

@@ -1,0 +1,78 @@
+"""Numbers of pixels of each class, one row for each slide, as arrays and as a CSV file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
+
+
+@dataclass(frozen=True)
+class ClassPixels:
+    """Pixels of each class, one row for each slide (or each patient): those that count, whatever was ignored."""
+
+    KINDS: ClassVar[tuple[str, ...]]
+    """What is counted of each class."""
+
+    slides: tuple[str, ...]
+    patients: tuple[str, ...]
+    classes: tuple[str, ...]
+    pixels: NDArray[np.float64]
+    """(rows, kinds, classes)."""
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_rows(len(self.slides), self.patients, self.sites)
+        wanted = (len(self), len(self.KINDS), len(self.classes))
+        if self.pixels.shape != wanted:
+            raise PredictionsError(f"pixels have the shape {self.pixels.shape}, not {wanted}")
+
+    def __len__(self) -> int:
+        return len(self.slides)
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        """The rows with these indices, in this order, repeats included."""
+        return replace(
+            self,
+            slides=tuple(self.slides[i] for i in rows),
+            patients=tuple(self.patients[i] for i in rows),
+            pixels=self.pixels[rows],
+            sites=tuple(self.sites[i] for i in rows) if self.sites else (),
+        )
+
+    def by_patient(self) -> Self:
+        """One row for each patient: the pixels of all slides."""
+        owners = np.array(self.patients)
+        names = tuple(dict.fromkeys(self.patients))
+        rows = [np.flatnonzero(owners == name) for name in names]
+        sites = tuple(self.sites[index[0]] for index in rows) if self.sites else ()
+        pixels = np.stack([self.pixels[index].sum(axis=0) for index in rows])
+        return replace(self, slides=names, patients=names, pixels=pixels, sites=sites)
+
+    def write(self, path: Path) -> None:
+        """Write the CSV file: slide, patient, and of each kind a column <kind>_<class> for each class."""
+        columns = [f"{kind}_{name}" for kind in self.KINDS for name in self.classes]
+        write_rows(path, self, columns, self.pixels.reshape(len(self), -1).tolist())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote."""
+        table, first = read_rows(path), f"{cls.KINDS[0]}_"
+        classes = tuple(name.removeprefix(first) for name in table.columns if name.startswith(first))
+        columns = [f"{kind}_{name}" for kind in cls.KINDS for name in classes]
+        absent = [name for name in columns if name not in table.columns]
+        if absent:
+            raise PredictionsError(f"{path} lacks the columns {absent}")
+        numbers = table.numbers(columns).reshape(len(table.rows), len(cls.KINDS), len(classes))
+        return cls(table.texts("slide"), table.texts("patient"), classes, numbers, table.sites)
+
+
+def mean(values: NDArray[np.float64]) -> float:
+    """The mean of what is known; NaN where nothing is."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
