@@ -133,10 +133,13 @@ class SlideMap:
         at = {"x": left, "y": top, "width": right - left, "height": bottom - top}
         return {"picture": picture, "value": peak.value, **at}
 
+    def in_image(self, regions: list[Rings]) -> list[Rings]:
+        """Regions, which are drawn on the original slide, in pixels of the image."""
+        return [[[(x, y) for x, y in self.place.to_image(ring).tolist()] for ring in rings] for rings in regions]
+
     def overlay(self, scale: float, regions: list[Rings], field: int) -> dict[str, Any]:
         """Draw the overlay; returns its name, and the shares of the map in the true regions where there are any."""
-        attribution = self.load()
-        scaled = [[[(x, y) for x, y in self.place.to_image(ring).tolist()] for ring in rings] for rings in regions]
+        attribution, scaled = self.load(), self.in_image(regions)
         picture = thumbnail(coarsest(self.record.path, SIDE), SIDE)
         draw_overlay(picture, attribution, self.size, scale, scaled).save(self.folder / f"{self.name}.png")
         entry: dict[str, Any] = {"picture": f"{self.name}.png"}

@@ -8,16 +8,16 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from wsi_trainer.fit.lesion_scores import LESIONS, read_scores
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.metrics import LesionPredictions, froc_band
 from wsi_trainer.metrics.froc import FIRST, LAST, RATES
 from wsi_trainer.report.figures import COLOURS, data_uri, new_figure
-from wsi_trainer.segment.scores import read_scores
 
 
 @dataclass(frozen=True)
 class Regions:
-    """What `wsi-train segment` found out about the slides of a split."""
+    """How regions of the slides of a split compare with those that are drawn."""
 
     name: str
     """Of the run."""
@@ -26,9 +26,11 @@ class Regions:
 
     @staticmethod
     def load(name: str, folder: RunFolder, split: str) -> Regions | None:
-        """Those of a run; None where it has none of the split."""
-        scores = read_scores(folder.segments, split)
-        return Regions(name, scores, LesionPredictions.read(folder.segments / "lesions.csv")) if scores else None
+        """Those of a run, or of its maps; None where it has none of the split."""
+        for place in (folder.segments, folder.heatmaps):
+            if scores := read_scores(place, split):
+                return Regions(name, scores, LesionPredictions.read(place / LESIONS))
+        return None
 
     def tables(self) -> list[tuple[str, Any]]:
         """Captions, and scores with their intervals by class."""

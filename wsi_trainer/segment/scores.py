@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from lightning_plugin import TileSource
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.fit.evaluate import owners_of
-from wsi_trainer.fit.run_folder import read_json, write_json
-from wsi_trainer.metrics import BORDER_SCORES, FROC_SCORES, BorderPredictions, LesionPredictions, Marks, summarise
+from wsi_trainer.fit.lesion_scores import LESIONS, SCORES, write_lesions
+from wsi_trainer.fit.run_folder import write_json
+from wsi_trainer.metrics import BORDER_SCORES, BorderPredictions, Marks, summarise
 from wsi_trainer.segment.borders import border_pixels
 from wsi_trainer.segment.lesions import Points, detections, drawn_lesions, marked
 
-SCORES = "scores.json"
+BORDERS = "borders.csv"
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,29 +78,20 @@ def write_scores(
         facts: What else scores.json says.
         resamples: For the intervals.
     """
-    for name in ("borders.csv", "lesions.csv", SCORES):
+    for name in (BORDERS, LESIONS, SCORES):
         (folder / name).unlink(missing_ok=True)
     known = [record for record in records if record.slide in judged]
     if not known:
         return {}
-    owners = owners_of(known)
     marks = [judged[record.slide].marks for record in known]
-    lesions = LesionPredictions.of_slides(owners.slides, owners.patients, tuple(classes[1:]), marks, owners.sites)
-    lesions.write(folder / "lesions.csv")
-    scores = {**facts, "lesions": summarise(lesions, FROC_SCORES, resamples)}
+    scores = {**facts, "lesions": write_lesions(folder, known, marks, classes[1:], resamples)}
     counted = {record.slide: judged[record.slide].borders for record in known}
     pixels = [found for found in counted.values() if found is not None]
     if pixels:
         owners = owners_of([record for record in known if counted[record.slide] is not None])
         borders = BorderPredictions(owners.slides, owners.patients, tuple(classes), np.stack(pixels), owners.sites)
-        borders.write(folder / "borders.csv")
+        borders.write(folder / BORDERS)
         scores["borders"] = summarise(borders, BORDER_SCORES, resamples)
     scores["without_micrometres"] = [slide for slide, found in counted.items() if found is None]
     write_json(folder / SCORES, scores)
     return scores
-
-
-def read_scores(folder: Path, split: str) -> dict[str, Any]:
-    """What `write_scores` wrote of a split; empty where there is nothing."""
-    scores = read_json(folder / SCORES)
-    return scores if scores.get("split") == split else {}
