@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from wsi_trainer.fit.lesion_scores import LESIONS, read_scores
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.metrics import LesionPredictions, froc_band
-from wsi_trainer.metrics.froc import FIRST, LAST, RATES
+from wsi_trainer.metrics.froc import FIRST, LAST, RATES, froc
 from wsi_trainer.report.figures import COLOURS, data_uri, new_figure
 
 
@@ -38,9 +38,7 @@ class Regions:
         if "borders" in self.scores:
             caption = f"Borders by class, within {self.scores['tolerance']:g} µm"
             found.append((caption, self.scores["borders"]["per_class"]))
-        caption = (
-            "Lesions by class: the share that is detected at so many false positives for each slide, and their mean"
-        )
+        caption = "Lesions detected by class, at so many false positives for each slide"
         return [*found, (caption, self.scores["lesions"]["per_class"])]
 
 
@@ -57,7 +55,14 @@ def froc_figure(runs: Sequence[Regions]) -> str | None:
             continue
         drawn = True
         axes.fill_between(band.false_positives, band.low, band.high, color=colour, alpha=0.15, linewidth=0, step="post")
-        axes.step(band.false_positives, band.sensitivity, where="post", color=colour, linewidth=1.8, label=name)
+        axes.step(
+            band.false_positives,
+            band.sensitivity,
+            where="post",
+            color=colour,
+            linewidth=1.8,
+            label=f"{name}, FROC {froc(lesions):.3f}",
+        )
     axes.set_xscale("log", base=2)
     axes.set_xlim(FIRST, LAST)
     axes.set_ylim(-0.02, 1.02)

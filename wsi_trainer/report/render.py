@@ -14,7 +14,7 @@ from lightning_plugin import Plan, PlanError
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
-from wsi_trainer.metrics import MultiLabelPredictions, Predictions, RiskPredictions, ValuePredictions
+from wsi_trainer.metrics import AreaPredictions, MultiLabelPredictions, Predictions, RiskPredictions, ValuePredictions
 from wsi_trainer.report import class_figures, figures, other_figures
 from wsi_trainer.report.class_figures import Curve
 from wsi_trainer.report.contents import Run, difference, main_score, slide_rows
@@ -172,7 +172,10 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
 
 def _absent(run: Run) -> list[str]:
     absent = []
-    if not (run.folder.heatmaps / "heatmaps.json").is_file():
+    if isinstance(run.predictions, AreaPredictions):
+        if run.regions is None:
+            absent.append("Borders and lesions of this split were not compared: `wsi-train segment` does it.")
+    elif not (run.folder.heatmaps / "heatmaps.json").is_file():
         absent.append("This run has no maps of what the model looked at: `wsi-train heatmap` writes them.")
     if run.memory.get("engine") == "plain PyTorch":
         absent.append(
