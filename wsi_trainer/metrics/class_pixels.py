@@ -9,7 +9,14 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
+from wsi_trainer.metrics.table import (
+    PredictionsError,
+    check_rows,
+    owners_of_rows,
+    read_rows,
+    rows_of_patients,
+    write_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -35,24 +42,21 @@ class ClassPixels:
     def __len__(self) -> int:
         return len(self.slides)
 
+    @property
+    def truth(self) -> NDArray[np.float64]:
+        """What is true of each row: the pixels that are drawn."""
+        return self.pixels[:, self.KINDS.index("drawn")]
+
     def take(self, rows: NDArray[np.int64]) -> Self:
         """The rows with these indices, in this order, repeats included."""
-        return replace(
-            self,
-            slides=tuple(self.slides[i] for i in rows),
-            patients=tuple(self.patients[i] for i in rows),
-            pixels=self.pixels[rows],
-            sites=tuple(self.sites[i] for i in rows) if self.sites else (),
-        )
+        return replace(self, **owners_of_rows(self, rows), pixels=self.pixels[rows])
 
     def by_patient(self) -> Self:
         """One row for each patient: the pixels of all slides."""
-        owners = np.array(self.patients)
-        names = tuple(dict.fromkeys(self.patients))
-        rows = [np.flatnonzero(owners == name) for name in names]
-        sites = tuple(self.sites[index[0]] for index in rows) if self.sites else ()
-        pixels = np.stack([self.pixels[index].sum(axis=0) for index in rows])
-        return replace(self, slides=names, patients=names, pixels=pixels, sites=sites)
+        rows = rows_of_patients(self.patients)
+        first = self.take(np.array([index[0] for index in rows.values()]))
+        pixels = np.stack([self.pixels[index].sum(axis=0) for index in rows.values()])
+        return replace(first, slides=first.patients, pixels=pixels)
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, and of each kind a column <kind>_<class> for each class."""

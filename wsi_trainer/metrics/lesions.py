@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
+from wsi_trainer.metrics.table import (
+    PredictionsError,
+    check_rows,
+    owners_of_rows,
+    read_rows,
+    rows_of_patients,
+    write_rows,
+)
 
 MISSED = -np.inf
 """The probability of a lesion that no detection lies in."""
@@ -59,29 +66,23 @@ class LesionPredictions:
         """One row for each slide."""
         return LesionPredictions(slides, patients, classes, tuple(marks), np.ones(len(slides), np.int64), sites)
 
+    @property
+    def truth(self) -> NDArray[np.int64]:
+        """What is true of each row: how many lesions are drawn."""
+        return np.array([[len(one.lesions) for one in row] for row in self.marks], np.int64)
+
     def take(self, rows: NDArray[np.int64]) -> LesionPredictions:
         """The rows with these indices, in this order, repeats included."""
-        return replace(
-            self,
-            slides=tuple(self.slides[i] for i in rows),
-            patients=tuple(self.patients[i] for i in rows),
-            marks=tuple(self.marks[i] for i in rows),
-            images=self.images[rows],
-            sites=tuple(self.sites[i] for i in rows) if self.sites else (),
-        )
+        marks = tuple(self.marks[i] for i in rows)
+        return replace(self, **owners_of_rows(self, rows), marks=marks, images=self.images[rows])
 
     def by_patient(self) -> LesionPredictions:
         """One row for each patient: the marks of all slides."""
-        names = tuple(dict.fromkeys(self.patients))
-        rows = [[row for row, owner in enumerate(self.patients) if owner == name] for name in names]
-        return LesionPredictions(
-            names,
-            names,
-            self.classes,
-            tuple(tuple(self._together(index, place) for place in range(len(self.classes))) for index in rows),
-            np.array([self.images[index].sum() for index in rows], np.int64),
-            tuple(self.sites[index[0]] for index in rows) if self.sites else (),
-        )
+        rows = rows_of_patients(self.patients).values()
+        first = self.take(np.array([index[0] for index in rows]))
+        marks = tuple(tuple(self._together(index, place) for place in range(len(self.classes))) for index in rows)
+        images = np.array([self.images[index].sum() for index in rows], np.int64)
+        return replace(first, slides=first.patients, marks=marks, images=images)
 
     def of(self, name: str) -> LesionPredictions:
         """One class by itself."""
@@ -92,7 +93,7 @@ class LesionPredictions:
         """The marks of a class on all slides."""
         return self._together(range(len(self)), place)
 
-    def _together(self, rows: Sequence[int], place: int) -> Marks:
+    def _together(self, rows: Iterable[int], place: int) -> Marks:
         marks = [self.marks[row][place] for row in rows]
         return Marks(*(np.concatenate([getattr(m, kind) for m in marks]) for kind in ("lesions", "false")))
 
