@@ -32,10 +32,15 @@ from wsi_trainer.slides.source import SlideSource
 class SegmentOptions:
     """The options of `wsi-train segment`."""
 
-    block: int = 4096
-    """Side of the squares that are computed and written one after the other, in pixels."""
+    block: int = 2048
+    """Side of the squares that are computed and written one after the other, in pixels: smaller ones need less memory.
+    """
     smallest: int = 64
     """Regions of fewer pixels get no outline in the GeoJSON file and are no detections; the label image has them."""
+    compare: bool = True
+    """Whether to compare what is found with what is drawn, where the manifest has the column regions. A block takes
+    eight bytes a pixel then, and one without.
+    """
     tolerance: float = 10.0
     """By how many micrometres a found border may be off the drawn one, in the scores of borders."""
 
@@ -103,7 +108,8 @@ class Segments:
 
     def _drawn(self, record: SlideRecord, source: SlideSource) -> TileSource | None:
         task = self.model.task
-        if "regions" not in record.others or not isinstance(task, SegmentationTask):
+        known = self.options.compare and "regions" in record.others
+        if not known or not isinstance(task, SegmentationTask):
             return None
         return CheckedSource(drawn_on(record, source, task), record.slide)
 

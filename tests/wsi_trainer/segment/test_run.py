@@ -108,12 +108,22 @@ def test_borders_and_lesions_of_the_written_labels(run: RunFolder, capsys: pytes
     assert "Borders by class, within 3 µm" in page and "Lesions detected by class" in page and "FROC, " in page
 
 
-def test_slides_without_drawn_regions_have_no_scores(run: RunFolder, tmp_path: Path) -> None:
+def test_without_drawn_regions_or_unasked_there_are_no_scores(run: RunFolder, tmp_path: Path) -> None:
     slide = read_manifest(run.splits, labelled=False)[0].path
     (tmp_path / "a.tif").write_bytes(slide.read_bytes())
     (tmp_path / "list.csv").write_text("slide\na.tif\n")
-    assert main(["segment", f"--config={run.config}", f"--slides={tmp_path / 'list.csv'}"]) == 0
-    assert not [path for name in ("scores.json", "borders.csv", "lesions.csv") for path in run.path.rglob(name)]
+    for words in ([f"--slides={tmp_path / 'list.csv'}"], ["--compare=false"]):
+        (run.segments / "scores.json").write_text("{}")  # of an earlier run
+        assert main(["segment", f"--config={run.config}", *words]) == 0
+        assert not [name for name in ("scores.json", "borders.csv", "lesions.csv") if (run.segments / name).exists()]
+
+
+@pytest.mark.parametrize(("word", "said"), [("--block=0", "--block is 0"), ("--tolerance=-1", "--tolerance is -1")])
+def test_options_without_sense_are_named(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], word: str, said: str
+) -> None:
+    assert main(["segment", f"--config={run.config}", word]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
