@@ -136,7 +136,7 @@ class SlideDataset(Dataset[SlideBatch]):
         sources = [CheckedSource(_turned(image, how), record.slide) for image, how in zip(images, shown)]
         batch["image"], *context = [self.to_image(source) for source in sources]
         if isinstance(self.task, SegmentationTask):
-            drawn = _turned(drawn_on(record, images[0], self.task, self.config), shown[0], colours=False)
+            drawn = _turned(drawn_on(record, images[0], self.task), shown[0], colours=False)
             batch["label"] = self.to_image(CheckedSource(drawn, record.slide))
         if context:
             batch["context"] = context
@@ -152,10 +152,10 @@ class SlideDataset(Dataset[SlideBatch]):
         return self._tissue[key]
 
 
-def drawn_on(record: SlideRecord, image: SlideSource, task: SegmentationTask, config: DataConfig) -> TileSource:
+def drawn_on(record: SlideRecord, image: SlideSource, task: SegmentationTask) -> TileSource:
     """The class of each pixel of a slide's image, as it was drawn."""
     path = Path(drawn) if (drawn := record.others.get("regions")) else None
-    return open_target(path, task.legend, record.path, (image.shape[2], image.shape[3]), config.downsample)
+    return open_target(path, task.legend, record.path, (image.shape[2], image.shape[3]), image.place)
 
 
 def _turned(source: TileSource, how: Augmentation | None, colours: bool = True) -> TileSource:

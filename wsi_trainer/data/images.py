@@ -21,7 +21,7 @@ def open_image(path: Path, downsample: int = 1, source_mpp: float | None = None)
         source_mpp: Micrometres per pixel of a slide, where its file does not say it or says it wrong. A store says
             what preprocess settled.
     """
-    full = SlideSource(path)
+    full = SlideSource(path, source_mpp=source_mpp)
     if downsample == 1:
         return full
     full.close()

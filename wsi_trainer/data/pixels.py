@@ -50,7 +50,7 @@ def pixels_of(
 def _parts(record: SlideRecord, task: SegmentationTask, config: DataConfig) -> Iterator[tuple[float, Tensor]]:
     """Box by box its share of the slide, and its pixels of each class."""
     image = open_image(record.path, config.downsample, record.mpp)
-    drawn = CheckedSource(drawn_on(record, image, task, config), record.slide)
+    drawn = CheckedSource(drawn_on(record, image, task), record.slide)
     whole = image.shape[2] * image.shape[3]
     for pixels, part in counted(drawn, task.outputs):
         yield pixels / whole, part

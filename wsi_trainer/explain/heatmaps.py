@@ -13,9 +13,9 @@ from lightning_plugin import LazyImage
 from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image, read_manifest
 from wsi_trainer.data.sampling import Visit
 from wsi_trainer.errors import UserError
+from wsi_trainer.explain.detected import is_known, marks_of, write_detected
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.field import receptive_field
-from wsi_trainer.explain.geojson import PathClass
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.qupath import write_script
 from wsi_trainer.explain.regions import Rings, read_regions
@@ -24,7 +24,9 @@ from wsi_trainer.explain.slide_map import MapFiles, SlideMap, compute
 from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.training import tissue_stride
+from wsi_trainer.metrics import Marks
 from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.places.originals import Originals
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.source import SlideSource
@@ -73,6 +75,7 @@ def write_heatmaps(
     maps: dict[str, SlideMap] = {}
     entries: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
+    marks: dict[str, Marks] = {}
     largest = 0.0
     for place, record in enumerate(track(records, description="maps", transient=True)):
         try:
@@ -88,8 +91,12 @@ def write_heatmaps(
         peak = {"peak_bytes": attribution.peak_bytes}
         entries[record.slide] = files.entry | peak | _of_original(one, files, originals, shown_as, options)
         largest = max(largest, float(attribution.positive.max()))
-    for slide, drawn in maps.items():
-        entries[slide] |= drawn.overlay(largest, _regions_of(drawn.record, regions), field)
+        drawn = one.in_image(_regions_of(record, regions))
+        if regions is not None and is_known(record, drawn, shown_as.name, model.task.classes):
+            marks[record.slide] = marks_of(files.outlines, drawn, one.stride)
+    for slide, one in maps.items():
+        entries[slide] |= one.overlay(largest, _regions_of(one.record, regions), field)
+    write_detected(folder.heatmaps, records, marks, shown_as.name, split, config.resamples)
     facts = _facts(shown_as.name, options, field, entries, skipped, maps)
     write_json(folder.heatmaps / "heatmaps.json", facts)
     write_script(folder.heatmaps)

@@ -13,6 +13,7 @@ from numcodecs import Zlib
 from numpy.typing import NDArray
 
 from wsi_trainer.places import Place
+from wsi_trainer.places.ngff import multiscale
 from wsi_trainer.slides.store.metadata import PROVENANCE, group, write_json
 
 CHUNK = 512
@@ -32,11 +33,11 @@ def write_layer(
         version: Of NGFF: 0.5, or 0.4 for software that reads no other, such as QuPath's.
     """
     shutil.rmtree(path, ignore_errors=True)
-    WRITERS[version](path, values, _multiscale(path.name.split(".")[0], place), {**facts, "place": place.record()})
+    WRITERS[version](path, values, multiscale(path.name.split(".")[0], place), {**facts, "place": place.record()})
 
 
-def _write_05(path: Path, values: NDArray[np.float32], multiscale: dict[str, Any], facts: dict[str, Any]) -> None:
-    ome = {"version": "0.5", "multiscales": [multiscale]}
+def _write_05(path: Path, values: NDArray[np.float32], image: dict[str, Any], facts: dict[str, Any]) -> None:
+    ome = {"version": "0.5", "multiscales": [image]}
     write_json(path / "zarr.json", group({"ome": ome, PROVENANCE: facts}))
     array = zarr.create_array(
         path / "0", shape=values.shape, dtype="float32", chunks=_chunks(values), dimension_names=("y", "x"),
@@ -45,9 +46,9 @@ def _write_05(path: Path, values: NDArray[np.float32], multiscale: dict[str, Any
     array[:] = values
 
 
-def _write_04(path: Path, values: NDArray[np.float32], multiscale: dict[str, Any], facts: dict[str, Any]) -> None:
+def _write_04(path: Path, values: NDArray[np.float32], image: dict[str, Any], facts: dict[str, Any]) -> None:
     top = zarr.open_group(path, mode="w", zarr_format=2)
-    top.attrs.update({"multiscales": [{"version": "0.4", **multiscale}], PROVENANCE: facts})
+    top.attrs.update({"multiscales": [{"version": "0.4", **image}], PROVENANCE: facts})
     array = top.create_array(
         "0", shape=values.shape, dtype="float32", chunks=_chunks(values), compressors=[Zlib(level=3)],
         chunk_key_encoding={"name": "v2", "separator": "/"},
@@ -61,20 +62,3 @@ WRITERS: Mapping[str, Writer] = {"0.5": _write_05, "0.4": _write_04}
 
 def _chunks(values: NDArray[np.float32]) -> tuple[int, ...]:
     return tuple(min(CHUNK, side) for side in values.shape)
-
-
-def _multiscale(name: str, place: Place) -> dict[str, Any]:
-    unit = {} if place.mpp is None else {"unit": "micrometer"}
-    return {
-        "name": name,
-        "axes": [{"name": axis, "type": "space", **unit} for axis in "yx"],
-        "datasets": [
-            {
-                "path": "0",
-                "coordinateTransformations": [
-                    {"type": "scale", "scale": list(place.pixel())},
-                    {"type": "translation", "translation": list(place.first())},
-                ],
-            }
-        ],
-    }

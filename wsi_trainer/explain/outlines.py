@@ -9,8 +9,8 @@ import numpy as np
 from contourpy import FillType, contour_generator
 from numpy.typing import NDArray
 
-from wsi_trainer.explain.geojson import Region
 from wsi_trainer.explain.regions import Rings, mask_of
+from wsi_trainer.places.geojson import PathClass, PathObject
 
 MOST = 1000
 """Regions in one file; those with the largest sums are kept."""
@@ -26,6 +26,8 @@ class Outline:
     """The largest value in it."""
     share: float
     """Of all that speaks for the class on the slide."""
+    at: tuple[float, float]
+    """x and y of the centre of the position with the largest value."""
 
 
 def outlines(values: NDArray[np.float64], stride: int, size: tuple[int, int], threshold: float) -> list[Outline]:
@@ -67,14 +69,18 @@ def _outline(rings: Rings, positive: NDArray[np.float64], stride: int, size: tup
     right, bottom = np.ceil(corners.max(axis=0)).astype(int)
     part = positive[top:bottom, left:right]
     moved = [[(x - left * stride, y - top * stride) for x, y in ring] for ring in rings]
-    inside = part[mask_of([moved], (part.shape[0], part.shape[1]), stride)]
+    inside = np.where(mask_of([moved], (part.shape[0], part.shape[1]), stride), part, 0)
+    row, column = np.unravel_index(inside.argmax(), inside.shape)
+    at = (float(left + column + 0.5) * stride, float(top + row + 0.5) * stride)
     clipped = [[(min(max(x, 0.0), size[1]), min(max(y, 0.0), size[0])) for x, y in ring] for ring in rings]
-    return Outline(clipped, float(inside.max(initial=0)), float(inside.sum() / positive.sum()))
+    return Outline(clipped, float(inside.max()), float(inside.sum() / positive.sum()), at)
 
 
-def regions_of(found: list[Outline], name: str) -> list[Region]:
+def objects_of(found: list[Outline], target: PathClass) -> list[PathObject]:
     """Outlines as objects of a file, numbered."""
     return [
-        Region(one.rings, {"largest value": one.largest, "share of the map": one.share}, f"{name} {number}")
+        PathObject(
+            one.rings, {"largest value": one.largest, "share of the map": one.share}, f"{target.name} {number}", target
+        )
         for number, one in enumerate(found, start=1)
     ]

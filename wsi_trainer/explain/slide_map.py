@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.attribution import Attribution, attribute
-from wsi_trainer.explain.geojson import Objects, PathClass
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.explain.options import NGFF, MapOptions
-from wsi_trainer.explain.outlines import Outline, outlines, regions_of
+from wsi_trainer.explain.outlines import Outline, objects_of, outlines
 from wsi_trainer.explain.overlay import draw_overlay
 from wsi_trainer.explain.regions import Rings, shares_inside
 from wsi_trainer.explain.thumbnail import coarsest, thumbnail
@@ -25,6 +24,7 @@ from wsi_trainer.explain.tiles import positions_with_tissue, tiles
 from wsi_trainer.explain.top import Peak, crop, peaks
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import Objects, PathClass
 from wsi_trainer.slides.export import FOLDER as NGFF04
 from wsi_trainer.slides.source import SlideSource
 
@@ -98,8 +98,7 @@ class SlideMap:
             "place": self.place.record(),
             "stride": self.stride,
         }
-        outlined = Objects("annotation", target, seed)
-        outlined.write(self.folder / entry["outlines"], regions_of(found, target.name), self.place)
+        Objects("annotation", seed).write(self.folder / entry["outlines"], objects_of(found, target), self.place)
         if options.tiles:
             path = self.folder / TILES / f"{self.name}.geojson"
             path.parent.mkdir(exist_ok=True)
@@ -107,7 +106,7 @@ class SlideMap:
             cut = tiles(double, self.stride, self.size, wanted, options.tiles)
             entry |= {
                 "tiles": f"{TILES}/{path.name}",
-                "tiles_count": Objects("tile", None, seed).write(path, cut, self.place),
+                "tiles_count": Objects("tile", seed).write(path, cut, self.place),
             }
         return MapFiles(entry, single, found)
 
@@ -134,10 +133,13 @@ class SlideMap:
         at = {"x": left, "y": top, "width": right - left, "height": bottom - top}
         return {"picture": picture, "value": peak.value, **at}
 
+    def in_image(self, regions: list[Rings]) -> list[Rings]:
+        """Regions, which are drawn on the original slide, in pixels of the image."""
+        return [[[(x, y) for x, y in self.place.to_image(ring).tolist()] for ring in rings] for rings in regions]
+
     def overlay(self, scale: float, regions: list[Rings], field: int) -> dict[str, Any]:
         """Draw the overlay; returns its name, and the shares of the map in the true regions where there are any."""
-        attribution = self.load()
-        scaled = [[[(x, y) for x, y in self.place.to_image(ring).tolist()] for ring in rings] for rings in regions]
+        attribution, scaled = self.load(), self.in_image(regions)
         picture = thumbnail(coarsest(self.record.path, SIDE), SIDE)
         draw_overlay(picture, attribution, self.size, scale, scaled).save(self.folder / f"{self.name}.png")
         entry: dict[str, Any] = {"picture": f"{self.name}.png"}

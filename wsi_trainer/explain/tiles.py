@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.data.tissue import tissue_of
-from wsi_trainer.explain.geojson import Region, rectangle
+from wsi_trainer.places.geojson import PathObject, rectangle
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.source import SlideSource
 from wsi_trainer.slides.tissue import TissueMask
@@ -54,7 +54,7 @@ def side_of_tiles(wanted: NDArray[np.bool_], most: int) -> int:
 
 def tiles(
     values: NDArray[np.float64], stride: int, size: tuple[int, int], wanted: NDArray[np.bool_], most: int
-) -> Iterator[Region]:
+) -> Iterator[PathObject]:
     """The tiles of a map, row by row.
 
     Args:
@@ -74,7 +74,7 @@ def tiles(
             measured["share of the largest"] = max(0.0, measured["largest value"] / largest)
         step = side * stride
         right, bottom = min((column + 1) * step, size[1]), min((row + 1) * step, size[0])
-        yield Region(rectangle(column * step, row * step, right, bottom), measured)
+        yield PathObject(rectangle(column * step, row * step, right, bottom), measured)
 
 
 def _any(wanted: NDArray[np.bool_], side: int) -> NDArray[np.bool_]:

@@ -71,6 +71,10 @@ class RunFolder:
         return self.path / "heatmaps"
 
     @property
+    def segments(self) -> Path:
+        return self.path / "segments"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

@@ -9,16 +9,23 @@ What was predicted is one of five frozen dataclasses, each with `slides`, `patie
 - `RiskPredictions`: survival (`times`, `events`, `risks`).
 - `AreaPredictions`: a class for each pixel (`pixels`).
 
+Two more judge the regions that `wsi-train segment` finds, `BorderPredictions` (`pixels` of borders) and
+`LesionPredictions` (`marks`: lesions and false positives).
+
 A score is a function from predictions to a float; `SCORES`, `ORDINAL_SCORES`, `MULTI_LABEL_SCORES`, `VALUE_SCORES`,
-`RISK_SCORES` and `AREA_SCORES` list those of a kind by name. `summarise` computes all of them as JSON,
-`score_intervals` those asked for, `paired_difference` compares two models, `cross_validation` joins folds.
+`RISK_SCORES`, `AREA_SCORES`, `BORDER_SCORES` and `FROC_SCORES` list those of a kind by name. `summarise` computes all
+of them as JSON, `score_intervals` those asked for, `paired_difference` compares two models, `cross_validation` joins
+folds.
 """
 
 from wsi_trainer.metrics.areas import AREA_SCORES, AreaPredictions
 from wsi_trainer.metrics.bootstrap import Interval, paired_difference, score_intervals
+from wsi_trainer.metrics.borders import BORDER_SCORES, BorderPredictions
 from wsi_trainer.metrics.curves import Calibration, PrBand, RocBand, calibration, pr_band, roc_band
 from wsi_trainer.metrics.folds import cross_validation, join
+from wsi_trainer.metrics.froc import FROC_SCORES, FrocBand, froc_band
 from wsi_trainer.metrics.kinds import AnyPredictions, read_predictions
+from wsi_trainer.metrics.lesions import MISSED, LesionPredictions, Marks
 from wsi_trainer.metrics.multilabel import MULTI_LABEL_SCORES, MultiLabelPredictions
 from wsi_trainer.metrics.predictions import Predictions
 from wsi_trainer.metrics.regression import VALUE_SCORES, ValuePredictions
@@ -29,7 +36,10 @@ from wsi_trainer.metrics.table import PredictionsError
 
 __all__ = [
     "AREA_SCORES",
+    "BORDER_SCORES",
+    "FROC_SCORES",
     "LOWER_IS_BETTER",
+    "MISSED",
     "MULTI_LABEL_SCORES",
     "ORDINAL_SCORES",
     "RISK_SCORES",
@@ -37,8 +47,12 @@ __all__ = [
     "VALUE_SCORES",
     "AnyPredictions",
     "AreaPredictions",
+    "BorderPredictions",
     "Calibration",
+    "FrocBand",
     "Interval",
+    "LesionPredictions",
+    "Marks",
     "MultiLabelPredictions",
     "PrBand",
     "Predictions",
@@ -52,6 +66,7 @@ __all__ = [
     "calibration",
     "confusion",
     "cross_validation",
+    "froc_band",
     "join",
     "kaplan_meier",
     "paired_difference",

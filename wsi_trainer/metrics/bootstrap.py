@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.metrics.predictions import Predictions
 from wsi_trainer.metrics.scores import Score
-from wsi_trainer.metrics.table import Rows
+from wsi_trainer.metrics.table import AnyRows, PredictionsError, Rows, aligned, rows_of_patients
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Interval:
 
 def resamples(patients: Sequence[str], count: int, seed: int) -> Iterator[NDArray[np.int64]]:
     """Row indices of `count` resamples of the patients."""
-    names = np.array(patients)
-    rows = [np.flatnonzero(names == patient) for patient in dict.fromkeys(patients)]
+    rows = list(rows_of_patients(patients).values())
     generator = np.random.default_rng(seed)
     for _ in range(count):
         yield np.concatenate([rows[i] for i in generator.integers(0, len(rows), len(rows))])
@@ -58,17 +56,15 @@ def score_intervals(
     return {name: _interval(score(predictions), drawn[name]) for name, score in scores.items()}
 
 
-def paired_difference(
-    first: Predictions, second: Predictions, score: Score, count: int = 2000, seed: int = 0
-) -> Interval:
+def paired_difference(first: AnyRows, second: AnyRows, score: Score, count: int = 2000, seed: int = 0) -> Interval:
     """The score of the first minus that of the second, both on the same slides and the same resamples.
 
     Pairing cancels what makes a slide hard for both, so the interval is narrower than two separate ones
     suggest.
     """
-    second = second.aligned_to(first.slides)
-    if len(second) != len(first) or not np.array_equal(first.labels, second.labels):
-        raise ValueError(
+    second = aligned(second, first.slides)
+    if not np.array_equal(first.truth, second.truth, equal_nan=True):
+        raise PredictionsError(
             "the two sets of predictions have different labels for the same slides; compare like with like"
         )
     drawn = [score(first.take(rows)) - score(second.take(rows)) for rows in resamples(first.patients, count, seed)]

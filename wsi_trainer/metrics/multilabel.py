@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from wsi_trainer.metrics.predictions import Predictions
 from wsi_trainer.metrics.rows import ClassRows
 from wsi_trainer.metrics.scores import SCORES, Score
-from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
+from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, rows_of_patients, write_rows
 
 _LABEL, _PREFIX = "label_", "probability_"
 
@@ -44,13 +44,11 @@ class MultiLabelPredictions(ClassRows):
 
     def by_patient(self) -> MultiLabelPredictions:
         """One row for each patient: a label applies where it does on any slide, with its highest probability."""
-        owners = np.array(self.patients)
-        names = tuple(dict.fromkeys(self.patients))
-        rows = [np.flatnonzero(owners == name) for name in names]
+        rows = rows_of_patients(self.patients).values()
+        first = self.take(np.array([index[0] for index in rows]))
         labels = np.stack([np.fmax.reduce(self.labels[index]) for index in rows])
         probabilities = np.stack([self.probabilities[index].max(axis=0) for index in rows])
-        sites = tuple(self.sites[index[0]] for index in rows) if self.sites else ()
-        return MultiLabelPredictions(names, names, self.classes, labels, probabilities, sites)
+        return replace(first, slides=first.patients, labels=labels, probabilities=probabilities)
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, label_<class> ..., probability_<class> ..."""

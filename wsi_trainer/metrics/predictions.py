@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.rows import ClassRows
-from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
+from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, rows_of_patients, write_rows
 
 _PREFIX = "probability_"
 
@@ -34,14 +33,6 @@ class Predictions(ClassRows):
             bad = self.slides[int(np.flatnonzero(~np.isfinite(self.probabilities).all(axis=1))[0])]
             raise PredictionsError(f"the prediction of slide {bad} is not a finite number")
 
-    def aligned_to(self, slides: Sequence[str]) -> Predictions:
-        """The rows of these slides in this order; an error names the first that is missing."""
-        index = {slide: row for row, slide in enumerate(self.slides)}
-        missing = [slide for slide in slides if slide not in index]
-        if missing:
-            raise PredictionsError(f"{len(missing)} slides have no prediction, the first is {missing[0]}")
-        return self.take(np.array([index[slide] for slide in slides], dtype=np.int64))
-
     def by_patient(self) -> Predictions:
         """One row for each patient.
 
@@ -49,11 +40,11 @@ class Predictions(ClassRows):
         slides. With more, the probabilities are averaged and the slides of a patient have to agree on the
         label.
         """
-        rows = {patient: np.flatnonzero(np.array(self.patients) == patient) for patient in dict.fromkeys(self.patients)}
+        rows = rows_of_patients(self.patients)
         labels, probabilities = zip(*(self._patient(patient, index) for patient, index in rows.items()), strict=True)
-        names = tuple(rows)
-        sites = tuple(self.sites[index[0]] for index in rows.values()) if self.sites else ()
-        return Predictions(names, names, self.classes, np.array(labels, dtype=np.int64), np.stack(probabilities), sites)
+        first = self.take(np.array([index[0] for index in rows.values()]))
+        label = np.array(labels, dtype=np.int64)
+        return replace(first, slides=first.patients, labels=label, probabilities=np.stack(probabilities))
 
     def _patient(self, patient: str, rows: NDArray[np.int64]) -> tuple[int, NDArray[np.float64]]:
         labels, probabilities = self.labels[rows], self.probabilities[rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from wsi_trainer.metrics.scores import Score
-from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
+from wsi_trainer.metrics.table import (
+    PredictionsError,
+    check_rows,
+    owners_of_rows,
+    read_rows,
+    rows_of_patients,
+    write_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -34,24 +41,21 @@ class ValuePredictions:
     def __len__(self) -> int:
         return len(self.slides)
 
+    @property
+    def truth(self) -> NDArray[np.float64]:
+        """What is true of each row: the numbers."""
+        return self.targets
+
     def take(self, rows: NDArray[np.int64]) -> ValuePredictions:
         """The rows with these indices, in this order, repeats included."""
-        return ValuePredictions(
-            tuple(self.slides[i] for i in rows),
-            tuple(self.patients[i] for i in rows),
-            self.targets[rows],
-            self.values[rows],
-            tuple(self.sites[i] for i in rows) if self.sites else (),
-        )
+        return replace(self, **owners_of_rows(self, rows), targets=self.targets[rows], values=self.values[rows])
 
     def by_patient(self) -> ValuePredictions:
         """One row for each patient: the means over the slides."""
-        owners = np.array(self.patients)
-        names = tuple(dict.fromkeys(self.patients))
-        rows = [np.flatnonzero(owners == name) for name in names]
-        sites = tuple(self.sites[index[0]] for index in rows) if self.sites else ()
+        rows = rows_of_patients(self.patients).values()
+        first = self.take(np.array([index[0] for index in rows]))
         targets, values = (np.array([x[index].mean() for index in rows]) for x in (self.targets, self.values))
-        return ValuePredictions(names, names, targets, values, sites)
+        return replace(first, slides=first.patients, targets=targets, values=values)
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, target, value."""

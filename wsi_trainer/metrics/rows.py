@@ -8,6 +8,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_trainer.metrics.table import owners_of_rows
+
 
 @dataclass(frozen=True)
 class ClassRows:
@@ -25,13 +27,12 @@ class ClassRows:
     def __len__(self) -> int:
         return len(self.slides)
 
+    @property
+    def truth(self) -> NDArray[Any]:
+        """What is true of each row: the labels."""
+        return self.labels
+
     def take(self, rows: NDArray[np.int64]) -> Self:
         """The rows with these indices, in this order, repeats included."""
-        return replace(
-            self,
-            slides=tuple(self.slides[i] for i in rows),
-            patients=tuple(self.patients[i] for i in rows),
-            labels=self.labels[rows],
-            probabilities=self.probabilities[rows],
-            sites=tuple(self.sites[i] for i in rows) if self.sites else (),
-        )
+        owners = owners_of_rows(self, rows)
+        return replace(self, **owners, labels=self.labels[rows], probabilities=self.probabilities[rows])

@@ -10,6 +10,8 @@ import numpy as np
 
 from wsi_trainer.metrics.areas import AreaPredictions, class_ratio
 from wsi_trainer.metrics.bootstrap import score_intervals
+from wsi_trainer.metrics.borders import BORDER_KINDS, BorderPredictions, class_border
+from wsi_trainer.metrics.lesions import LesionPredictions
 from wsi_trainer.metrics.multilabel import MultiLabelPredictions
 from wsi_trainer.metrics.predictions import Predictions
 from wsi_trainer.metrics.scores import SCORES, Score, area_under_roc, confusion, precision_averaged
@@ -46,6 +48,13 @@ def summarise(predictions: Rows, scores: Mapping[str, Score], resamples: int = 1
         }
     if isinstance(predictions, MultiLabelPredictions):
         result["per_class"] = {name: intervals(predictions.of(name), SCORES) for name in predictions.classes}
+    if isinstance(predictions, LesionPredictions):
+        result["per_class"] = {name: intervals(predictions.of(name), scores) for name in predictions.classes}
+    if isinstance(predictions, BorderPredictions):
+        result["per_class"] = {
+            name: intervals(predictions, {kind: partial(class_border, place=place, kind=kind) for kind in BORDER_KINDS})
+            for place, name in enumerate(predictions.classes)
+        }
     if isinstance(predictions, AreaPredictions):
         result["per_class"] = {
             name: intervals(predictions, {kind: partial(class_ratio, place=place, kind=kind) for kind in CLASS_RATIOS})

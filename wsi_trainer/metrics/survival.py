@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.scores import Score
-from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, write_rows
+from wsi_trainer.metrics.table import (
+    PredictionsError,
+    check_rows,
+    owners_of_rows,
+    read_rows,
+    rows_of_patients,
+    write_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -36,29 +43,25 @@ class RiskPredictions:
     def __len__(self) -> int:
         return len(self.slides)
 
+    @property
+    def truth(self) -> NDArray[np.float64]:
+        """What is true of each row: times and events."""
+        return np.stack([self.times, self.events], axis=1)
+
     def take(self, rows: NDArray[np.int64]) -> RiskPredictions:
         """The rows with these indices, in this order, repeats included."""
-        return RiskPredictions(
-            tuple(self.slides[i] for i in rows),
-            tuple(self.patients[i] for i in rows),
-            self.times[rows],
-            self.events[rows],
-            self.risks[rows],
-            tuple(self.sites[i] for i in rows) if self.sites else (),
-        )
+        owners = owners_of_rows(self, rows)
+        return replace(self, **owners, times=self.times[rows], events=self.events[rows], risks=self.risks[rows])
 
     def by_patient(self) -> RiskPredictions:
         """One row for each patient: the highest risk of the slides, which have to agree on time and event."""
-        owners = np.array(self.patients)
-        names = tuple(dict.fromkeys(self.patients))
-        rows = [np.flatnonzero(owners == name) for name in names]
-        for name, index in zip(names, rows):
+        rows = rows_of_patients(self.patients)
+        for name, index in rows.items():
             if len(set(zip(self.times[index].tolist(), self.events[index].tolist()))) > 1:
                 raise PredictionsError(f"the slides of patient {name} have different times or events")
-        first = np.array([index[0] for index in rows])
-        risks = np.array([self.risks[index].max() for index in rows])
-        sites = tuple(self.sites[i] for i in first) if self.sites else ()
-        return RiskPredictions(names, names, self.times[first], self.events[first], risks, sites)
+        first = self.take(np.array([index[0] for index in rows.values()]))
+        risks = np.array([self.risks[index].max() for index in rows.values()])
+        return replace(first, slides=first.patients, risks=risks)
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, time, event (0 or 1), risk."""

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ class PredictionsError(UserError):
     """A file of predictions that cannot be used, with the column or line to change."""
 
 
-class Rows(Protocol):
-    """What all kinds of predictions have: rows of slides, each of a patient and perhaps of a site."""
+class Owned(Protocol):
+    """Rows of slides, each of a patient and perhaps of a site."""
 
     @property
     def slides(self) -> tuple[str, ...]: ...
@@ -30,11 +30,48 @@ class Rows(Protocol):
     @property
     def sites(self) -> tuple[str, ...]: ...
 
+
+class Rows(Owned, Protocol):
+    """What all kinds of predictions have."""
+
+    @property
+    def truth(self) -> NDArray[Any]:
+        """What is true of each row, whatever was predicted."""
+        ...
+
     def __len__(self) -> int: ...
 
     def take(self, rows: NDArray[np.int64]) -> Self: ...
 
     def by_patient(self) -> Self: ...
+
+
+AnyRows = TypeVar("AnyRows", bound=Rows)
+
+
+def owners_of_rows(rows: Owned, index: NDArray[np.int64]) -> dict[str, tuple[str, ...]]:
+    """Slides, patients and sites of the rows with these indices, by the names of their fields."""
+    sites = tuple(rows.sites[i] for i in index) if rows.sites else ()
+    return {
+        "slides": tuple(rows.slides[i] for i in index),
+        "patients": tuple(rows.patients[i] for i in index),
+        "sites": sites,
+    }
+
+
+def aligned(predictions: AnyRows, slides: Sequence[str]) -> AnyRows:
+    """The rows of these slides in this order; an error names the first that is missing."""
+    index = {slide: row for row, slide in enumerate(predictions.slides)}
+    missing = [slide for slide in slides if slide not in index]
+    if missing:
+        raise PredictionsError(f"{len(missing)} slides have no prediction, the first is {missing[0]}")
+    return predictions.take(np.array([index[slide] for slide in slides], dtype=np.int64))
+
+
+def rows_of_patients(patients: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """The rows of each patient, in the order in which patients come first."""
+    owners = np.array(patients)
+    return {patient: np.flatnonzero(owners == patient) for patient in dict.fromkeys(patients)}
 
 
 def check_rows(rows: int, patients: Sequence[str], sites: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from wsi_trainer.regions.counts import counted
 from wsi_trainer.regions.drawn import DrawnSource
 from wsi_trainer.regions.files import open_target, read_regions
 from wsi_trainer.regions.legend import IGNORED, Legend
-from wsi_trainer.regions.placement import Placement
 from wsi_trainer.regions.region import Region
 
-__all__ = ["IGNORED", "DrawnSource", "Legend", "Placement", "Region", "counted", "open_target", "read_regions"]
+__all__ = ["IGNORED", "DrawnSource", "Legend", "Region", "counted", "open_target", "read_regions"]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box
+from wsi_trainer.places import Place
 from wsi_trainer.regions.legend import Legend
-from wsi_trainer.regions.placement import Placement
 from wsi_trainer.regions.raster import Edges, edges_of, fill, touches
 from wsi_trainer.regions.region import Region
 
@@ -46,9 +46,7 @@ class DrawnSource:
         self._regions = list(regions)
 
     @staticmethod
-    def of(
-        regions: Sequence[Region], legend: Legend, place: Placement, size: tuple[int, int], path: Path
-    ) -> DrawnSource:
+    def of(regions: Sequence[Region], legend: Legend, place: Place, size: tuple[int, int], path: Path) -> DrawnSource:
         """The map of an image that lies so in the slide; the path is that of the regions, for what is said of them."""
         painted = []
         for region, value in legend.painted(regions, path):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lightning_plugin import TileSource
+from wsi_trainer.places import Place
 from wsi_trainer.regions.drawn import DrawnSource
 from wsi_trainer.regions.geojson import read_geojson
 from wsi_trainer.regions.labels import LabelSource, open_labels
 from wsi_trainer.regions.legend import Legend
-from wsi_trainer.regions.placement import placement_of
 from wsi_trainer.regions.region import Region, RegionsError
 from wsi_trainer.regions.xml import read_xml
 
@@ -34,9 +34,7 @@ def read_regions(path: Path) -> list[Region]:
         raise RegionsError(path, f"cannot be read: {error.strerror or error}") from error
 
 
-def open_target(
-    path: Path | None, legend: Legend, slide: Path, size: tuple[int, int], downsample: int = 1
-) -> TileSource:
+def open_target(path: Path | None, legend: Legend, slide: Path, size: tuple[int, int], place: Place) -> TileSource:
     """The map of classes of a slide's image, to be read box by box.
 
     Args:
@@ -44,9 +42,8 @@ def open_target(
         legend: Which class each name means.
         slide: The slide or the store.
         size: Height and width of the image of it.
-        downsample: How much the image is shrunk.
+        place: Where that image lies in the slide.
     """
-    place = placement_of(slide, downsample)
     if path is None:
         return DrawnSource([], legend.ground, size)
     if path.suffix.lower() in LABELS or path.is_dir():

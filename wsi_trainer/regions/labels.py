@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_plugin import Box
+from wsi_trainer.places import Place
 from wsi_trainer.regions.legend import Legend
-from wsi_trainer.regions.placement import Placement
 from wsi_trainer.regions.region import RegionsError
 
 UNKNOWN = -1
@@ -69,19 +69,19 @@ class LabelSource:
         self._labels, self._table, self._cut = labels, table, cut
 
     @staticmethod
-    def of(labels: Any, legend: Legend, size: tuple[int, int], place: Placement | None, path: Path) -> LabelSource:
+    def of(labels: Any, legend: Legend, size: tuple[int, int], place: Place | None, path: Path) -> LabelSource:
         """The map of an image of this size. Without a place the labels cover that image, else its slide."""
-        place = place or Placement()
+        place = place or Place(size)
         if place.origin != (0.0, 0.0):
             raise RegionsError(
                 path, "is a label image of a slide that was cropped; use outlines, or convert without --crop"
             )
         factors = []
-        for side, label, scale in zip(size, labels.shape, reversed(place.scale)):
+        for side, label, scale in zip(size, labels.shape, place.scale):
             ratio = side * scale / label
             whole = max(round(ratio), 1) if ratio > 1 - NEAR else 1 / max(round(1 / ratio), 1)
             if abs(ratio / whole - 1) > NEAR:
-                slide = (size[0] * place.scale[1], size[1] * place.scale[0])
+                slide = (size[0] * place.scale[0], size[1] * place.scale[1])
                 raise RegionsError(
                     path,
                     f"has {labels.shape[0]} x {labels.shape[1]} labels and the slide about {slide[0]:.0f} x "

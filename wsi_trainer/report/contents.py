@@ -28,6 +28,7 @@ from wsi_trainer.metrics import (
     paired_difference,
     read_predictions,
 )
+from wsi_trainer.report.regions import Regions
 from wsi_trainer.report.rows import SlideRow, errors, words
 
 Curves = dict[str, list[float]]
@@ -43,6 +44,8 @@ class Run:
     scores: dict[str, Any]
     curves: Curves
     memory: dict[str, Any]
+    regions: Regions | None = None
+    """What was found out about its regions, where it has any."""
 
     @staticmethod
     def load(name: str, folder: RunFolder, split: str) -> Run:
@@ -54,6 +57,7 @@ class Run:
             read_json(folder.evaluation(split)),
             read_curves(folder.metrics),
             read_json(folder.memory),
+            Regions.load(name, folder, split),
         )
 
 

@@ -14,11 +14,12 @@ from lightning_plugin import Plan, PlanError
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
-from wsi_trainer.metrics import MultiLabelPredictions, Predictions, RiskPredictions, ValuePredictions
+from wsi_trainer.metrics import AreaPredictions, MultiLabelPredictions, Predictions, RiskPredictions, ValuePredictions
 from wsi_trainer.report import class_figures, figures, other_figures
 from wsi_trainer.report.class_figures import Curve
 from wsi_trainer.report.contents import Run, difference, main_score, slide_rows
 from wsi_trainer.report.pictures import map_picture, slide_picture
+from wsi_trainer.report.regions import froc_figure
 from wsi_trainer.report.rows import ERRORS, OTHER_ERROR
 
 TABLES = (("Results by class", "per_class"), ("Results by site", "per_site"))
@@ -81,7 +82,7 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
         "labels": labels if len(labels) <= MOST_CHOICES else [],
         "sites": sorted({row.site for row in rows} - {""}),
         "error_means": ERRORS.get(type(run.predictions), OTHER_ERROR),
-        "tables": [(title, run.scores[key]) for title, key in TABLES if run.scores.get(key)],
+        "tables": _tables(run),
         "picture": slide_picture,
         "map_picture": map_picture,
         "maps": facts_on_maps,
@@ -94,6 +95,11 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
     }
 
 
+def _tables(run: Run) -> list[tuple[str, Any]]:
+    own = [(title, run.scores[key]) for title, key in TABLES if run.scores.get(key)]
+    return own if run.regions is None else [*own, *run.regions.tables()]
+
+
 def figures_of(runs: list[Run]) -> list[tuple[str, str]]:
     """The captions and pictures of one or more runs on the same slides."""
     run, pictures = runs[0], []
@@ -104,6 +110,9 @@ def figures_of(runs: list[Run]) -> list[tuple[str, str]]:
         return [("Predicted against true", other_figures.scatter(said)), *pictures]
     if isinstance(said, RiskPredictions):
         return [("Survival by predicted risk, split at the median", other_figures.survival(said)), *pictures]
+    regions = [r.regions for r in runs if r.regions is not None]
+    if regions and (picture := froc_figure(regions)):
+        pictures.append(("FROC, bands hold 95 % of bootstrap resamples", picture))
     curves, own = _class_curves(runs), _class_curves(runs[:1])
     if curves:
         pictures += [
@@ -163,7 +172,10 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
 
 def _absent(run: Run) -> list[str]:
     absent = []
-    if not (run.folder.heatmaps / "heatmaps.json").is_file():
+    if isinstance(run.predictions, AreaPredictions):
+        if run.regions is None:
+            absent.append("Borders and lesions of this split were not compared: `wsi-train segment` does it.")
+    elif not (run.folder.heatmaps / "heatmaps.json").is_file():
         absent.append("This run has no maps of what the model looked at: `wsi-train heatmap` writes them.")
     if run.memory.get("engine") == "plain PyTorch":
         absent.append(

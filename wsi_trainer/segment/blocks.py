@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,16 +14,34 @@ from lightning_plugin import Box, TiledModule, materialize
 from wsi_trainer.models import SlideClassifier
 
 
-class OneBlock(nn.Module):
-    """The most likely class of each pixel of a box of the slide: what else the slide has is not computed."""
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What is predicted of a box of the slide."""
 
-    def __init__(self, model: SlideClassifier) -> None:
+    box: Box
+    classes: NDArray[np.uint8]
+    """The place of each pixel's most likely class."""
+    probability: NDArray[np.float32] | None
+    """Of that class, where it was asked for."""
+
+
+class OneBlock(nn.Module):
+    """The most likely class of each pixel of a box of the slide, and perhaps its probability, as maps of one number for
+    each pixel: what else the slide has is not computed.
+    """
+
+    def __init__(self, model: SlideClassifier, probability: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.probability = probability
 
     def forward(self, image: Tensor, box: Box) -> Tensor:
         (top, left), (bottom, right) = box.lo, box.hi
-        return self.model(image)[:, :, top:bottom, left:right].argmax(dim=1).to(torch.uint8)
+        logits = self.model(image)[:, :, top:bottom, left:right]
+        if not self.probability:
+            return logits.argmax(dim=1).to(torch.uint8)
+        highest = logits.softmax(dim=1).amax(dim=1)
+        return torch.cat([logits.argmax(dim=1).to(highest.dtype), highest])  # one map, so that it is computed once
 
 
 def blocks_of(height: int, width: int, side: int) -> list[Box]:
@@ -35,21 +54,22 @@ def blocks_of(height: int, width: int, side: int) -> list[Box]:
 
 
 def predicted(
-    model: SlideClassifier, image: Tensor, side: int, budget: int | str | None
-) -> Iterator[tuple[Box, NDArray[np.uint8]]]:
-    """Each block with its classes: those of the whole slide, halos and statistics included.
+    model: SlideClassifier, image: Tensor, side: int, budget: int | str | None, probability: bool = False
+) -> Iterator[Found]:
+    """Block by block what is predicted: it is that of the whole slide, halos and statistics included.
 
     Args:
         model: The trained network.
         image: The slide, dense or a `LazyImage`.
         side: Pixels of a block.
         budget: Device memory, by tile-by-tile execution; None runs plain PyTorch, each time on the whole slide.
+        probability: Whether to say how probable the class of each pixel is. A block takes more memory then.
     """
     model.eval()
-    step: nn.Module = OneBlock(model)
+    step: nn.Module = OneBlock(model, probability)
     if budget is not None:
         step = TiledModule(step, budget=budget)
     for box in blocks_of(image.shape[2], image.shape[3], side):
         with torch.no_grad():
-            found = materialize(step(image, box))
-        yield box, found[0].cpu().numpy()
+            found = materialize(step(image, box)).cpu().numpy()
+        yield Found(box, found[0].astype(np.uint8), found[1].astype(np.float32) if probability else None)

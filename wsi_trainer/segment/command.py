@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -16,7 +17,9 @@ from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.reach import within_reach
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.training import load_weights
-from wsi_trainer.segment.slides import SegmentOptions, write_segments
+from wsi_trainer.metrics import Interval
+from wsi_trainer.segment.scores import write_scores
+from wsi_trainer.segment.slides import SegmentOptions, Segments
 from wsi_trainer.terminal import say
 
 
@@ -26,7 +29,11 @@ def segment(words: Sequence[str]) -> int:
     parser = make_parser(
         "segment",
         "Write the predicted class of each pixel of whole slides, block by block: an OME-Zarr label image and GeoJSON "
-        "outlines for QuPath, in pixels of the slide, in the folder segments of the run. For runs of SegmentationTask.",
+        "outlines for QuPath, in pixels of the slide, in the folder segments of the run. For runs of SegmentationTask. "
+        "Where the manifest has the column regions, what is found is also compared with what is drawn, with 95 % "
+        "intervals by patient (scores.json, borders.csv, lesions.csv): F1 of borders within --tolerance micrometres, "
+        "and FROC, the share of lesions that is detected at 1/4 to 8 false positives for each slide, where a found "
+        "region stands for its most probable point. `wsi-train report` then shows them.",
     )
     parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
     parser.add_argument("--split", type=str, default="test", help="which slides of the run: train, val or test")
@@ -46,12 +53,28 @@ def segment(words: Sequence[str]) -> int:
         raise UserError(f"no slide is in the split {options.split}; the splits of this run are in {folder.splits}")
     check_files(records)
     model.to(device_of(config))
-    out = folder.path / "segments"
+    out = folder.segments
+    classes, segments = list(model.task.classes), Segments(model, data, out, chosen, budget_of(config, model.device))
     with ending_at_once(), naming_workers():
-        found, skipped = write_segments(model, records, data, out, chosen, budget_of(config, model.device))
-    write_json(out / "segments.json", {"classes": list(model.task.classes), "slides": found, "skipped": skipped})
+        segments.write(records)
+    write_json(out / "segments.json", {"classes": classes, "slides": segments.found, "skipped": segments.skipped})
+    facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance}
+    scores = write_scores(out, records, segments.judged, classes, facts, config.resamples)
     console = Console()
-    say(console, f"{len(found)} slides: {out}")
-    for slide, reason in skipped.items():
+    say(console, f"{len(segments.found)} slides: {out}")
+    for line in sentences_on(scores):
+        say(console, line)
+    for slide, reason in segments.skipped.items():
         say(console, f"left out: {slide}: {reason}")
     return 0
+
+
+def sentences_on(scores: Mapping[str, Any]) -> Iterator[str]:
+    """What scores.json says, in short."""
+    named = {"lesions": ("froc", "lesions, FROC"), "borders": ("border_f1", "borders, F1")}
+    for kind, (score, text) in named.items():
+        if kind in scores:
+            found = Interval(**scores[kind]["slide"][score])
+            yield f"{text}: {found} on {scores[kind]['slides']} slides of {scores[kind]['patients']} patients"
+    for slide in scores.get("without_micrometres", ()):
+        yield f"no scores of borders: {slide} does not say how large its pixels are; fill in the manifest's column mpp"

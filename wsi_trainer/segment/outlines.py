@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,8 @@ import shapely
 from numpy.typing import NDArray
 
 from lightning_plugin import Box
-from wsi_trainer.regions import Placement
-
-COLOURS = ((200, 30, 30), (30, 120, 200), (40, 160, 60), (230, 150, 20), (140, 60, 180), (120, 90, 60))
-"""Of the classes after the first, in turn."""
+from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import Objects, PathClass, PathObject
 
 
 def pieces(mask: NDArray[np.bool_], box: Box) -> list[shapely.Polygon]:
@@ -41,34 +37,16 @@ def polygons_of(geometry: Any) -> list[shapely.Polygon]:
     return [part for part in shapely.get_parts(geometry) if isinstance(part, shapely.Polygon) and not part.is_empty]
 
 
-def write_outlines(
-    path: Path,
-    found: Mapping[str, Sequence[shapely.Polygon]],
-    place: Placement,
-    colours: Sequence[tuple[int, int, int]] = COLOURS,
-) -> None:
+def write_outlines(path: Path, found: Mapping[PathClass, Sequence[shapely.Polygon]], place: Place) -> None:
     """Write GeoJSON that QuPath imports, in pixels of the slide's level 0: an annotation for each region."""
-    features = [
-        _feature(path, name, colours[number % len(colours)], place, polygon, count)
-        for number, (name, polygons) in enumerate(found.items())
+    objects = (
+        PathObject(_rings(polygon), {"pixels": polygon.area}, f"{shown_as.name} {count}", shown_as)
+        for shown_as, polygons in found.items()
         for count, polygon in enumerate(polygons, start=1)
-    ]
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": features}) + "\n", encoding="utf-8")
+    )
+    Objects("annotation", path.name, inside=False).write(path, objects, place)
 
 
-def _feature(
-    path: Path, name: str, colour: tuple[int, int, int], place: Placement, polygon: shapely.Polygon, count: int
-) -> dict[str, Any]:
-    rings = [polygon.exterior, *polygon.interiors]
-    corners = [place.to_slide(shapely.get_coordinates(ring.simplify(0))).tolist() for ring in rings]
-    return {
-        "type": "Feature",
-        "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{path.name}#{name}#{count}")),
-        "geometry": {"type": "Polygon", "coordinates": corners},
-        "properties": {
-            "objectType": "annotation",
-            "name": f"{name} {count}",
-            "classification": {"name": name, "color": list(colour)},
-            "measurements": {"pixels": polygon.area},
-        },
-    }
+def _rings(polygon: shapely.Polygon) -> list[NDArray[np.float64]]:
+    """Without the corners at which nothing turns."""
+    return [shapely.get_coordinates(ring.simplify(0)) for ring in (polygon.exterior, *polygon.interiors)]

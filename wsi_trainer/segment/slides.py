@@ -1,82 +1,129 @@
-"""All slides of a split: what is found on each, as a label image and as outlines."""
+"""All slides of a split: what is found on each, as a label image and as outlines, against what is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import shapely
 from rich.progress import Progress
 
-from lightning_plugin import LazyImage
+from lightning_plugin import LazyImage, TileSource
 from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image
+from wsi_trainer.data.checked import CheckedSource
+from wsi_trainer.data.datamodule import drawn_on
 from wsi_trainer.data.sampling import Visit
-from wsi_trainer.models import SlideClassifier
-from wsi_trainer.regions.placement import placement_of
-from wsi_trainer.segment.blocks import blocks_of, predicted
+from wsi_trainer.errors import UserError
+from wsi_trainer.models import SegmentationTask, SlideClassifier
+from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.segment.blocks import Found, blocks_of, predicted
+from wsi_trainer.segment.lesions import Points, highest
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
+from wsi_trainer.segment.scores import Judged, judge
 from wsi_trainer.segment.store import add_levels, create_labels
 from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.source import SlideSource
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentOptions:
     """The options of `wsi-train segment`."""
 
-    block: int = 4096
-    """Side of the squares that are computed and written one after the other, in pixels."""
+    block: int = 2048
+    """Side of the squares that are computed and written one after the other, in pixels: smaller ones need less memory.
+    """
     smallest: int = 64
-    """Regions of fewer pixels get no outline in the GeoJSON file; the label image has them."""
+    """Regions of fewer pixels get no outline in the GeoJSON file and are no detections; the label image has them."""
+    compare: bool = True
+    """Whether to compare what is found with what is drawn, where the manifest has the column regions. A block takes
+    eight bytes a pixel then, and one without.
+    """
+    tolerance: float = 10.0
+    """By how many micrometres a found border may be off the drawn one, in the scores of borders."""
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise UserError(f"--block is {self.block}; it must be 1 or more")
+        if not 0 <= self.tolerance < float("inf"):
+            raise UserError(f"--tolerance is {self.tolerance}; it must be 0 or more micrometres")
 
 
-def write_segments(
-    model: SlideClassifier, records: Sequence[SlideRecord], data: DataConfig, folder: Path, options: SegmentOptions,
-    budget: int | str,
-) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
-    """Write NAME.ome.zarr and NAME.geojson of each slide; returns what is there of it, and why others were left out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    slides = SlideDataset(records, None, data, LazyImage)
-    found: dict[str, Any] = {}
-    skipped: dict[str, str] = {}
-    with Progress(transient=True) as bar:
-        for number, record in enumerate(records):
-            try:
-                batch = slides[Visit(number, 0)]
-                if "failure" in batch:
-                    raise SlideError(record.slide, batch["failure"])
-                image = batch["image"].to(model.device)
-                height, width = image.shape[2:]
-                task = bar.add_task(record.slide, total=len(blocks_of(height, width, options.block)))
-                found[record.slide] = _segment(model, record, data, image, folder, options, budget, bar, task)
-            except SlideError as error:
-                if data.on_error == "stop":
-                    raise
-                skipped[record.slide] = error.reason
-    return found, skipped
+@dataclass(frozen=True)
+class Segments:
+    """What is written of slides, as it comes."""
+
+    model: SlideClassifier
+    data: DataConfig
+    folder: Path
+    options: SegmentOptions
+    budget: int | str
+    found: dict[str, Any] = field(default_factory=dict)
+    """Slide by slide the files."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Why others were left out."""
+    judged: dict[str, Judged] = field(default_factory=dict)
+    """Those that the manifest has a column `regions` for: an empty cell says that nothing is drawn."""
+
+    def write(self, records: Sequence[SlideRecord]) -> None:
+        """Write NAME.ome.zarr and NAME.geojson of each slide."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        slides = SlideDataset(records, None, self.data, LazyImage)
+        with Progress(transient=True) as bar:
+            for number, record in enumerate(records):
+                try:
+                    batch = slides[Visit(number, 0)]
+                    if "failure" in batch:
+                        raise SlideError(record.slide, batch["failure"])
+                    image = batch["image"].to(self.model.device)
+                    total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
+                    self._write(record, image, bar, bar.add_task(record.slide, total=total))
+                except SlideError as error:
+                    if self.data.on_error == "stop":
+                        raise
+                    self.skipped[record.slide] = error.reason
+
+    def _write(self, record: SlideRecord, image: Any, bar: Progress, task: Any) -> None:
+        name = record.slide.replace("%", "%25").replace("/", "%2F")
+        source = open_image(record.path, self.data.downsample, record.mpp)
+        drawn = self._drawn(record, source)
+        blocks = predicted(self.model, image, self.options.block, self.budget, drawn is not None)
+        classes, store = self.model.task.classes, self.folder / f"{name}.ome.zarr"
+        labels = create_labels(store, (source.shape[2], source.shape[3]), classes, source.place)
+        parts, points = _taken(bar.track(blocks, task_id=task), labels, len(classes))
+        add_levels(store, source.place)
+        regions = [joined(polygons, self.options.smallest) for polygons in parts]
+        shown = [PathClass.of(its, number) for number, its in enumerate(classes)][1:]
+        write_outlines(self.folder / f"{name}.geojson", dict(zip(shown, regions, strict=True)), source.place)
+        if drawn is not None:
+            pixel = None if source.place.mpp is None else source.place.pixel()
+            self.judged[record.slide] = judge(labels, regions, points, drawn, pixel, self.options.tolerance)
+        self.found[record.slide] = {
+            "labels": f"{name}.ome.zarr",
+            "outlines": f"{name}.geojson",
+            "regions": {its: len(polygons) for its, polygons in zip(classes[1:], regions, strict=True)},
+        }
+
+    def _drawn(self, record: SlideRecord, source: SlideSource) -> TileSource | None:
+        task = self.model.task
+        known = self.options.compare and "regions" in record.others
+        if not known or not isinstance(task, SegmentationTask):
+            return None
+        return CheckedSource(drawn_on(record, source, task), record.slide)
 
 
-def _segment(
-    model: SlideClassifier, record: SlideRecord, data: DataConfig, image: Any, folder: Path, options: SegmentOptions,
-    budget: int | str, bar: Progress, task: Any,
-) -> dict[str, Any]:  # fmt: skip
-    name = record.slide.replace("%", "%25").replace("/", "%2F")
-    classes, size = model.task.classes, (int(image.shape[2]), int(image.shape[3]))
-    place = placement_of(record.path, data.downsample)
-    mpp = open_image(record.path, data.downsample, record.mpp).mpp
-    labels = create_labels(folder / f"{name}.ome.zarr", size, classes, mpp, place)
-    parts: dict[str, list[shapely.Polygon]] = {its: [] for its in classes[1:]}
-    for box, values in predicted(model, image, options.block, budget):
-        labels[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]] = values
-        for number, its in enumerate(classes[1:], start=1):
-            parts[its] += pieces(values == number, box)
-        bar.advance(task)
-    add_levels(folder / f"{name}.ome.zarr")
-    regions = {its: joined(polygons, options.smallest) for its, polygons in parts.items()}
-    write_outlines(folder / f"{name}.geojson", regions, place)
-    return {
-        "labels": f"{name}.ome.zarr",
-        "outlines": f"{name}.geojson",
-        "regions": {its: len(polygons) for its, polygons in regions.items()},
-    }
+def _taken(blocks: Iterable[Found], labels: Any, classes: int) -> tuple[list[list[shapely.Polygon]], list[Points]]:
+    """Write each block to the label image; returns of each class but the first its polygons and their best points."""
+    parts: list[list[shapely.Polygon]] = [[] for _ in range(1, classes)]
+    points: list[list[Points]] = [[np.empty((0, 3))] for _ in parts]
+    for one in blocks:
+        (top, left), (bottom, right) = one.box.lo, one.box.hi
+        labels[top:bottom, left:right] = one.classes
+        for number, (polygons, best) in enumerate(zip(parts, points, strict=True), start=1):
+            mask = one.classes == number
+            polygons += pieces(mask, one.box)
+            if one.probability is not None:
+                best.append(highest(mask, one.probability, one.box))
+    return parts, [np.concatenate(best) for best in points]

@@ -51,6 +51,9 @@ def test_writes_a_picture_and_an_array_for_each_slide(
     assert main(["report", str(folder.path)]) == 0
     page = folder.report.read_text(encoding="utf-8")
     assert "map of " in page and "has no maps of what" not in page
+    scores = json.loads((folder.heatmaps / "scores.json").read_text())
+    assert scores["split"] == "test" and 0 <= scores["lesions"]["slide"]["froc"]["value"] <= 1
+    assert "Lesions detected by class" in page and "FROC, bands" in page and "Borders by class" not in page
 
 
 def test_a_split_without_slides_is_named(run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]) -> None:

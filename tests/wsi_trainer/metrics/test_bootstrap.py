@@ -1,11 +1,30 @@
 """Intervals cover the truth as often as they say, and count patients, not slides."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from wsi_trainer.metrics import SCORES, Interval, Predictions, auc, paired_difference, score_intervals
+from wsi_trainer.metrics import (
+    AREA_SCORES,
+    MULTI_LABEL_SCORES,
+    RISK_SCORES,
+    SCORES,
+    VALUE_SCORES,
+    AnyPredictions,
+    AreaPredictions,
+    Interval,
+    MultiLabelPredictions,
+    Predictions,
+    PredictionsError,
+    RiskPredictions,
+    Score,
+    ValuePredictions,
+    auc,
+    paired_difference,
+    score_intervals,
+)
 from wsi_trainer.metrics.bootstrap import resamples
 
 
@@ -70,8 +89,35 @@ def test_pairing_goes_by_name_and_narrows_the_interval() -> None:
 def test_predictions_of_other_labels_are_not_compared() -> None:
     first = cohort(np.random.default_rng(0), 10, 1, 1.0)
     other = Predictions(first.slides, first.patients, first.classes, 1 - first.labels, first.probabilities)
-    with pytest.raises(ValueError, match="different labels"):
+    with pytest.raises(PredictionsError, match="different labels"):
         paired_difference(first, other, auc)
+
+
+def others() -> list[tuple[AnyPredictions, AnyPredictions, Score]]:
+    """Predictions of each kind but classes, the same slides predicted at random, and a score."""
+    random = np.random.default_rng(4)
+    names, labels = tuple(f"s{n}" for n in range(30)), random.integers(0, 2, (30, 2)).astype(float)
+    drawn = random.random((30, 1, 2)) + 1
+    first, second = (
+        (
+            MultiLabelPredictions(names, names, ("a", "b"), labels, random.random((30, 2))),
+            ValuePredictions(names, names, labels[:, 0] + np.arange(30), random.random(30)),
+            RiskPredictions(names, names, np.arange(30) + 1.0, np.arange(30) % 3 > 0, random.random(30)),
+            AreaPredictions(names, names, ("a", "b"), np.concatenate([drawn * random.random(), drawn, drawn], axis=1)),
+        )
+        for _ in range(2)
+    )
+    tables = (MULTI_LABEL_SCORES, VALUE_SCORES, RISK_SCORES, AREA_SCORES)
+    return [(*pair, next(iter(scores.values()))) for *pair, scores in zip(first, second, tables, strict=True)]
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_every_kind_of_predictions_is_compared_by_slide(kind: int) -> None:
+    first, second, score = others()[kind]
+    found = paired_difference(first, second.take(np.random.default_rng(0).permutation(30)), score, count=50)
+    assert found.value == pytest.approx(score(first) - score(second)) and found.low <= found.high
+    with pytest.raises(PredictionsError, match="different labels"):
+        paired_difference(first, replace(second, slides=second.slides[::-1]), score)
 
 
 def test_all_scores_get_an_interval_that_holds_their_value() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from wsi_trainer.metrics import Predictions, PredictionsError
+from wsi_trainer.metrics.table import aligned
 
 
 def predictions(probabilities: list[list[float]], labels: list[int], patients: list[str]) -> Predictions:
@@ -40,9 +41,9 @@ def test_several_classes_are_averaged_and_have_to_agree() -> None:
 
 def test_alignment_follows_the_names() -> None:
     both = predictions([[0.9, 0.1], [0.2, 0.8]], [0, 1], ["p", "q"])
-    assert both.aligned_to(["s1", "s0"]).labels.tolist() == [1, 0]
+    assert aligned(both, ["s1", "s0"]).labels.tolist() == [1, 0]
     with pytest.raises(PredictionsError, match="1 slides have no prediction, the first is s9"):
-        both.aligned_to(["s0", "s9"])
+        aligned(both, ["s0", "s9"])
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from pydicom.dataset import Dataset
 from tests.wsi_trainer.slides import dicom_files
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.dicom import results_as_dicom
-from wsi_trainer.explain.geojson import PathClass
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.outlines import Outline
 from wsi_trainer.explain.slide_map import MapFiles, SlideMap
 from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import PathClass
 
 highdicom = pytest.importorskip("highdicom", reason="extra dicom is not installed")
 
@@ -47,7 +47,7 @@ def written(folder: Path, original: Path | None, place: Place, **options: object
     one = SlideMap(folder, SlideRecord("s", Path("s.zarr"), "", "", ""), size, place, stride)  # type: ignore[arg-type]
     rings = [[(3.0, 4.0), (20.25, 4.5), (9.0, 30.0), (3.0, 4.0)], [(5.0, 5.0), (6.0, 5.0), (6.0, 6.0), (5.0, 5.0)]]
     top = [{"x": 10, "y": 20, "width": 30, "height": 40, "value": 3.5}]
-    files = MapFiles({"top": top}, values, [Outline(rings, 2.5, 0.125)])
+    files = MapFiles({"top": top}, values, [Outline(rings, 2.5, 0.125, (0.0, 0.0))])
     made = results_as_dicom(one, files, original, TARGET, MapOptions(threshold=0.25, **options))  # type: ignore[arg-type]
     return made, values, files
 

@@ -18,9 +18,9 @@ from PIL import Image
 
 from lightning_plugin import Box
 from wsi_trainer.data import SlideRecord, open_image
-from wsi_trainer.explain.geojson import PathClass
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.slide_map import SlideMap
+from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.slides.source import SlideSource

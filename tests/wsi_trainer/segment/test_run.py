@@ -7,21 +7,26 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import scipy.ndimage
 import shapely
 import torch
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.spatial.distance import cdist
+from skimage.segmentation import find_boundaries
 
 from lightning_plugin import Box, LazyImage, TensorSource
 from wsi_trainer.cli import main
 from wsi_trainer.data import open_image, read_manifest
 from wsi_trainer.data.images import dense
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import AreaPredictions, read_predictions
+from wsi_trainer.metrics import AreaPredictions, BorderPredictions, LesionPredictions, read_predictions
 from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
-from wsi_trainer.regions import Legend, Placement, open_target
+from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.regions import Legend, open_target, read_regions
 from wsi_trainer.segment import store
 from wsi_trainer.segment.blocks import blocks_of, predicted
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
@@ -62,15 +67,63 @@ def test_the_scores_are_those_of_the_written_labels(run: RunFolder) -> None:
     for row, slide in enumerate(predictions.slides):
         labels = zarr.open_array(run.path / "segments" / found[slide]["labels"] / "0", mode="r")[:]
         path = Path(records[slide].others["regions"])
-        truth = open_target(path, legend, records[slide].path, labels.shape).read(Box.whole(labels.shape))[0, 0].numpy()
+        truth = open_target(path, legend, records[slide].path, labels.shape, Place(labels.shape))
+        truth = truth.read(Box.whole(labels.shape))[0, 0].numpy()
         for place in (0, 1):
             here, there = labels == place, truth == place
             expected = [(here & there).sum(), here.sum(), there.sum()]
             assert predictions.pixels[row, :, place].tolist() == expected
         # The outlines, rasterised again, are the labels.
         outlines = run.path / "segments" / found[slide]["outlines"]
-        again = open_target(outlines, legend, records[slide].path, labels.shape).read(Box.whole(labels.shape))
+        again = open_target(outlines, legend, records[slide].path, labels.shape, Place(labels.shape))
+        again = again.read(Box.whole(labels.shape))
         assert np.array_equal(again[0, 0], labels)
+
+
+def test_borders_and_lesions_of_the_written_labels(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["segment", f"--config={run.config}", "--block=150", "--smallest=5", "--tolerance=3"]) == 0
+    assert "lesions, FROC: " in (said := " ".join(capsys.readouterr().out.split())) and "borders, F1: " in said
+    folder = run.path / "segments"
+    borders, lesions = BorderPredictions.read(folder / "borders.csv"), LesionPredictions.read(folder / "lesions.csv")
+    records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
+    names = read_json(folder / "segments.json")["slides"]
+    for row, slide in enumerate(borders.slides):
+        labels = zarr.open_array(folder / names[slide]["labels"] / "0", mode="r")[:] == 1
+        drawn = read_regions(Path(records[slide].others["regions"])) if records[slide].others["regions"] else []
+        y, x = np.mgrid[: labels.shape[0], : labels.shape[1]] + 0.5
+        inside = [shapely.contains_xy(shapely.Polygon(its.rings[0], its.rings[1:]), x, y) for its in drawn]
+        truth = np.logical_or.reduce(inside) if inside else np.zeros(labels.shape, bool)
+        pixel = open_image(records[slide].path).mpp
+        mine, other = (np.argwhere(find_boundaries(mask, 1, "inner")) * pixel for mask in (labels, truth))
+        away = cdist(mine, other) if len(mine) and len(other) else np.full((len(mine), len(other) or 1), np.inf)
+        near = [(away.min(axis=axis) <= 3).sum() if min(away.shape) else 0 for axis in (1, 0)]
+        expected = [near[0], len(mine), near[1] if len(other) else 0, len(other)]
+        assert borders.pixels[row, :, 1].tolist() == expected
+        assert len(lesions.marks[row][0].lesions) == scipy.ndimage.label(truth)[1]
+    scores = read_json(folder / "scores.json")
+    assert scores["split"] == "test" and scores["tolerance"] == 3 and scores["without_micrometres"] == []
+    assert set(scores["lesions"]["slide"]) == {"froc", "1/4", "1/2", "1", "2", "4", "8"}
+    assert main(["report", str(run.path)]) == 0
+    page = run.report.read_text()
+    assert "Borders by class, within 3 µm" in page and "Lesions detected by class" in page and "FROC, " in page
+
+
+def test_without_drawn_regions_or_unasked_there_are_no_scores(run: RunFolder, tmp_path: Path) -> None:
+    slide = read_manifest(run.splits, labelled=False)[0].path
+    (tmp_path / "a.tif").write_bytes(slide.read_bytes())
+    (tmp_path / "list.csv").write_text("slide\na.tif\n")
+    for words in ([f"--slides={tmp_path / 'list.csv'}"], ["--compare=false"]):
+        (run.segments / "scores.json").write_text("{}")  # of an earlier run
+        assert main(["segment", f"--config={run.config}", *words]) == 0
+        assert not [name for name in ("scores.json", "borders.csv", "lesions.csv") if (run.segments / name).exists()]
+
+
+@pytest.mark.parametrize(("word", "said"), [("--block=0", "--block is 0"), ("--tolerance=-1", "--tolerance is -1")])
+def test_options_without_sense_are_named(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], word: str, said: str
+) -> None:
+    assert main(["segment", f"--config={run.config}", word]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
@@ -93,21 +146,21 @@ def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
 @given(st.integers(1, 1300), st.integers(1, 1100), st.integers(0, 9))
 def test_coarser_levels_take_every_second_label(height: int, width: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 3, (height, width), np.uint8)
-    place = Placement((30.0, 50.0), (2.0, 2.0))
+    place = Place((9000, 9000), (50.0, 30.0), (2.0, 2.0), mpp=(0.25, 0.125))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "s.ome.zarr"
-        create_labels(path, values.shape, ["a", "b", "c"], (0.5, 0.25), place)[:] = values
+        create_labels(path, values.shape, ["a", "b", "c"], place)[:] = values
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "BAND", 128)
-            add_levels(path)
+            add_levels(path, place)
         datasets = read_json(path / "zarr.json")["attributes"]["ome"]["multiscales"][0]["datasets"]
         for level, dataset in enumerate(datasets):
             found = zarr.open_array(path / dataset["path"], mode="r")[:]
             assert np.array_equal(found, values[:: 2**level, :: 2**level])
             scale, shift = (step[step["type"]] for step in dataset["coordinateTransformations"])
             assert scale == [0.5 * 2**level, 0.25 * 2**level]
-            # The outer corner of all levels is that of level 0.
-            first = [25 * 0.5 - 0.25, 15 * 0.25 - 0.125]
+            # The outer corner of all levels is that of level 0; the centre of the slide's first pixel is at 0.
+            first = [(50 - 0.5) * 0.25, (30 - 0.5) * 0.125]
             assert [at - step / 2 for at, step in zip(shift, scale)] == pytest.approx(first)
         assert max(found.shape) <= 512
 
@@ -118,7 +171,8 @@ def test_scores_with_intervals_report_and_predictions(run: RunFolder, tmp_path: 
     assert set(scores["per_class"]["lesion"]) == {"dice", "iou", "recall", "precision"}
     assert "patient" in scores
     assert main(["report", str(run.path)]) == 0
-    assert "right_" not in run.report.read_text() and "lesion" in run.report.read_text()
+    page = run.report.read_text()
+    assert "right_" not in page and "lesion" in page and "wsi-train heatmap" not in page
     assert main(["predict", f"--config={run.config}", f"--slides={run.splits}"]) == 0
     with (run.path / "predictions" / "splits.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -131,15 +185,21 @@ def test_a_heat_map_of_pixels_is_refused(run: RunFolder, capsys: pytest.CaptureF
     assert "wsi-train segment" in capsys.readouterr().err
 
 
-def test_blocks_are_cut_out_of_the_whole_slide() -> None:
+@pytest.mark.parametrize("probability", [False, True])
+def test_blocks_are_cut_out_of_the_whole_slide(probability: bool) -> None:
     torch.manual_seed(0)
     model = SlideClassifier(UNet((4, 6, 8), norm="batch"), task=SegmentationTask(["a", "b", "c"])).eval()
     image = torch.randint(0, 256, (1, 3, 150, 203), dtype=torch.uint8)
     with torch.no_grad():
-        whole = model(image).argmax(1)[0].numpy()
+        logits = model(image)[0]
+    whole, sure = logits.argmax(0).numpy(), logits.softmax(0).amax(0).numpy()
     found = np.full_like(whole, 99)
-    for box, values in predicted(model, LazyImage(TensorSource(image)), 100, "64MiB"):
-        found[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]] = values
+    for one in predicted(model, LazyImage(TensorSource(image)), 100, "64MiB", probability):
+        (top, left), (bottom, right) = one.box.lo, one.box.hi
+        found[top:bottom, left:right] = one.classes
+        assert (one.probability is not None) == probability
+        if one.probability is not None:
+            np.testing.assert_allclose(one.probability, sure[top:bottom, left:right], rtol=1e-5)
     assert np.array_equal(found, whole)
 
 
@@ -158,7 +218,8 @@ def test_outlines_are_in_pixels_of_level_0(tmp_path: Path) -> None:
     mask = np.zeros((8, 8), bool)
     mask[2:5, 1:7] = True
     path = tmp_path / "a.geojson"
-    write_outlines(path, {"lesion": joined(pieces(mask, Box.whole((8, 8))))}, Placement((100.0, 200.0), (4.0, 4.0)))
+    place = Place((300, 300), (200.0, 100.0), (4.0, 4.0))
+    write_outlines(path, {PathClass.of("lesion", 1): joined(pieces(mask, Box.whole((8, 8))))}, place)
     feature = json.loads(path.read_text())["features"][0]
     assert shapely.geometry.shape(feature["geometry"]).bounds == (104, 208, 128, 220)
     assert feature["properties"]["classification"]["name"] == "lesion"

@@ -136,7 +136,7 @@ def test_mistakes_are_named(slides: Path, tmp_path: Path, capsys: Any, words: li
 def test_masks_come_back_as_they_went(mask: np.ndarray, scale: int, top: int, left: int) -> None:
     from tempfile import TemporaryDirectory
 
-    from wsi_trainer.regions import Placement
+    from wsi_trainer.places import Place
     from wsi_trainer.slides.review.one import _write_outlines
     from wsi_trainer.slides.tissue import TissueMask
 
@@ -144,7 +144,7 @@ def test_masks_come_back_as_they_went(mask: np.ndarray, scale: int, top: int, le
         return
     with TemporaryDirectory() as folder:
         path = Path(folder) / "s.geojson"
-        place = Placement((float(left), float(top)), (float(scale), float(scale)))
+        place = Place((1, 1), (float(top), float(left)), (float(scale), float(scale)))
         _write_outlines(path, TissueMask(mask, scale, found={"pen": ~mask}), place)
         assert np.array_equal(draw_tissue(path, mask.shape, scale, (scale, scale), (top, left)).mask, mask)
         rows, columns = (np.mgrid[:14, :19] + 0.5) * scale

@@ -12,8 +12,8 @@ from pydicom import Dataset
 from pydicom.sr.coding import Code
 
 from wsi_trainer import __version__
-from wsi_trainer.explain.geojson import Region
 from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import PathObject
 
 from .slide import grid_of
 
@@ -70,7 +70,7 @@ class Results:
             content_label="REGIONS", **grid_of(self.level, place),
         )  # fmt: skip
 
-    def annotations(self, outlined: Sequence[Region], top: Sequence[Region], place: Place) -> Any:
+    def annotations(self, outlined: Sequence[PathObject], top: Sequence[PathObject], place: Place) -> Any:
         """Outlines as polygons without their holes, and top regions as rectangles, in pixels of the finest level.
 
         Returns None where there are none.
@@ -86,7 +86,7 @@ class Results:
             [self.level], "2D", groups, **self._common(3), content_label="REGIONS"
         )
 
-    def _group(self, number: int, label: str, kind: str, regions: Sequence[Region], place: Place) -> Any:
+    def _group(self, number: int, label: str, kind: str, regions: Sequence[PathObject], place: Place) -> Any:
         import highdicom
 
         names = list(dict.fromkeys(name for region in regions for name in region.measurements))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.geojson import PathClass, Region, rectangle
 from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.outlines import regions_of
+from wsi_trainer.explain.outlines import objects_of
 from wsi_trainer.explain.slide_map import DICOM, MapFiles, SlideMap
 from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import PathClass, PathObject, rectangle
 
 from .objects import Results
 from .slide import NotDicom, check_same, finest_level
@@ -50,7 +50,7 @@ def results_as_dicom(
         "map": results.parametric_map(values, grid),
         "segmentation": results.segmentation((values >= options.threshold * best) & (values > 0), grid),
         "annotations": results.annotations(
-            regions_of(files.outlines, target.name), _in_image(files.entry["top"], one.place), one.place
+            objects_of(files.outlines, target), _in_image(files.entry["top"], one.place), one.place
         ),
     }
     folder = one.folder / DICOM / one.name
@@ -64,11 +64,11 @@ def results_as_dicom(
     return {"dicom": names}
 
 
-def _in_image(top: list[dict[str, Any]], place: Place) -> list[Region]:
+def _in_image(top: list[dict[str, Any]], place: Place) -> list[PathObject]:
     """The top regions, whose places heatmaps.json says in the slide, in the image."""
     regions = []
     for one in top:
         corners = [(one["x"], one["y"]), (one["x"] + one["width"], one["y"] + one["height"])]
         (left, upper), (right, lower) = place.to_image(corners).tolist()
-        regions.append(Region(rectangle(left, upper, right, lower), {"largest value": one["value"]}))
+        regions.append(PathObject(rectangle(left, upper, right, lower), {"largest value": one["value"]}))
     return regions

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from lightning_plugin import Box
-from wsi_trainer.regions import Placement
+from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.slides.convert import THUMBNAILS, Job
 from wsi_trainer.slides.drawn_tissue import REMOVED
@@ -36,7 +37,7 @@ from wsi_trainer.slides.store.manifest import sha256_of
 from wsi_trainer.slides.tissue import Mask, TissueMask
 
 RECORDS = "records"
-TISSUE, GREEN = "Tissue", (0, 160, 0)
+TISSUE = PathClass("Tissue", (0, 160, 0))
 EDITED = "edited by hand"
 _BAND = 512  # rows of a mask whose outlines are joined at a time
 
@@ -93,9 +94,8 @@ def _made(job: Job, out: Path, settings: Settings, outlines: Path, edited: bool)
         resolution = resolve(job.slide, reader.info, settings.source_mpp, job.mpp)
         mpp = (resolution.y, resolution.x)
         mask, picture = find_mask(job.slide, reader, ScaledImage(reader, 1.0), mpp, settings)
-        top, left = origin_of(reader)
+        place = Place(opened.info.shape, origin_of(reader)).coarser(mask_scale(mpp))
     assert mask is not None  # the command asks for one
-    scale = float(mask_scale(mpp))
     thumbnail = out / THUMBNAILS / f"{job.name}.jpg"
     thumbnail.parent.mkdir(parents=True, exist_ok=True)
     outlines.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _made(job: Job, out: Path, settings: Settings, outlines: Path, edited: bool)
     if mask.found:
         draw_overlay(mask, thumbnail.with_suffix(SUFFIX))
     if not edited:
-        _write_outlines(outlines, mask, Placement((float(left), float(top)), (scale, scale)))
+        _write_outlines(outlines, mask, place)
     folder = f"{THUMBNAILS}/{job.name}"
     note = EDITED if edited else "; ".join(reader.info.notes)
     return Entry(
@@ -111,15 +111,14 @@ def _made(job: Job, out: Path, settings: Settings, outlines: Path, edited: bool)
     )
 
 
-def _write_outlines(path: Path, mask: TissueMask, place: Placement) -> None:
+def _write_outlines(path: Path, mask: TissueMask, place: Place) -> None:
     """Tissue, and in classes of their own what rules took: remove their class in QuPath to have it back."""
-    found, colours = {TISSUE: _polygons(mask.mask)}, [GREEN]
+    found = {TISSUE: _polygons(mask.mask)}
     for row in ROWS:
         if row.name in mask.found and not row.adds:
-            found[f"{REMOVED}: {row.name}"] = _polygons(mask.found[row.name])
-            colours.append(row.colour)
+            found[PathClass(f"{REMOVED}: {row.name}", row.colour)] = _polygons(mask.found[row.name])
     partial = path.with_name(path.name + ".part")
-    write_outlines(partial, found, place, colours)
+    write_outlines(partial, found, place)
     partial.replace(path)
 
 

@@ -1,0 +1,122 @@
+"""Borders and lesions against judges that look at the whole slide, pixel by pixel, and share no code."""
+
+import numpy as np
+import scipy.ndimage
+import shapely
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightning_plugin import Box
+from wsi_trainer.metrics import MISSED
+from wsi_trainer.regions import IGNORED
+from wsi_trainer.segment.blocks import blocks_of
+from wsi_trainer.segment.borders import border_pixels
+from wsi_trainer.segment.lesions import detections, drawn_lesions, highest, marked
+from wsi_trainer.segment.outlines import joined, pieces
+
+CLASSES = 3
+
+
+class Drawn:
+    """An array as what was drawn, which refuses to be read as a whole."""
+
+    dtype = torch.uint8
+
+    def __init__(self, values: np.ndarray, most: int) -> None:
+        self.shape = (1, 1, *values.shape)
+        self.values, self.most = values, most
+
+    def read(self, box: Box) -> Tensor:
+        assert max(box.extent) <= self.most
+        return torch.from_numpy(self.values[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]].copy())[None, None]
+
+    def constant(self, box: Box) -> Tensor | None:
+        part = self.values[box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]]
+        return torch.from_numpy(part[:1, 0].copy()) if (part == part[0, 0]).all() else None
+
+
+@st.composite
+def two_maps(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    """What was found and what was drawn: blobs and single pixels, some of them ignored."""
+    shape = draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
+    random = np.random.default_rng(draw(st.integers(0, 10**6)))
+    found, drawn = (
+        scipy.ndimage.uniform_filter(random.random((CLASSES, *shape)), (0, width, width)).argmax(0).astype(np.uint8)
+        for width in (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    )
+    drawn[random.random(shape) < draw(st.sampled_from([0, 0, 0.02, 0.3]))] = IGNORED
+    return found, drawn
+
+
+def judged_border(values: np.ndarray, place: int) -> list[tuple[int, int]]:
+    """Pixel by pixel, each neighbour by itself."""
+    height, width = values.shape
+    return [
+        (y, x)
+        for y in range(height)
+        for x in range(width)
+        if values[y, x] == place
+        and any(
+            0 <= y + dy < height and 0 <= x + dx < width and values[y + dy, x + dx] not in (place, IGNORED)
+            for dy, dx in ((0, 1), (1, 0), (0, -1), (-1, 0))
+        )
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    two_maps(), st.integers(3, 45), st.sampled_from([(1.0, 1.0), (0.5, 0.25), (0.3, 0.7)]),
+    st.sampled_from([0.0, 0.5, 1.0, 1.7, 6.3, 90.0]),
+)  # fmt: skip
+def test_borders_near_each_other(
+    maps: tuple[np.ndarray, np.ndarray], side: int, pixel: tuple[float, float], tolerance: float
+) -> None:
+    found, drawn = maps
+    halo = int(tolerance / min(pixel)) + 3
+    counted = border_pixels(found, Drawn(drawn, side + 2 * halo), CLASSES, pixel, tolerance, side)
+    said = np.where(drawn == IGNORED, IGNORED, found)
+    for place in range(CLASSES):
+        mine, other = judged_border(said, place), judged_border(drawn, place)
+
+        def near(own: list[tuple[int, int]], of: list[tuple[int, int]]) -> int:
+            away = [[((y - v) * pixel[0]) ** 2 + ((x - u) * pixel[1]) ** 2 for v, u in of] for y, x in own]
+            return sum(min(row, default=np.inf) <= tolerance**2 * (1 + 1e-8) for row in away)
+
+        expected = [near(mine, other), len(mine), near(other, mine), len(other)]
+        assert counted[:, place].tolist() == expected
+
+
+@settings(max_examples=80, deadline=None)
+@given(two_maps(), st.integers(3, 45), st.integers(0, 6), st.integers(0, 10**6))
+def test_lesions_and_false_positives(maps: tuple[np.ndarray, np.ndarray], side: int, smallest: int, seed: int) -> None:
+    found, drawn = maps
+    # Few values, so that many pixels are as probable as each other.
+    probability = np.random.default_rng(seed).integers(1, 6, found.shape).astype(np.float32) / 8
+    truth = Drawn(drawn, side)
+    lesions = drawn_lesions(truth, CLASSES, side)
+    for place in range(1, CLASSES):
+        parts: list[shapely.Polygon] = []
+        points = [np.empty((0, 3))]
+        for box in blocks_of(*found.shape, side):
+            part = (slice(box.lo[0], box.hi[0]), slice(box.lo[1], box.hi[1]))
+            parts += pieces(found[part] == place, box)
+            points.append(highest(found[part] == place, probability[part], box))
+        marks = marked(lesions[place - 1], detections(joined(parts, smallest), np.concatenate(points)), truth)
+        # The judge numbers the pieces of the whole slide, and looks at their pixels row by row.
+        numbered, count = scipy.ndimage.label(drawn == place)
+        hits = dict.fromkeys(range(1, count + 1), MISSED)
+        false = []
+        regions, many = scipy.ndimage.label(found == place)
+        for region in range(1, many + 1):
+            pixels = [(-probability[y, x], y, x) for y, x in np.argwhere(regions == region)]
+            if len(pixels) < smallest:
+                continue
+            best, y, x = min(pixels)
+            if numbered[y, x]:
+                hits[numbered[y, x]] = max(hits[numbered[y, x]], -best)
+            elif drawn[y, x] != IGNORED:
+                false.append(-best)
+        assert sorted(marks.lesions.tolist()) == sorted(hits.values())
+        assert sorted(marks.false.tolist()) == sorted(false)
