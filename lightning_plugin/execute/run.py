@@ -187,5 +187,8 @@ def _kind(node: Node) -> str:
 def gather(node: Node, frame: Frame) -> None:
     (source,) = node.inputs
     tensor = whole(source, frame)
-    # The user may write into the result; a boundary that others will read must not change under them.
-    frame.vectors[node.outputs[0]] = tensor.clone() if source in frame.stored else tensor
+    if source in frame.stored:
+        # The user may write into the result; a boundary that others will read must not change under them.
+        with watched(frame.step.ledger):
+            tensor = tensor.clone()
+    frame.vectors[node.outputs[0]] = tensor

@@ -25,6 +25,7 @@ Rule = Callable[..., Any]
 #: Where several families have a rule for a function, they are asked in this order, whichever was imported first: the
 #: first that knows the arguments answers.
 ORDER: dict[str, str] = {
+    "instances": "that single images, put side by side, are several is an axis; to all others it is a plain number",
     "channels": "what leaves space as it is needs no halo and no pass of its own",
     "window": "a convolution is plain far more often than transposed",
     "picking": "along an axis, by known numbers",

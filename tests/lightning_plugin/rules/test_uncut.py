@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.graph import Node
 from lightning_plugin.planner.make import recorded
+from lightning_plugin.rules.rearrange import Concat
 from lightning_plugin.rules.uncut import Uncut
 from tests.exactness import assert_exact
 
@@ -93,3 +94,26 @@ class Windows(nn.Module):
 def test_images_and_what_is_cut_out_of_them_meet(net: nn.Module, size: tuple[int, int], images: int) -> None:
     assert_exact(net, (images, 3, *size), tiles=(2, 2, 2))
     uncut(net.float(), (images, 3, *size))
+
+
+class Slices(nn.Module):
+    """Patches that a loop cuts out of an image, put together, and attention over the tokens of each."""
+
+    def __init__(self, stack: bool) -> None:
+        super().__init__()
+        self.embed, self.stack = nn.Conv2d(3, 4, 2, 2), stack
+
+    def forward(self, x: Tensor) -> Tensor:
+        cut = [x[:, :, a : a + 6, b : b + 6] for a in range(0, 12, 6) for b in range(0, 18, 6)]
+        patches = torch.stack([c[0] for c in cut]) if self.stack else torch.cat(cut)
+        tokens = self.embed(patches).flatten(2).transpose(1, 2)
+        found = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).mean(1)
+        return (torch.softmax(found.sum(1, keepdim=True), 0) * found).sum(0, keepdim=True)
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=["cat", "stack"])
+def test_slices_put_together_are_images_that_tiles_cut(stack: bool) -> None:
+    assert_exact(Slices(stack), (1, 3, 12, 18), tiles=(1, 1, 4), backward_tiles=(1, 1, 5))
+    with recorded(Slices(stack), (1, 3, 12, 18), torch.float32) as (network, _):
+        (made,) = (n.outputs[0] for n in network.nodes if isinstance(n.op, Concat))
+        assert made.space.extent == (6, 6, 6) and not any(n.op.kind == "barrier" for n in network.nodes)
