@@ -37,13 +37,10 @@ def start(
 
 
 def _call(log: Path, target: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str]) -> None:
-    import torch
-
     multiprocessing.set_start_method("fork", force=True)  # what a program of its own begins with on Linux
     os.environ.update(environment)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in the order in which it was written
-    torch.set_num_threads(1)
     target(*arguments)

@@ -108,7 +108,7 @@ def counts_by_threshold(
     order = np.argsort(-said, kind="stable")
     ordered = said[order]
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # ties share a threshold
-    return np.cumsum(truth[order])[last], last + 1
+    return np.cumsum(truth[order], dtype=np.int64)[last], last + 1
 
 
 SCORES: Mapping[str, Score] = {

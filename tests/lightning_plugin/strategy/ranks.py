@@ -310,6 +310,7 @@ def dying(folder: Path) -> None:
 
 def play(scenario: str, folder: Path) -> None:
     """What a process does that is a rank."""
+    torch.set_num_threads(1)  # ranks would only fight for the cores
     globals()[scenario](folder)
     if dist.is_initialized():
         dist.destroy_process_group()
