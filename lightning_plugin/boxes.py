@@ -33,23 +33,25 @@ class Box:
     def of(intervals: Iterable[tuple[int, int]]) -> Box:
         """A box from one ``(lo, hi)`` pair for each axis."""
         pairs = tuple(intervals)
-        return Box(tuple(lo for lo, _ in pairs), tuple(hi for _, hi in pairs))
+        return Box(*zip(*pairs, strict=True)) if pairs else Box((), ())
 
     @property
     def extent(self) -> tuple[int, ...]:
-        return tuple(max(0, hi - lo) for lo, hi in zip(self.lo, self.hi, strict=True))
+        return tuple([hi - lo if hi > lo else 0 for lo, hi in zip(self.lo, self.hi)])
 
     @property
     def positions(self) -> int:
-        """How many positions the box holds."""
+        """How many positions the box holds. A search for a plan asks a million times, hence no generator."""
         count = 1
-        for lo, hi in zip(self.lo, self.hi, strict=True):
-            count *= max(0, hi - lo)
+        for lo, hi in zip(self.lo, self.hi):
+            if hi <= lo:
+                return 0
+            count *= hi - lo
         return count
 
     @property
     def empty(self) -> bool:
-        return any(hi <= lo for lo, hi in zip(self.lo, self.hi, strict=True))
+        return self.positions == 0
 
     @property
     def ndim(self) -> int:
@@ -67,6 +69,8 @@ class Box:
 
     def broadcast(self, extent: Sequence[int]) -> Box:
         """The box of a map that is broadcast: on an axis where that has one position, that one."""
+        if 1 not in extent and len(extent) == len(self.lo):
+            return self
         return Box.of((0, 1) if size == 1 else i for i, size in zip(self.intervals(), extent, strict=True))
 
     def hull(self, other: Box) -> Box:
@@ -82,13 +86,15 @@ class Box:
 
     def intersect(self, other: Box) -> Box:
         lo = tuple(map(max, self.lo, other.lo))
-        return Box(lo, tuple(max(a, b) for a, b in zip(lo, map(min, self.hi, other.hi), strict=True)))
+        return Box(lo, tuple(map(max, lo, map(min, self.hi, other.hi))))
 
     def contains(self, other: Box) -> bool:
-        return other.empty or (
-            all(a <= b for a, b in zip(self.lo, other.lo, strict=True))
-            and all(a >= b for a, b in zip(self.hi, other.hi, strict=True))
-        )
+        if other.empty:
+            return True
+        for lo, hi, first, last in zip(self.lo, self.hi, other.lo, other.hi, strict=True):
+            if first < lo or hi < last:
+                return False
+        return True
 
     def __str__(self) -> str:
         return "[" + " x ".join(f"{lo}:{hi}" for lo, hi in self.intervals()) + "]"

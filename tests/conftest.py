@@ -4,6 +4,7 @@
 the project promises: tests marked `full` too, `count(...)` in full, and the hypothesis profile `full`.
 """
 
+import gc
 import json
 import os
 import platform
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("gpu") and not has_cuda():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was imported stays: the garbage collector need not look at a million objects whenever a test asks it to."""
+    gc.collect()
+    gc.freeze()
 
 
 def elsewhere(test: str) -> str | None:

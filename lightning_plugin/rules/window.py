@@ -41,9 +41,10 @@ class WindowOp(TileOp):
         )
 
     def need(self, box: Box) -> tuple[Box, ...]:
+        lo, hi = list(box.lo), list(box.hi)
         for clip, a in zip(self.clips(box), self.axes, strict=True):
-            box = box.replace(a, clip.lo, clip.hi)
-        return (box,)
+            lo[a], hi[a] = clip.lo, clip.hi
+        return (Box(tuple(lo), tuple(hi)),)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         """What a window pads."""

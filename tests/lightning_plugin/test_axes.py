@@ -87,12 +87,12 @@ def run(tally: Tally, examples: int, fixed: int | None) -> None:
 @pytest.mark.parametrize("fixed", [1, 2])
 def test_sampled_networks_are_exact(fixed: int) -> None:
     tally = Tally()
-    run(tally, 15, fixed)
-    assert tally.counts["networks"] >= 10
+    run(tally, 9, fixed)
+    assert tally.counts["networks"] >= 6
 
 
 def test_fresh_networks_are_exact() -> None:
-    run(Tally(), 10, None)
+    run(Tally(), 6, None)
 
 
 @pytest.mark.full

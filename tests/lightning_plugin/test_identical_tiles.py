@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -167,7 +167,6 @@ LAYERS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @example(layers=[nn.Conv2d(3, 3, 13, 1, 6)], size=(9, 9), tissue=0, tiles=(3, 9), back=(9, 9))
 @given(
     layers=st.lists(LAYERS, min_size=1, max_size=4),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import precision_recall_curve, roc_curve
 
 from wsi_trainer.metrics.bootstrap import resamples
 from wsi_trainer.metrics.predictions import Predictions
+from wsi_trainer.metrics.scores import counts_by_threshold
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,15 @@ def _band(
 
 
 def _roc(truth: NDArray[np.bool_], said: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    false_positive, true_positive, _ = roc_curve(truth, said)
-    return np.interp(grid, false_positive, true_positive)
+    found, named = counts_by_threshold(truth, said)
+    wrong = named - found
+    return np.interp(grid, np.append(0, wrong / wrong[-1]), np.append(0, found / found[-1]))
 
 
 def _precision(truth: NDArray[np.bool_], said: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
     """The precision at the first threshold that reaches each recall; between thresholds nothing is interpolated."""
-    precision, recall, _ = precision_recall_curve(truth, said)
-    precision, recall = precision[::-1], recall[::-1]
+    found, named = counts_by_threshold(truth, said)
+    precision, recall = np.append(1, found / named), np.append(0, found / found[-1])
     return precision[np.minimum(np.searchsorted(recall, grid - 1e-12), len(recall) - 1)]
 
 

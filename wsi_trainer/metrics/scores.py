@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from wsi_trainer.metrics.predictions import Predictions
 
@@ -88,19 +87,28 @@ def area_under_roc(truth: NDArray[np.bool_], said: NDArray[np.float64]) -> float
     negative = len(truth) - positive
     if not positive or not negative:
         return float("nan")
-    return float((rankdata(said)[truth].sum() - positive * (positive + 1) / 2) / (positive * negative))
+    below = np.sort(said[~truth])
+    pairs = np.searchsorted(below, said[truth], "left").sum() + np.searchsorted(below, said[truth], "right").sum()
+    return float(pairs / (2 * positive * negative))
 
 
 def precision_averaged(truth: NDArray[np.bool_], said: NDArray[np.float64]) -> float:
     """The mean over the true rows of the precision at their threshold."""
     if not truth.any() or truth.all():
         return float("nan")
+    found, named = counts_by_threshold(truth, said)
+    gained = np.diff(found, prepend=0)
+    return float((gained * found / named).sum() / found[-1])
+
+
+def counts_by_threshold(
+    truth: NDArray[np.bool_], said: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """At each threshold, the highest first: how many true rows are at or above it, and how many rows."""
     order = np.argsort(-said, kind="stable")
     ordered = said[order]
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # ties share a threshold
-    found = np.cumsum(truth[order])[last]
-    gained = np.diff(found, prepend=0)
-    return float((gained * found / (last + 1)).sum() / found[-1])
+    return np.cumsum(truth[order], dtype=np.int64)[last], last + 1
 
 
 SCORES: Mapping[str, Score] = {

@@ -62,7 +62,7 @@ def run(examples: int, fixed: int | None) -> None:
 
 @pytest.mark.parametrize("fixed", [0, None])
 def test_what_is_known_is_what_would_be_found(fixed: int | None) -> None:
-    run(12, fixed)
+    run(6, fixed)
 
 
 @pytest.mark.full

@@ -12,7 +12,8 @@ GIB = 2**30
 
 @pytest.mark.parametrize(("name", "paper"), [("vgg16", 118), pytest.param("vgg19", 129, marks=pytest.mark.full)])
 def test_what_plain_pytorch_holds(name: str, paper: float) -> None:
-    plan = make_plan(ZOO[name].full(), (1, 3, 10240, 10240), budget="11GiB", device="cuda:a100")
+    shape, few = (1, 3, 10240, 10240), {"halo": "recompute"}  # any plan says it: here are fewer to look at
+    plan = make_plan(ZOO[name].full(), shape, budget="11GiB", device="cuda:a100", **few)
     assert (plan.plain_bytes - plan.forecast.index_bytes) / GIB == pytest.approx(paper, rel=0.02)
     if name == "vgg16":
         assert plan.plain_bytes / GIB == pytest.approx(142, rel=0.02)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from lightning_plugin import TiledModule
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import shelf
 from lightning_plugin.planner.cache import VARIABLE
+from tests.warm import start
 
 BUDGET = "5MiB"
 SIZES = ((330, 350), (370, 360), (350, 340))
@@ -82,17 +81,20 @@ def test_the_next_module_looks_up_what_was_planned(kept: Path, monkeypatch: pyte
     assert any(map(known, OTHERS)), "no other size went by a formula"
 
 
-def test_the_next_process_looks_up_what_was_planned(kept: Path) -> None:
-    script = (
-        "import lightning_plugin.settings\n"
-        "from tests.lightning_plugin.planner.test_shelf import plans, refuse\n"
-        "lightning_plugin.settings.choose_recipe = refuse\n"
-        "print(plans()[-1].to_json())\n"
-    )
+def test_the_next_process_looks_up_what_was_planned(kept: Path, tmp_path: Path) -> None:
     expected = plans()[-1]
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert Plan.from_json(found.stdout).to_json() == expected.to_json()
+    log, found = tmp_path / "log.txt", tmp_path / "plan.json"
+    process = start(log, look_up, found, environment={VARIABLE: str(tmp_path)})
+    process.join(120)
+    process.kill()
+    assert found.is_file(), log.read_text()
+    assert Plan.from_json(found.read_text()).to_json() == expected.to_json()
+
+
+def look_up(found: Path) -> None:
+    """What a process does that has planned nothing itself, and may not."""
+    lightning_plugin.settings.choose_recipe = refuse  # type: ignore[assignment]
+    found.write_text(plans()[-1].to_json())
 
 
 def test_other_budgets_and_heads_have_recipes_of_their_own(kept: Path) -> None:

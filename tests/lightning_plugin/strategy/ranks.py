@@ -8,9 +8,8 @@ from __future__ import annotations
 import copy
 import os
 import socket
-import subprocess
-import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,43 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.warm import start
+
 #: In bytes: half of what a step on one image would hold without tiles.
 BUDGET = 200_000
 
-ROOT = Path(__file__).resolve().parents[3]
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended, and what it wrote."""
+
+    returncode: int | None
+    stdout: str
 
 
-def launch(scenario: str, folder: Path, world: int = 2, timeout: float = 240) -> list[subprocess.CompletedProcess]:
+def launch(scenario: str, folder: Path, world: int = 2, timeout: float = 240) -> list[Ended]:
     """Run a scenario on several ranks; returns each rank's end. A hang is a failure."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     common = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-        "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+        "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test",
     }  # fmt: skip
-    command = [sys.executable, "-m", "tests.lightning_plugin.strategy.ranks", scenario, str(folder)]
+    logs = [folder / f"rank-{rank}.log" for rank in range(world)]
     started = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
+        start(log, play, scenario, folder, environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, log in enumerate(logs)
     ]
     end = time.monotonic() + timeout
     try:
-        outputs = [p.communicate(timeout=max(1, end - time.monotonic()))[0] for p in started]
+        for p in started:
+            p.join(max(1, end - time.monotonic()))
+        assert all(p.exitcode is not None for p in started), [log.read_text() for log in logs]
     finally:
         for p in started:
             p.kill()
-    return [subprocess.CompletedProcess(command, p.returncode, out) for p, out in zip(started, outputs, strict=True)]
+    return [Ended(p.exitcode, log.read_text()) for p, log in zip(started, logs, strict=True)]
 
 
 def succeed(scenario: str, folder: Path, world: int = 2) -> Any:
@@ -306,7 +308,9 @@ def dying(folder: Path) -> None:
     fitted(folder, Dying, sync_batchnorm=True)
 
 
-if __name__ == "__main__":
-    globals()[sys.argv[1]](Path(sys.argv[2]))
+def play(scenario: str, folder: Path) -> None:
+    """What a process does that is a rank."""
+    torch.set_num_threads(1)  # ranks would only fight for the cores
+    globals()[scenario](folder)
     if dist.is_initialized():
         dist.destroy_process_group()

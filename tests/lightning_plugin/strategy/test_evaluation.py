@@ -33,7 +33,7 @@ class Counting:
         return None
 
 
-class Testing(Slides):
+class Tested(Slides):
     """Tests with a metric of its own; the grad mode of its steps is noted."""
 
     def test_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -51,7 +51,7 @@ def test_validation_while_fitting() -> None:
 
 @pytest.mark.parametrize("inference_mode", [True, False])
 def test_testing(inference_mode: bool) -> None:
-    module = Testing().double()
+    module = Tested().double()
     expected = trainer(inference_mode=inference_mode).test(module, loader(6), verbose=False)
     actual = trainer(SFTStrategy(**TILES), inference_mode=inference_mode).test(module, loader(6), verbose=False)
     assert module.inference is inference_mode

@@ -48,11 +48,6 @@ for name in ("sft", "SFT"):
     assert python(code, tmp_path).split() == ["SFTStrategy", "SFTStrategy"]
 
 
-def test_the_engine_does_not_import_lightning(tmp_path: Path) -> None:
-    code = "import sys, lightning_plugin; print('pytorch_lightning' in sys.modules)"
-    assert python(code, tmp_path).strip() == "False"
-
-
 def test_without_lightning_the_engine_works_and_the_strategy_says_what_is_missing(tmp_path: Path) -> None:
     code = """
 import sys

@@ -19,7 +19,8 @@ from wsi_trainer.synthetic import generate
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path]:
     folder = tmp_path_factory.mktemp("heatmap")
     splits = {"train": 0.5, "val": 0.25, "test": 0.25}
-    manifest = generate(folder / "slides", slides=16, side=256, seed=1, splits=splits, workers=1)
+    shape = (256, 256)  # of all, so that one plan serves them
+    manifest = generate(folder / "slides", slides=16, seed=1, splits=splits, workers=1, shape=shape)
     words = [
         "fit", f"--out={folder / 'run'}", f"--data.manifest={manifest}", "--train.epochs=1",
         "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4,8]",

@@ -1,8 +1,6 @@
 """Runs `wsi-train fit` in processes that are killed at random moments, continues each, and compares the weights.
 
-A program of its own: it imports everything once and forks, since importing takes longer than a small run.
-
-    python killing.py FOLDER COUNT SEED WORD...
+In a process of its own, which has imported everything and forks: importing takes longer than a small run.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -125,6 +122,6 @@ def measure(folder: Path, count: int, seed: int, words: list[str]) -> dict[str, 
     return {"kills": count, "identical": identical, "steps": total, "continued_from_step": continued}
 
 
-if __name__ == "__main__":
-    place, number, start_seed, *rest = sys.argv[1:]
-    print(json.dumps(measure(Path(place), int(number), int(start_seed), rest)))
+def report(folder: Path, count: int, seed: int, words: list[str], out: Path) -> None:
+    """Measure, and leave what was found in a file."""
+    out.write_text(json.dumps(measure(folder, count, seed, words)))

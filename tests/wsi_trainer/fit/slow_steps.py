@@ -1,7 +1,9 @@
 """The command line with steps that take long in C: what a signal has to end."""
 
+import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from wsi_trainer import cli
 from wsi_trainer.models import SlideClassifier
@@ -12,10 +14,10 @@ def _sleep(self: SlideClassifier, batch: object, batch_idx: int) -> None:
         time.sleep(600)
 
 
-def main(words: Sequence[str]) -> int:
-    """Run `wsi-train` with these words."""
+def fit(words: Sequence[str]) -> NoReturn:
+    """Run `wsi-train` with these words, as the whole of a process."""
     SlideClassifier.on_train_batch_start = _sleep  # type: ignore[method-assign]
-    return cli.main(words)
+    sys.exit(cli.main(words))
 
 
 def _never(self: SlideClassifier, *_: object, **__: object) -> None:
@@ -23,7 +25,7 @@ def _never(self: SlideClassifier, *_: object, **__: object) -> None:
     time.sleep(600)
 
 
-def look(words: Sequence[str]) -> int:
+def look(words: Sequence[str]) -> NoReturn:
     """The same where looking at a slide takes long."""
     SlideClassifier.predict_step = SlideClassifier.forward = _never  # type: ignore[method-assign, assignment]
-    return cli.main(words)
+    sys.exit(cli.main(words))

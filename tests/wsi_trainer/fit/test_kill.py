@@ -1,16 +1,14 @@
 """`wsi-train fit` killed at random moments and continued ends with the weights of the run that was not."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-PROGRAM = Path(__file__).with_name("killing.py")
+from tests.warm import start
+from tests.wsi_trainer.fit import killing
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +31,14 @@ def test_killed_and_continued(
     budget = "1MiB" if engine == "tiled" else "null"
     more = [f"--train.budget={budget}", "--model.dropout=0.3", "--train.checkpoint_every=1", "--train.resamples=5"]
     command = ["fit", *common, f"--data.manifest={square_slides}", *more, "--train.accumulate=2"]
-    command.append(f"--train.epochs={count(ci=5, full=12)}")
+    command.append(f"--train.epochs={count(ci=3, full=12)}")
     kills = count(ci=1, full=25)
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path), str(kills), "7", *command],
-        capture_output=True, text=True, cwd=ROOT, timeout=60 + 60 * kills,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    log, found = tmp_path / "log.txt", tmp_path / "found.json"
+    process = start(log, killing.report, tmp_path, kills, 7, command, found)
+    process.join(60 + 60 * kills)
+    process.kill()
+    assert found.is_file(), log.read_text()[-3000:]
+    result = json.loads(found.read_text())
     assert result["identical"] == kills
     measured[engine] = result
     if len(measured) == 2:

@@ -3,15 +3,16 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.warm import start
+from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import main
 from wsi_trainer.cli.entry import FAULT_EXIT
 from wsi_trainer.fit import checkpoints, training
@@ -31,12 +32,20 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(RunFolder(folder).checkpoint("last"), weights_only=True)["state_dict"]
 
 
-@pytest.mark.parametrize("epoch", [1, 2])
-def test_resumed_after_death_in_an_epoch(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: int
-) -> None:
+def test_resumed_after_death_in_an_epoch(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["fit", *words]) == 0
-    interrupted = [*words, f"--out={tmp_path / 'killed'}"]
+    for epoch in (1, 2):
+        folder = tmp_path / f"killed-{epoch}"
+        die_and_resume([*words, f"--out={folder}"], epoch, monkeypatch)
+        expected, actual = weights(tmp_path / "run"), weights(folder)
+        assert expected.keys() == actual.keys()
+        assert all(torch.equal(value, actual[key]) for key, value in expected.items())
+        curves = [read_curves(RunFolder(place).metrics) for place in (tmp_path / "run", folder)]
+        assert curves[0] == curves[1]
+
+
+def die_and_resume(words: list[str], epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that dies in an epoch, and goes on."""
 
     def die(self: SlideClassifier, batch: object, batch_idx: int) -> None:
         if self.current_epoch == epoch and batch_idx == 3:
@@ -44,13 +53,8 @@ def test_resumed_after_death_in_an_epoch(
 
     with monkeypatch.context() as context:
         context.setattr(SlideClassifier, "on_train_batch_start", die)
-        assert main(["fit", *interrupted]) == FAULT_EXIT
-    assert main(["fit", *interrupted, "--resume=last"]) == 0
-    expected, actual = weights(tmp_path / "run"), weights(tmp_path / "killed")
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(value, actual[key]) for key, value in expected.items())
-    curves = [read_curves(RunFolder(tmp_path / name).metrics) for name in ("run", "killed")]
-    assert curves[0] == curves[1]
+        assert main(["fit", *words]) == FAULT_EXIT
+    assert main(["fit", *words, "--resume=last"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -63,10 +67,11 @@ def test_resumed_after_death_in_an_epoch(
     ],
 )
 def test_the_same_command_again_ends_a_run_that_is_finished(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, died: str
+    words: list[str], square_slides: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str, died: str
 ) -> None:
     """As docs/how-to/slurm.md has it: one script for the first job and for all others."""
-    command = ["fit", *words, "--train.epochs=1", f"--train.budget={budget}", "--ckpt_path=last"]
+    options = [f"--data.manifest={square_slides}", "--train.epochs=1", f"--train.budget={budget}"]
+    command = ["fit", *words, *options, "--ckpt_path=last"]
     folder = RunFolder(tmp_path / "run")
 
     def die(*_: object, **__: object) -> None:
@@ -123,19 +128,27 @@ def test_checkpoints_do_not_touch_the_folder_for_temporary_files(
     assert read_checkpoint(tmp_path / "deep" / "x.ckpt") == {"state_dict": {}}
 
 
+def terminated(process: ForkServerProcess, log: Path) -> str:
+    """What a process wrote that was sent SIGTERM and ended of it."""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    code = process.exitcode
+    process.kill()
+    assert code == 143, log.read_text()[-3000:]
+    return log.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
 def test_a_signal_ends_a_run_which_is_continued(words: list[str], tmp_path: Path) -> None:
     """Not as if all were well: a job that is stopped has another exit code than one that is done."""
     command = ["fit", *words, "--train.epochs=2", "--train.checkpoint_every=1", "--ckpt_path=last"]
-    program = "import sys; from tests.wsi_trainer.fit.slow_steps import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.Popen([sys.executable, "-c", program, *command], stderr=subprocess.PIPE, text=True)
+    process = start(tmp_path / "log.txt", slow_steps.fit, command)
     last = RunFolder(tmp_path / "run").checkpoint_path("last")
-    while not last.is_file() and process.poll() is None:
+    while not last.is_file() and process.is_alive():
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    error = process.communicate(timeout=60)[1]
-    assert process.returncode == 143
+    error = terminated(process, tmp_path / "log.txt")
     assert error.splitlines()[-1] == "wsi-train: ended by SIGTERM" and "Traceback" not in error
     assert weights(tmp_path / "run")
     assert main(command) == 0
@@ -151,14 +164,10 @@ def test_a_signal_ends_the_commands_that_look_at_slides(words: list[str], tmp_pa
     assert main(["fit", *words, "--train.epochs=1"]) == 0
     manifest = next(w.partition("=")[2] for w in words if w.startswith("--data.manifest="))
     command = [name, *words, *([f"--slides={manifest}"] if name == "predict" else [])]
-    program = "import sys; from tests.wsi_trainer.fit.slow_steps import look; sys.exit(look(sys.argv[1:]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    while "looking at a slide" not in (line := process.stdout.readline()):
-        assert line, "it ended before it began"
-    process.send_signal(signal.SIGTERM)
-    error = process.communicate(timeout=60)[1]
-    assert process.returncode == 143
+    log = tmp_path / "log.txt"
+    process = start(log, slow_steps.look, command)
+    while not log.is_file() or "looking at a slide" not in log.read_text():
+        assert process.is_alive(), "it ended before it began"
+        time.sleep(0.05)
+    error = terminated(process, log)
     assert error.splitlines()[-1] == "wsi-train: ended by SIGTERM" and "Traceback" not in error

@@ -97,9 +97,9 @@ def test_impossible_specs_are_refused(bad: dict[str, int]) -> None:
         SlideSpec(**{"height": 500, "width": 500, **bad})
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 130), (130, 96), (64, 200)])
-def test_the_smallest_slides_are_drawn(height: int, width: int) -> None:
-    for seed in range(8):
+@pytest.mark.parametrize("seed", range(8))  # whose textures take longer to make than all slides of a seed
+def test_the_smallest_slides_are_drawn(seed: int) -> None:
+    for height, width in ((64, 64), (96, 130), (130, 96), (64, 200)):
         for tissue in (0.02, 0.4, 0.9):
             slide = SyntheticSlide(SlideSpec(height, width, seed=seed, tissue=tissue, positive=True))
             assert slide.render(0, 0, height, width).shape == (height, width, 3)
