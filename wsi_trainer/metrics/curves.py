@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn import config_context
+from sklearn.metrics import precision_recall_curve, roc_curve
 
 from wsi_trainer.metrics.bootstrap import resamples
 from wsi_trainer.metrics.predictions import Predictions
-from wsi_trainer.metrics.scores import counts_by_threshold
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,11 @@ def _band(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     truths, said = predictions.labels == positive, predictions.probabilities[:, positive]
     drawn = []
-    for rows in resamples(predictions.patients, count, seed):
-        if truths[rows].any() and not truths[rows].all():
-            drawn.append(curve(truths[rows], said[rows], grid))
+    # What is resampled was checked when it was read; a check for each resample would be most of the time.
+    with config_context(assume_finite=True, skip_parameter_validation=True):
+        for rows in resamples(predictions.patients, count, seed):
+            if truths[rows].any() and not truths[rows].all():
+                drawn.append(curve(truths[rows], said[rows], grid))
     if not drawn:
         raise ValueError(f"no resample holds both {predictions.classes[positive]!r} and another class: no {name} curve")
     low, high = np.quantile(np.stack(drawn), [0.025, 0.975], axis=0)
@@ -96,15 +99,14 @@ def _band(
 
 
 def _roc(truth: NDArray[np.bool_], said: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    found, named = counts_by_threshold(truth, said)
-    wrong = named - found
-    return np.interp(grid, np.append(0, wrong / wrong[-1]), np.append(0, found / found[-1]))
+    false_positive, true_positive, _ = roc_curve(truth, said)
+    return np.interp(grid, false_positive, true_positive)
 
 
 def _precision(truth: NDArray[np.bool_], said: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
     """The precision at the first threshold that reaches each recall; between thresholds nothing is interpolated."""
-    found, named = counts_by_threshold(truth, said)
-    precision, recall = np.append(1, found / named), np.append(0, found / found[-1])
+    precision, recall, _ = precision_recall_curve(truth, said)
+    precision, recall = precision[::-1], recall[::-1]
     return precision[np.minimum(np.searchsorted(recall, grid - 1e-12), len(recall) - 1)]
 
 

@@ -96,19 +96,12 @@ def precision_averaged(truth: NDArray[np.bool_], said: NDArray[np.float64]) -> f
     """The mean over the true rows of the precision at their threshold."""
     if not truth.any() or truth.all():
         return float("nan")
-    found, named = counts_by_threshold(truth, said)
-    gained = np.diff(found, prepend=0)
-    return float((gained * found / named).sum() / found[-1])
-
-
-def counts_by_threshold(
-    truth: NDArray[np.bool_], said: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """At each threshold, the highest first: how many true rows are at or above it, and how many rows."""
     order = np.argsort(-said, kind="stable")
     ordered = said[order]
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # ties share a threshold
-    return np.cumsum(truth[order], dtype=np.int64)[last], last + 1
+    found = np.cumsum(truth[order])[last]
+    gained = np.diff(found, prepend=0)
+    return float((gained * found / (last + 1)).sum() / found[-1])
 
 
 SCORES: Mapping[str, Score] = {
