@@ -6,7 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_plugin.graph import Node
@@ -77,17 +76,3 @@ def describe(thing: Any, sizes: frozenset[int] = frozenset()) -> Any:
     if isinstance(thing, (int, float)) and thing in sizes:
         return "size"
     return thing if isinstance(thing, (int, float, str, bool, type(None))) else str(thing)
-
-
-def exactly(thing: Any) -> Any:
-    """A description that is equal only for operators that are equal in all they hold: functions, and whatever is no
-    data, by identity."""
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return (type(thing), *(exactly(getattr(thing, f.name)) for f in dataclasses.fields(thing)))
-    if isinstance(thing, dict):
-        return tuple((k, exactly(v)) for k, v in thing.items())
-    if isinstance(thing, (list, tuple)):
-        return tuple(exactly(t) for t in thing)
-    if thing is None or isinstance(thing, (int, float, str, torch.dtype, torch.device, torch.memory_format)):
-        return type(thing), thing
-    return type(thing), id(thing)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Source
-from lightning_plugin.planner.describe import exactly
 from lightning_plugin.program.program import Program
+from lightning_plugin.program.structure import NoStructure, described, exactly
 
 Found = TypeVar("Found")
 
@@ -38,8 +38,8 @@ class Repeats:
         """The same for nodes that compute the same on maps of the same sizes."""
         found = self.of_node.get(node.serial)
         if found is None:
-            values = tuple(of_value(v) for v in (*node.inputs, *node.outputs))
-            look = exactly(node.op), values, node.inplace is not None
+            values = tuple(map(described, (*node.inputs, *node.outputs)))
+            look = of_operator(node), values, node.inplace is not None
             found = self.of_node[node.serial] = self.numbers.setdefault(look, len(self.numbers))
         return found
 
@@ -71,8 +71,12 @@ class Repeats:
         return tuple(found)
 
 
-def of_value(v: Value) -> Hashable:
-    return v.shape, v.dtype, v.requires_grad, v.is_map, v.layout, v.device
+def of_operator(node: Node) -> Hashable:
+    """What operators have in common that compute the same; one that cannot be described is like no other."""
+    try:
+        return exactly(node.op)
+    except NoStructure:
+        return node.serial
 
 
 def lies(v: Value) -> Hashable:
