@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,7 +110,7 @@ class Recording:
 
     nodes: tuple[Node, ...]
     bindings: Bindings
-    known: Mapping[Value, Tensor] = field(default_factory=dict)
+    known: Set[Value] = frozenset()
 
     @property
     def images(self) -> list[Image]:

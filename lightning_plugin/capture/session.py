@@ -67,7 +67,7 @@ class Session:
 
     def recorded(self, wanted: Iterable[Value]) -> Recording:
         """What has to run to make the wanted values."""
-        return Recording(tuple(ancestors(wanted, self.vectors)), self.bindings, self.vectors)
+        return Recording(tuple(ancestors(wanted, self.vectors)), self.bindings, frozenset(self.vectors))
 
     def forget(self) -> None:
         """Let go of everything that no tensor of the user leads to any more."""
