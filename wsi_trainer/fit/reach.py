@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
-from jsonargparse import set_parsing_settings  # type: ignore[attr-defined]
+from jsonargparse import Namespace, set_parsing_settings  # type: ignore[attr-defined]
 from jsonargparse._common import parsing_settings
 
 from wsi_trainer import models
@@ -69,7 +69,13 @@ def trust_words() -> list[str]:
 
 
 def check_backbone(named: Any) -> None:
-    """Refuse a backbone that is given as the import path of something else than a class of this package."""
+    """Refuse a backbone, or the network in one, that is given as the import path of something else than a class of this
+    package.
+    """
+    if isinstance(named, Namespace):
+        named = (named.get("init_args") or Namespace()).get("network")
+        if named is None:
+            return
     own = not isinstance(named, str) or named.startswith("timm:") or named in own_paths()
     if not own and not _trusted.get():
         raise UserError(about("model.backbone", named))

@@ -47,7 +47,9 @@ class BlockSource(ABC):
 
     def _open(self) -> None:
         settings = self._arguments
-        self._blocks = _open_blocks(self.path, **{k: settings[k] for k in ("level", "mpp", "source_mpp", "mask")})
+        self._blocks = _open_blocks(
+            self.path, settings["level"], settings["mpp"], settings["source_mpp"], settings.get("mask")
+        )
         self.mpp = self._blocks.mpp
         self._cache: LoadingCache[Cell, Block | None] = LoadingCache(
             lambda cell: self._blocks.load(*cell),
@@ -71,6 +73,11 @@ class BlockSource(ABC):
     def place(self) -> Place:
         """Where the image lies in the slide: turns its positions into those of the original file, and back."""
         return self._blocks.place
+
+    @property
+    def block(self) -> int:
+        """Pixels along a side of the blocks in which the slide is read."""
+        return self._blocks.size
 
     def _here(self) -> None:
         """Opens everything anew in a forked process, where threads and locks of the parent are dead."""
