@@ -120,7 +120,7 @@ def check_settings(model: SlideClassifier, data: DataConfig, config: TrainConfig
 
 
 def check_bags(model: SlideClassifier, data: DataConfig) -> None:
-    """Refuse bags for a network that takes an image, an image for one that takes bags, and what bags have no use for."""
+    """Refuse bags for a network that takes images, images for one that takes bags, and what bags have no use for."""
     encoder = model.backbone if isinstance(model.backbone, PatchEncoder) else None
     if data.patches is None:
         if encoder is not None:
@@ -128,8 +128,8 @@ def check_bags(model: SlideClassifier, data: DataConfig) -> None:
         return
     if encoder is None:
         raise UserError(
-            f"data.patches makes a bag of each slide, and model.backbone {type(model.backbone).__name__} takes an image; "
-            "set model.backbone to PatchEncoder, with this one as its network"
+            f"data.patches makes a bag of each slide, and model.backbone {type(model.backbone).__name__} takes an "
+            "image; set model.backbone to PatchEncoder, with this one as its network"
         )
     if encoder.size != data.patches.size:
         raise UserError(
