@@ -13,7 +13,7 @@ from wsi_trainer.data.patches.grid import over_slide, over_tissue
 from wsi_trainer.slides.augment import Augmentation
 from wsi_trainer.slides.augment_patches import AugmentedPatches, PatchAugmentations, PatchAugmenter, moved
 from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.errors import SlideError, UnknownResolution
 from wsi_trainer.slides.patch_source import PatchSource, Positions, along_blocks
 from wsi_trainer.slides.source import SlideSource
 from wsi_trainer.slides.tissue import TissueMask
@@ -35,14 +35,14 @@ def open_bag(path: Path, config: PatchConfig, tissue: Tissue, source_mpp: float 
         source_mpp: Micrometres per pixel of a slide, where its file does not say it or says it wrong.
     """
     source_mpp = None if is_own_store(path) else source_mpp
-    image = open_at(path, config.mpp, source_mpp)
+    image = open_at(path, config.resolution, source_mpp)
     shape = image.shape[2], image.shape[3]
     positions = positions_of(image, config, tissue)
     image.close()
     positions = along_blocks(positions, config.size, image.block, shape)
     if len(positions) == 1:
         _tell_single(path)
-    return PatchSource(path, positions, config.size, mpp=config.mpp, source_mpp=source_mpp)
+    return PatchSource(path, positions, config.size, mpp=config.resolution, source_mpp=source_mpp)
 
 
 def positions_of(image: SlideSource, config: PatchConfig, tissue: Tissue) -> Positions:
@@ -53,8 +53,8 @@ def positions_of(image: SlideSource, config: PatchConfig, tissue: Tissue) -> Pos
     if min(shape) < size:
         raise SlideError(
             path,
-            f"has {shape[0]} × {shape[1]} pixels there, which is too small for one patch of {size}; set a smaller "
-            "data.patches.size, or a finer data.patches.mpp",
+            f"has {shape[0]} × {shape[1]} pixels at data.patches.mpp {config.mpp}, which is too small for one patch of "
+            f"{size}; set a smaller data.patches.size, or a finer mpp",
         )
     if config.over == "slide":
         return over_slide(shape, size, config.step)
@@ -75,13 +75,12 @@ def open_at(path: Path, mpp: float | None, source_mpp: float | None) -> SlideSou
     try:
         return SlideSource(path, mpp=mpp, source_mpp=source_mpp)
     except SlideError as error:
-        if mpp is None or not is_own_store(path):
+        if mpp is None or isinstance(error, UnknownResolution):
             raise
-        raise SlideError(
-            path,
-            f"{error.reason}; set data.patches.mpp to one of them (null takes the finest), or convert the slide with "
-            f"`wsi-train preprocess --mpp {mpp:g}`",
-        ) from error
+        way_out = "set data.patches.mpp to what there is (own takes the finest level)"
+        if is_own_store(path):
+            way_out += f", or convert the slide with `wsi-train preprocess --mpp {mpp:g}`"
+        raise SlideError(path, f"{error.reason}; {way_out}") from error
 
 
 def augmented(source: PatchSource, slide: Augmentation, each: PatchAugmentations) -> AugmentedPatches:

@@ -16,9 +16,9 @@ class PatchConfig:
 
     size: int = 224
     """Pixels along a side of a patch, as the encoder takes it."""
-    mpp: float | None = 0.5
+    mpp: float | Literal["own"] = 0.5
     """Micrometres per pixel of a patch; 0.5 is what is called 20x. A store needs a level of it, a slide is filtered
-    down to it; null takes the finest level as it is.
+    down to it; own takes the finest level as it is.
     """
     stride: int | None = None
     """Pixels from one patch to the next: less than `size` lets them overlap, more leaves gaps; null puts them side by
@@ -47,7 +47,7 @@ class PatchConfig:
             value = getattr(self, name)
             if value is not None and not least <= value < float("inf"):
                 raise UserError(f"data.patches.{name} is {value}; it must be {least} or more")
-        if self.mpp is not None and not is_plausible(self.mpp):
+        if self.mpp != "own" and not is_plausible(self.mpp):
             raise UserError(
                 f"data.patches.mpp is {self.mpp}; it is micrometres per pixel, such as 0.5, and not a magnification"
             )
@@ -57,6 +57,11 @@ class PatchConfig:
             raise UserError(f"data.patches.positions is {self.positions}; there is no such folder")
         if self.positions is not None and self.stride is not None:
             raise UserError("data.patches.positions says where patches are; leave out data.patches.stride")
+
+    @property
+    def resolution(self) -> float | None:
+        """Micrometres per pixel; None is that of the finest level."""
+        return None if self.mpp == "own" else self.mpp
 
     @property
     def step(self) -> int:
