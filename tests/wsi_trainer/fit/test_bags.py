@@ -160,7 +160,7 @@ def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(slides: Path, confi
         (["--model.pool_over=tissue"], "model.pool_over is tissue, which is for whole images; data.patches.over"),
         (["--data.patches.mpp=20x"], "data.patches.mpp: '20x' is not valid; expected float or 'own'"),
         (["--data.patches.mpp=0.8"], "s0.zarr: no level has 0.8"),
-        (["--data.patches.min_tissue=1", "--data.patches.size=180", "--model.backbone.size=180"], "set it lower"),
+        (["--data.patches.positions=nowhere"], "data.patches.positions is nowhere; there is no such folder"),
         (["--model.backbone.network=os.getcwd"], "os.getcwd is not a class of wsi_trainer.models"),
     ],
 )
@@ -185,5 +185,5 @@ def test_what_does_not_go_together_is_one_line(
 def test_commands_say_where_bags_have_no_place(
     config: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, f"--config={config}", "--train.budget=1GiB"]) == 2
+    assert main([command[0], f"--config={config}", "--train.budget=1GiB", *command[1:]]) == 2
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
