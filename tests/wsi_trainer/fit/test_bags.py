@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,12 @@ import yaml
 import zarr
 from torch import Tensor
 
+from lightning_plugin import LazyImage, TiledModule, materialize
 from wsi_trainer.cli import main
+from wsi_trainer.data import PatchConfig, open_bag
+from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.sampling import EpochSampler
+from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.metrics import Predictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
@@ -114,6 +119,19 @@ def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(slides: Path, confi
     with torch.no_grad():
         said = torch.cat([model.task.predict(model(bags[number])) for number in (5, 6)])
     np.testing.assert_allclose(predicted.probabilities, said.numpy(), atol=1e-8)
+
+
+def test_a_pass_over_the_tiles_of_a_bag_decodes_each_block_once(slides: Path) -> None:
+    bag = open_bag(slides / "s6.zarr", PatchConfig(size=SIZE, stride=20), mask_of)
+    loads: Counter[tuple[int, int]] = Counter()
+    load = bag._blocks.load
+    bag._cache._load = lambda cell: loads.update([cell]) or load(*cell)  # type: ignore[func-returns-value]
+    model = SlideClassifier(backbone=PatchEncoder(ResNet((4, 8), norm="group"), SIZE), head=AttentionPooling)
+    tiled = TiledModule(model.eval(), tiles=(1, 1, bag.shape[0] // 4))
+    with torch.no_grad():
+        logits = materialize(tiled(LazyImage(CheckedSource(bag, "s6"))))
+    assert torch.isfinite(logits).all() and bag.shape[0] >= 20
+    assert loads and set(loads.values()) == {1}
 
 
 def test_what_a_run_says_and_what_follows_it(

@@ -10,6 +10,7 @@ from pathlib import Path
 from wsi_trainer.data.patches.config import PatchConfig
 from wsi_trainer.data.patches.given import chosen_patches
 from wsi_trainer.data.patches.grid import over_slide, over_tissue
+from wsi_trainer.errors import UserError
 from wsi_trainer.slides.augment import Augmentation
 from wsi_trainer.slides.augment_patches import AugmentedPatches, PatchAugmentations, PatchAugmenter, moved
 from wsi_trainer.slides.blocks import is_own_store
@@ -49,7 +50,12 @@ def positions_of(image: SlideSource, config: PatchConfig, tissue: Tissue) -> Pos
     """Where the patches of an image are; an error where there are none."""
     path, size, shape = image.path, config.size, (image.shape[2], image.shape[3])
     if config.positions is not None:
-        return chosen_patches(config.positions, path).positions(image.place, shape, size)
+        try:
+            return chosen_patches(config.positions, path).positions(image.place, shape, size)
+        except UserError as error:
+            if isinstance(error, SlideError) and error.path == str(path):
+                raise
+            raise SlideError(path, str(error)) from error  # of its file: whoever leaves the slide out hears of both
     if min(shape) < size:
         raise SlideError(
             path,
