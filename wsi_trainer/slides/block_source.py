@@ -19,7 +19,7 @@ from wsi_trainer.places import Place
 
 from .blocks import Block, Blocks, SlideBlocks, StoredBlocks, is_own_store, stored_mpp
 from .cache import LoadingCache
-from .errors import SlideError
+from .errors import AbsentResolution, SlideError
 from .resolution import TOLERANCE
 from .store.layout import CHANNELS
 from .tissue import TissueMask
@@ -189,4 +189,4 @@ def _level_of(path: Path, mpp: float) -> int:
         found.append(sum(stored_mpp(path, len(found))) / 2)
         if abs(mpp / found[-1] - 1) <= TOLERANCE:
             return len(found) - 1
-    raise SlideError(path, f"no level has {mpp:g} µm a pixel; there are {', '.join(f'{m:g}' for m in found)}")
+    raise AbsentResolution(path, f"no level has {mpp:g} µm a pixel; there are {', '.join(f'{m:g}' for m in found)}")

@@ -118,6 +118,13 @@ def test_a_slide_that_does_not_say_its_resolution(tmp_path: Path) -> None:
     assert bag(path, size=64, over="slide", mpp="own").shape[0] == 16
 
 
+def test_a_slide_that_cannot_be_read_is_no_matter_of_resolution(tmp_path: Path) -> None:
+    (tmp_path / "broken.svs").write_bytes(b"no slide")
+    with pytest.raises(SlideError) as raised:
+        bag(tmp_path / "broken.svs")
+    assert "data.patches" not in str(raised.value)
+
+
 def test_glass_alone_and_slides_that_are_too_small(tmp_path: Path, store: Path) -> None:
     import tifffile
 

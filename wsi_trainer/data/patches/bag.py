@@ -14,7 +14,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.slides.augment import Augmentation
 from wsi_trainer.slides.augment_patches import AugmentedPatches, PatchAugmentations, PatchAugmenter, moved
 from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.errors import SlideError, UnknownResolution
+from wsi_trainer.slides.errors import AbsentResolution, SlideError
 from wsi_trainer.slides.patch_source import PatchSource, Positions, along_blocks
 from wsi_trainer.slides.source import SlideSource
 from wsi_trainer.slides.tissue import TissueMask
@@ -80,9 +80,7 @@ def open_at(path: Path, mpp: float | None, source_mpp: float | None) -> SlideSou
     """The image of a slide at this resolution, or its finest level; an error says how to come by it."""
     try:
         return SlideSource(path, mpp=mpp, source_mpp=source_mpp)
-    except SlideError as error:
-        if mpp is None or isinstance(error, UnknownResolution):
-            raise
+    except AbsentResolution as error:
         way_out = "set data.patches.mpp to what there is (own takes the finest level)"
         if is_own_store(path):
             way_out += f", or convert the slide with `wsi-train preprocess --mpp {mpp:g}`"
