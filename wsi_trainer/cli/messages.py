@@ -10,6 +10,12 @@ from wsi_trainer.errors import UserError
 # How jsonargparse words what it refuses. `tests/wsi_trainer/cli` notices when a version words it otherwise.
 BAD_VALUE = re.compile(r"^Parser key \"(?P<key>[^\"]+)\":\s*(?P<why>.*)", re.DOTALL)
 BAD_CLASS = re.compile(r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<why>[^\n]*)")
+INNER_VALUE = re.compile(
+    r"Problem with given class_path '[^']+':\s*Parser key \"(?P<key>[^\"]+)\":\s*(?P<why>.*?)"
+    r"(?:Got|Given) value: (?P<value>[^\n]*)",
+    re.DOTALL,
+)
+KIND = re.compile(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[([^\]]*)\])")
 BAD_FILE = re.compile(r"Problems parsing config: (?P<why>.*)", re.DOTALL)
 UNKNOWN_KEY = re.compile(r"(?:Group '(?P<group>[^']+)' does not accept option|Option) '(?P<key>[^']+)'")
 UNKNOWN_WORD = re.compile(r"unrecognized arguments: (?P<word>\S+)")
@@ -40,6 +46,11 @@ def about_value(parser: argparse.ArgumentParser, key: str, why: str, words: list
     """A value of the wrong kind, a class that cannot be made, or a config file that cannot be read."""
     if key == "config":
         return f"--config: {why}"
+    if found := INNER_VALUE.search(why):
+        inner = f"{key}.{found['key']}"
+        where = inner if mentions(words, inner) else f"{inner}{in_config(words)}"
+        kinds = [name or literal for name, literal in KIND.findall(found["why"])]
+        return f"{where}: '{found['value']}' is not valid; " + (f"expected {' or '.join(kinds)}" if kinds else why)
     where = key if mentions(words, key) else f"{key}{in_config(words)}"
     if found := BAD_CLASS.search(why):
         return f"{where}: {about_class(found['path'], found['why'])}"

@@ -4,11 +4,14 @@ from wsi_trainer.data.datamodule import DataConfig, SlideData, SlideDataset
 from wsi_trainer.data.folds import folds, read_splits, write_folds
 from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest, write_manifest
+from wsi_trainer.data.patches.bag import open_bag
+from wsi_trainer.data.patches.config import PatchConfig
 from wsi_trainer.data.pixels import pixels_of
 from wsi_trainer.data.splits import check_leakage, complete_splits
 
 __all__ = [
     "DataConfig",
+    "PatchConfig",
     "SlideData",
     "SlideDataset",
     "SlideRecord",
@@ -17,6 +20,7 @@ __all__ = [
     "complete_splits",
     "dense",
     "folds",
+    "open_bag",
     "open_image",
     "pixels_of",
     "read_manifest",

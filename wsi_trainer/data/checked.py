@@ -30,6 +30,11 @@ class CheckedSource:
     def dtype(self) -> torch.dtype:
         return self.source.dtype
 
+    @property
+    def instances(self) -> int | None:
+        """How many of the first dimensions count images; None where the source knows of space alone."""
+        return getattr(self.source, "instances", None)
+
     def read(self, box: Box) -> Tensor:
         try:
             return self.source.read(box)

@@ -17,15 +17,18 @@ from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.loader import TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
+from wsi_trainer.data.patches.bag import augmented, augmenter_of, open_bag
+from wsi_trainer.data.patches.config import PatchConfig
 from wsi_trainer.data.sampling import EpochSampler, Visit
 from wsi_trainer.data.splits import By, complete_splits
-from wsi_trainer.data.tissue import MaskSource, TissueMap, tissue_of
+from wsi_trainer.data.tissue import MaskSource, TissueMap, mask_of, tissue_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.tasks import MultiClassTask, SegmentationTask, Task
 from wsi_trainer.regions import open_target
 from wsi_trainer.slides.augment import Augmentation, AugmentedSource, Augmenter
 from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slides.tissue import TissueMask
 
 ToImage = Callable[[TileSource], Tensor]
 
@@ -45,6 +48,10 @@ class DataConfig:
     context: tuple[int, ...] = ()
     """Further magnifications of each slide, as factors by which it is shrunk, such as [4, 16]; `model.levels` is then
     one more than they are.
+    """
+    patches: PatchConfig | None = None
+    """Show the network each slide as a bag of patches, which `model.backbone` PatchEncoder encodes one by one; null
+    shows it the image whole.
     """
     validation: float = 0.2
     """Share of the patients that choose the checkpoint, where the manifest has no split val."""
@@ -76,6 +83,9 @@ class DataConfig:
             raise UserError(
                 f"data.context is {list(self.context)}; give rising factors above data.downsample, {self.downsample}"
             )
+        if self.patches is not None and (self.downsample != 1 or self.context):
+            key = "downsample" if self.downsample != 1 else "context"
+            raise UserError(f"data.{key} is for whole images; with data.patches say data.patches.mpp, and leave it out")
         for name in ("workers", "shift", "stain", "tint"):
             if getattr(self, name) < 0:
                 raise UserError(f"data.{name} is {getattr(self, name)}; it must be 0 or more")
@@ -113,6 +123,7 @@ class SlideDataset(Dataset[SlideBatch]):
         self.augmenter = augmenter
         self.tissue_stride = tissue_stride
         self._tissue: dict[tuple[Path, int], MaskSource] = {}
+        self._masks: dict[Path, TissueMask] = {}
 
     def __len__(self) -> int:
         return len(self.records)
@@ -122,7 +133,11 @@ class SlideDataset(Dataset[SlideBatch]):
         label = torch.tensor([-1]) if self.task is None else target_of(self.task, record)
         batch = SlideBatch(image=torch.empty(0), label=label, slide=record.slide)
         try:
-            self._open(batch, record, visit)
+            if self.config.patches is None:
+                self._open(batch, record, visit)
+            else:
+                bag = self._bag(record, visit, self.config.patches)
+                batch["image"] = self.to_image(CheckedSource(bag, record.slide))
         except (UserError, OSError) as error:
             # The step says so: here, perhaps in another process, nobody knows whether the run may go on.
             batch["failure"] = getattr(error, "reason", str(error))
@@ -144,6 +159,19 @@ class SlideDataset(Dataset[SlideBatch]):
             masks = [self._mask(record.path, image, factor) for image, factor in zip(images, factors)]
             maps = [TissueMap(_turned(mask, how, colours=False), self.tissue_stride) for mask, how in zip(masks, shown)]
             batch["tissue"] = [self.to_image(tissue) for tissue in maps]
+
+    def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> TileSource:
+        """The patches of a slide, as they are shown in an epoch."""
+        bag = open_bag(record.path, patches, self._tissue_in, record.mpp)
+        if self.augmenter is None:
+            return bag
+        each = augmenter_of(patches, self.augmenter.seed).draw(record.slide, visit.epoch, bag.shape[0])
+        return augmented(bag, self.augmenter.draw(record.slide, visit.epoch), each)
+
+    def _tissue_in(self, path: Path, image: SlideSource) -> TissueMask:
+        if path not in self._masks:
+            self._masks[path] = mask_of(path, image)
+        return self._masks[path]
 
     def _mask(self, path: Path, image: SlideSource, factor: int) -> MaskSource:
         key = path, factor

@@ -38,4 +38,5 @@ def open_image(path: Path, downsample: int = 1, source_mpp: float | None = None)
 
 def dense(source: TileSource) -> Tensor:
     """All pixels of a source. It holds the whole image: for thumbnails, and for slides that fit."""
-    return source.read(Box.whole(source.shape[2:]))
+    count = getattr(source, "instances", None) or 0
+    return source.read(Box.whole((*source.shape[:count], *source.shape[max(count, 1) + 1 :])))

@@ -74,12 +74,16 @@ class TissueMap:
         return Box(lo, tuple(min(at * self.stride, end) for at, end in zip(box.hi, size)))
 
 
-def tissue_of(path: Path, image: SlideSource) -> MaskSource:
+def mask_of(path: Path, image: SlideSource) -> TissueMask:
     """The tissue of an image of a slide: what `preprocess` stored with it, or else found on a coarse copy."""
     scale = _scale(image)
     mask = _stored(path, image, scale)
-    if mask is None:
-        mask = find_tissue(_coarse(path, image, scale), scale)
+    return find_tissue(_coarse(path, image, scale), scale) if mask is None else mask
+
+
+def tissue_of(path: Path, image: SlideSource) -> MaskSource:
+    """The tissue of an image of a slide, as a source; an error where there is none."""
+    mask = mask_of(path, image)
     if not mask.mask.any():
         raise SlideError(
             path, "no tissue was found on it, so there is nothing to pool over; use pool_over and statistics: slide"

@@ -44,6 +44,10 @@ def heatmap(words: Sequence[str]) -> int:
         raise UserError(
             "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
         )
+    if data.patches is not None:
+        raise UserError(
+            "a heat map is for a network that looks at whole images; there are none of bags (data.patches) yet"
+        )
     maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
     folder = RunFolder(Path(options.out)).existing()
     load_weights(model, folder.checkpoint(options.checkpoint))

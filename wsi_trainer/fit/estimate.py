@@ -10,11 +10,12 @@ from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
-from wsi_trainer.data import SlideData, SlideRecord, open_image
+from wsi_trainer.data import SlideData, SlideRecord, open_bag, open_image
+from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.memory import format_bytes
-from wsi_trainer.fit.planning import plan_step
+from wsi_trainer.fit.planning import plan_shape
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.terminal import say
@@ -53,20 +54,31 @@ class Estimate(Callback):
         factors = [factor / data.downsample for factor in data.context]
         say(Console(), "planning a step on the largest slide, to say what the run costs")
         device = pl_module.device.type
-        plan = plan_step(pl_module, *largest, budget or UNLIMITED, device, factors)
+        patches = None if data.patches is None else (largest[0] // largest[1], largest[1])
+        shape = (1, 3, *largest) if patches is None else (patches[0], 3, patches[1], patches[1])
+        plan = plan_shape(pl_module, shape, budget or UNLIMITED, device, factors)
         facts = estimate(plan, sizes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
+        if patches is not None:
+            facts["patches"] = list(patches)
         write_json(self.folder.estimate, facts)
         for line in sentence(facts).splitlines():
             say(Console(), line)
 
     def _sizes(self, records: list[SlideRecord]) -> dict[str, tuple[int, int]]:
-        """Height and width of each slide that can be opened; one that cannot ends the run here, unless it may go on."""
-        sizes = {}
+        """Height and width of each slide that can be opened; one that cannot ends the run here, unless it may go on.
+
+        Those of a bag are its patches', one below the other.
+        """
+        sizes, config = {}, self.slides.config
         for record in records:
             try:
-                image = open_image(record.path, self.slides.config.downsample, record.mpp)
+                if config.patches is not None:
+                    bag = open_bag(record.path, config.patches, mask_of, record.mpp)
+                    sizes[record.slide] = (bag.shape[0] * bag.size, bag.size)
+                    continue
+                image = open_image(record.path, config.downsample, record.mpp)
             except (UserError, OSError) as error:
-                if self.slides.config.on_error == "stop":
+                if config.on_error == "stop":
                     raise
                 log.info("slide %s is left out of the estimate: %s", record.slide, error)
                 continue
@@ -111,7 +123,9 @@ def checkpoint_bytes(model: SlideClassifier) -> int:
 
 def sentence(facts: dict[str, Any]) -> str:
     """The estimate as lines for the console."""
-    height, width = facts["largest"]
+    what = "is {} × {}".format(*facts["largest"])
+    if "patches" in facts:
+        what = "has {0} patches of {1} × {1}".format(*facts["patches"])
     slides, gigapixels = facts["slides"], sum(facts["pixels"].values()) / 1e9
     limit = f" of {format_bytes(facts['budget'])}" if facts["budget"] else ", without a budget"
     stored = {tier: facts[f"{tier}_bytes"] for tier in ("host", "disk")}
@@ -119,7 +133,7 @@ def sentence(facts: dict[str, Any]) -> str:
     return (
         f"{slides['train']} slides to train on and {slides['val']} to validate, {gigapixels:.3g} Gpx: about "
         f"{duration(facts['seconds_per_epoch'])} an epoch by the device's typical rates\n"
-        f"the largest is {height} × {width}: {format_bytes(facts['device_bytes'])} on the device{limit}"
+        f"the largest {what}: {format_bytes(facts['device_bytes'])} on the device{limit}"
         f"{', ' + below if below else ''}; checkpoints take {format_bytes(facts['checkpoint_bytes'])}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -37,4 +38,4 @@ def memory_facts(watch: MemoryWatch, model: SlideClassifier, slides: SlideData, 
 
 
 def _pixels(image: Tensor) -> int:
-    return int(image.shape[-1] * image.shape[-2])
+    return math.prod(image.shape)

@@ -17,6 +17,7 @@ from rich.text import Text
 from torch import nn
 
 from lightning_plugin import Plan, make_plan, sweep
+from wsi_trainer.data import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO
 from wsi_trainer.fit.one_run import instantiate, parse
@@ -24,6 +25,7 @@ from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.plan_model import build_model, on_any_device
 from wsi_trainer.fit.planning import Step
 from wsi_trainer.fit.reach import within_reach
+from wsi_trainer.fit.training import check_bags
 from wsi_trainer.models import SlideClassifier
 
 #: Budgets of a sweep.
@@ -48,9 +50,13 @@ def names_config(words: Sequence[str]) -> bool:
     return bool(config)
 
 
-def add_options(parser: ArgumentParser) -> None:
-    """The options of both forms."""
-    parser.add_argument("--image", type=str, required=True, metavar="WxH", help="size in pixels, as 20480x20480")
+def add_options(parser: ArgumentParser, bags: bool = False) -> None:
+    """The options of both forms; one of them may plan for a bag instead of an image."""
+    size: dict[str, Any] = {"default": None} if bags else {"required": True}
+    parser.add_argument("--image", type=str, metavar="WxH", help="size in pixels, as 20480x20480", **size)
+    if bags:
+        text = "instead of --image, where the config has data.patches: how many patches the bag has"
+        parser.add_argument("--patches", type=int, default=None, metavar="K", help=text)
     parser.add_argument(
         "--device", type=str, default="cpu", help="whose speed ranks the plans: cpu, cuda:a100, ...; need not be there"
     )
@@ -71,14 +77,31 @@ def config_step(words: Sequence[str]) -> Callable[[], int]:
     """The step of a config's classifier on a slide."""
     parser = make_parser("plan", "Plan a training step of a config: where tensors live, tile grids, cost.")
     parser.add_argument("--budget", type=str, default=None, help="device memory; without it train.budget")
-    add_options(parser)
+    add_options(parser, bags=True)
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
     budget = options.budget or config.budget
     if budget is None or budget == AUTO:
         raise UserError("a plan needs a budget: give --budget or --train.budget, such as 8GiB")
     factors = [factor / data.downsample for factor in data.context]
-    return partial(report, lambda then: then(step_of(model, factors), torch.uint8), options, budget)
+    shape = shape_of(data, model, options)
+    return partial(report, lambda then: then(step_of(model, factors), torch.uint8), options, budget, shape)
+
+
+def shape_of(data: DataConfig, model: SlideClassifier, options: Namespace) -> tuple[int, ...]:
+    """What a step of a config is given: an image, or a bag of patches."""
+    check_bags(model, data)
+    wanted, other = ("image", "patches") if data.patches is None else ("patches", "image")
+    if options[other] is not None:
+        why = "not given" if data.patches is None else "given"
+        raise UserError(f"--{other} does not go with this config, whose data.patches is {why}; give --{wanted}")
+    if options[wanted] is None:
+        raise UserError(f"a plan needs --{wanted}: {'WxH, as 20480x20480' if wanted == 'image' else 'K, as 10000'}")
+    if data.patches is None:
+        return image_shape(options.image)
+    if options.patches < 1:
+        raise UserError(f"--patches is {options.patches}; it must be 1 or more")
+    return (options.patches, 3, data.patches.size, data.patches.size)
 
 
 def model_step(words: Sequence[str]) -> Callable[[], int]:
@@ -107,7 +130,7 @@ def model_step(words: Sequence[str]) -> Callable[[], int]:
     def planned(then: Callable[[nn.Module, torch.dtype], Any]) -> Any:
         return on_any_device(build, lambda module: then(step_of(module), pixel_type(module)))
 
-    return partial(report, planned, options, options.budget)
+    return partial(report, planned, options, options.budget, image_shape(options.image))
 
 
 def step_of(module: nn.Module, factors: Sequence[float] = ()) -> nn.Module:
@@ -124,17 +147,15 @@ def pixel_type(module: nn.Module) -> torch.dtype:
     return torch.uint8 if isinstance(module, SlideClassifier) else torch.float32
 
 
-def report(planned: Callable[..., Any], options: Namespace, budget: str) -> int:
+def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: tuple[int, ...]) -> int:
     """Plan, print, and write what was asked for."""
     if options.sweep_picture is not None and options.sweep is None:
         raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
-    width, height = pixels(options.image)
     console = Console(width=200)
     names = ("device", "host_budget", "disk", "half", "halo", "policy")
     arguments: dict[str, Any] = {"budget": budget, **{name: options[name] for name in names}}
 
     def run(module: nn.Module, dtype: torch.dtype) -> tuple[Plan, Any]:
-        shape = (1, 3, height, width)
         if options.sweep is None:
             return make_plan(module, shape, dtype=dtype, **arguments), None
         tell = partial(track, description="planning", console=Console(stderr=True), transient=True)
@@ -156,6 +177,12 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str) -> int:
     if options.sweep_picture is not None:
         swept.draw(str(options.sweep_picture))
     return 0
+
+
+def image_shape(image: str) -> tuple[int, ...]:
+    """The shape of an image of this size."""
+    width, height = pixels(image)
+    return (1, 3, height, width)
 
 
 def pixels(image: str) -> tuple[int, int]:

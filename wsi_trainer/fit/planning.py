@@ -69,10 +69,21 @@ def plan_step(
     """
     if height < 1 or width < 1:
         raise UserError(f"a slide of {height} × {width} pixels cannot be planned")
+    return plan_shape(model, (1, 3, height, width), budget, device, factors)
+
+
+def plan_shape(
+    model: SlideClassifier,
+    shape: tuple[int, ...],
+    budget: str | int,
+    device: str = "cpu",
+    factors: Sequence[float] = (),
+) -> Plan:
+    """The plan of a training step on an image, (1, 3, height, width), or on a bag, (patches, 3, size, size)."""
     model.train()
     model.standardise.eval()  # it would write the statistics of a slide that is not there
     factors = factors or [4.0**level for level in range(1, model.levels)]
     try:
-        return make_plan(Step(model, factors), (1, 3, height, width), budget=budget, device=device, dtype=torch.uint8)
+        return make_plan(Step(model, factors), shape, budget=budget, device=device, dtype=torch.uint8)
     finally:
         model.train()

@@ -13,10 +13,11 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
-from jsonargparse import set_parsing_settings  # type: ignore[attr-defined]
+from jsonargparse import Namespace, set_parsing_settings  # type: ignore[attr-defined]
 from jsonargparse._common import parsing_settings
 
-from wsi_trainer import models
+from wsi_trainer import data, models
+from wsi_trainer.data import PatchConfig
 from wsi_trainer.errors import UserError
 
 FLAG = "--trust"
@@ -35,6 +36,11 @@ def own_paths() -> list[str]:
     return [*paths, *(f"{found.__module__}.{found.__qualname__}" for found in made.values())]
 
 
+def settings_paths() -> list[str]:
+    """The import paths of settings that may be left out, which the parser looks up by name like classes."""
+    return [f"{data.__name__}.{PatchConfig.__name__}", f"{PatchConfig.__module__}.{PatchConfig.__qualname__}"]
+
+
 @contextmanager
 def limited(trusted: bool) -> Iterator[None]:
     """In this context names in a config lead to the classes of this package only, or anywhere."""
@@ -43,7 +49,7 @@ def limited(trusted: bool) -> Iterator[None]:
     try:
         parsing_settings["import_path_verdicts"] = {}
         if not trusted:
-            set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=own_paths())
+            set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*own_paths(), *settings_paths()])
         yield
     finally:
         parsing_settings.update(before)
@@ -69,7 +75,13 @@ def trust_words() -> list[str]:
 
 
 def check_backbone(named: Any) -> None:
-    """Refuse a backbone that is given as the import path of something else than a class of this package."""
+    """Refuse a backbone, or the network in one, that is given as the import path of something else than a class of this
+    package.
+    """
+    if isinstance(named, Namespace):
+        named = (named.get("init_args") or Namespace()).get("network")
+        if named is None:
+            return
     own = not isinstance(named, str) or named.startswith("timm:") or named in own_paths()
     if not own and not _trusted.get():
         raise UserError(about("model.backbone", named))

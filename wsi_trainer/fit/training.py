@@ -39,7 +39,7 @@ from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
-from wsi_trainer.models import SegmentationTask, SlideBatch, SlideClassifier
+from wsi_trainer.models import PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.terminal import say
 
@@ -114,8 +114,32 @@ def check_settings(model: SlideClassifier, data: DataConfig, config: TrainConfig
             f"data.context has {len(data.context)} further magnifications and model.levels is {model.levels}; "
             f"set it to {1 + len(data.context)}"
         )
+    check_bags(model, data)
     if config.devices > 1 and data.on_error == "skip":
         raise UserError("data.on_error is skip with several devices, which would wait for each other; use stop")
+
+
+def check_bags(model: SlideClassifier, data: DataConfig) -> None:
+    """Refuse bags for a network that takes images, images for one that takes bags, and what bags have no use for."""
+    encoder = model.backbone if isinstance(model.backbone, PatchEncoder) else None
+    if data.patches is None:
+        if encoder is not None:
+            raise UserError("model.backbone is PatchEncoder, which takes patches, and data.patches is not given")
+        return
+    if encoder is None:
+        raise UserError(
+            f"data.patches makes a bag of each slide, and model.backbone {type(model.backbone).__name__} takes an "
+            "image; set model.backbone to PatchEncoder, with this one as its network"
+        )
+    if encoder.size != data.patches.size:
+        raise UserError(
+            f"data.patches.size is {data.patches.size} and model.backbone.size is {encoder.size}; give both one value"
+        )
+    if model.task.dense:
+        raise UserError(f"{type(model.task).__name__} has a class for each pixel of an image; leave out data.patches")
+    if model.wants_tissue:
+        key = "pool_over" if model.pool_over == "tissue" else "statistics"
+        raise UserError(f"model.{key} is tissue, which is for whole images; data.patches.over: tissue chooses patches")
 
 
 def test(

@@ -21,20 +21,20 @@ def read_geojson(path: Path) -> list[Region]:
     """
     try:
         content = json.loads(path.read_bytes())
-        return [region for feature, name in _features(content) for region in _regions(feature, name, path)]
+        return [region for feature, name in geometries(content) for region in _regions(feature, name, path)]
     except RegionsError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RegionsError(path, f"not GeoJSON with polygons ({type(error).__name__}: {error})") from error
 
 
-def _features(value: Any) -> Iterator[tuple[Any, str]]:
+def geometries(value: Any) -> Iterator[tuple[Any, str]]:
     """Every geometry with the name of its feature's class."""
     if isinstance(value, list):
         for part in value:
-            yield from _features(part)
+            yield from geometries(part)
     elif value["type"] == "FeatureCollection":
-        yield from _features(value["features"])
+        yield from geometries(value["features"])
     elif value["type"] == "Feature":
         if value["geometry"] is not None:
             yield value["geometry"], class_of(value.get("properties") or {})

@@ -27,5 +27,9 @@ class UnsupportedSlide(SlideError):
     """
 
 
+class AbsentResolution(SlideError):
+    """A slide has no pixels of the resolution that was asked for, and they cannot be made of what it has."""
+
+
 class UnknownResolution(SlideError):
     """Nothing plausible says how large a pixel is, and guessing would spoil training in silence."""

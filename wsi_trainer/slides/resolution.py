@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import SlideError, UnknownResolution
+from .errors import AbsentResolution, UnknownResolution
 from .readers import SlideInfo
 
 PLAUSIBLE = (0.05, 20.0)
@@ -77,7 +77,7 @@ def shrink_factor(path: Path | str, own: Resolution, wanted: float) -> float:
     if abs(wanted / own.mean - 1) <= TOLERANCE:
         return 1.0
     if wanted < own.mean:
-        raise SlideError(path, f"has {own.mean:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels")
+        raise AbsentResolution(path, f"has {own.mean:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels")
     return wanted / own.mean
 
 

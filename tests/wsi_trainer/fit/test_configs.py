@@ -9,7 +9,7 @@ import torch
 
 from wsi_trainer.fit.one_run import instantiate, parse
 from wsi_trainer.fit.parser import make_parser
-from wsi_trainer.fit.planning import plan_step
+from wsi_trainer.fit.planning import plan_shape
 from wsi_trainer.fit.training import check_settings
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("*.yaml"))
@@ -26,9 +26,11 @@ def words(config: Path) -> list[str]:
 def test_is_accepted_and_its_network_classifies_a_small_slide(config: Path) -> None:
     parser = make_parser("fit", "")
     options = parse(parser, words(config))
-    model, _, train = instantiate(parser, options)
+    model, data, train = instantiate(parser, options)
     assert train.budget is not None and train.budget == options.train.budget
     images = [torch.zeros(1, 3, 128 // 4**level, 160 // 4**level, dtype=torch.uint8) for level in range(model.levels)]
+    if data.patches is not None:
+        images = [torch.zeros(2, 3, data.patches.size, data.patches.size, dtype=torch.uint8)]
     with torch.no_grad():
         predicted = model.eval().task.predict(model(images[0], images[1:]))
     assert predicted.shape == (1, len(model.task.names)) and predicted.isfinite().all()
@@ -52,12 +54,23 @@ def test_plans_a_step_without_data(config: Path, height: int, width: int) -> Non
     check_settings(model, data, train)
     assert train.budget is not None
     factors = [factor / data.downsample for factor in data.context]
-    plan = plan_step(model, height, width, train.budget, "cuda", factors)
+    shape = (1, 3, height, width) if data.patches is None else (500, 3, data.patches.size, data.patches.size)
+    plan = plan_shape(model, shape, train.budget, "cuda", factors)
     assert plan.budget is not None and 0 < plan.peak_bytes <= plan.budget
 
 
 def test_there_is_one_for_everything_a_user_would_start_from() -> None:
-    names = {"demo", "tumour-detection", "subtype", "grading", "survival", "multi-gpu", "card-11gib", "cpu-only"}
+    names = {
+        "demo",
+        "tumour-detection",
+        "subtype",
+        "grading",
+        "survival",
+        "patches",
+        "multi-gpu",
+        "card-11gib",
+        "cpu-only",
+    }
     assert names <= {path.stem for path in CONFIGS}
 
 

@@ -5,6 +5,7 @@ from wsi_trainer.models.backbones.convnext import ConvNeXt
 from wsi_trainer.models.backbones.darknet import DarkNet
 from wsi_trainer.models.backbones.efficientnet import EfficientNet
 from wsi_trainer.models.backbones.named import make_backbone
+from wsi_trainer.models.backbones.patches import PatchEncoder
 from wsi_trainer.models.backbones.resnet import ResNet
 from wsi_trainer.models.backbones.timm import TimmBackbone
 from wsi_trainer.models.backbones.unet import UNet, UNetEncoder
@@ -16,6 +17,7 @@ __all__ = [
     "ConvNeXt",
     "DarkNet",
     "EfficientNet",
+    "PatchEncoder",
     "ResNet",
     "TimmBackbone",
     "UNet",

@@ -73,7 +73,7 @@ def strides_inside(backbone: nn.Module, parts: Mapping[str, nn.Module]) -> dict[
 
     handles = [part.register_forward_pre_hook(listen(name)) for name, part in parts.items()]
     try:
-        _answer(backbone)
+        answer(backbone)
     finally:
         for handle in handles:
             handle.remove()
@@ -82,15 +82,15 @@ def strides_inside(backbone: nn.Module, parts: Mapping[str, nn.Module]) -> dict[
     return found
 
 
-def _answer(backbone: nn.Module) -> Any:
-    """What a network makes of an image of SIDE pixels; on the meta device, so that nothing is computed."""
+def answer(backbone: nn.Module, images: int = 1, side: int = SIDE) -> Any:
+    """What a network makes of images of so many pixels; on the meta device, so that nothing is computed."""
     state = {key: value.to("meta") for key, value in (*backbone.named_parameters(), *backbone.named_buffers())}
     training = {part: part.training for part in backbone.modules()}
     dtype = next((p.dtype for p in backbone.parameters()), torch.get_default_dtype())
     try:
         with torch.no_grad():
             backbone.eval()
-            return functional_call(backbone, state, (torch.empty(1, 3, SIDE, SIDE, device="meta", dtype=dtype),))
+            return functional_call(backbone, state, (torch.empty(images, 3, side, side, device="meta", dtype=dtype),))
     finally:
         for part, mode in training.items():
             part.training = mode
@@ -104,7 +104,7 @@ def _shape_of_map(backbone: nn.Module) -> torch.Size:
         "one position"
     )
     try:
-        out = _answer(backbone)
+        out = answer(backbone)
     except Exception as error:  # the network's own code: whatever it raises, the attributes are the way out
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TypeError(

@@ -25,11 +25,7 @@ class TimmBackbone(nn.Module):
             name: The model's name in timm, such as resnet18.
         """
         super().__init__()
-        timm = import_timm()
-        if name not in timm.list_models() and not timm.is_model(name):
-            near = get_close_matches(name, timm.list_models(), n=3)
-            raise UserError(f"timm has no model {name!r}" + (f"; near are {', '.join(near)}" if near else ""))
-        self.network = timm.create_model(name, pretrained=False, num_classes=0, global_pool="")
+        self.network = timm_network(name, global_pool="")
         try:
             self.out_channels, self.stride = describe(self.network)
         except TypeError as error:
@@ -43,6 +39,16 @@ class TimmBackbone(nn.Module):
     def stages(self) -> list[nn.Module]:
         """The direct parts of the network that have parameters."""
         return stages_of(self.network)
+
+
+def timm_network(name: str, **arguments: Any) -> nn.Module:
+    """A network of timm by its name, with random weights and without its classifier."""
+    timm = import_timm()
+    if name not in timm.list_models() and not timm.is_model(name):
+        near = get_close_matches(name, timm.list_models(), n=3)
+        raise UserError(f"timm has no model {name!r}" + (f"; near are {', '.join(near)}" if near else ""))
+    network: nn.Module = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
+    return network
 
 
 def import_timm() -> Any:

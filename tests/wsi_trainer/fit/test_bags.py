@@ -1,0 +1,207 @@
+"""Training on bags of patches through `fit` is plain PyTorch with the whole bag in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+import zarr
+from torch import Tensor
+
+from lightning_plugin import LazyImage, TiledModule, materialize
+from wsi_trainer.cli import main
+from wsi_trainer.data import PatchConfig, open_bag
+from wsi_trainer.data.checked import CheckedSource
+from wsi_trainer.data.sampling import EpochSampler
+from wsi_trainer.data.tissue import mask_of
+from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.metrics import Predictions
+from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
+from wsi_trainer.models.schedule import warmup_cosine
+from wsi_trainer.slides.convert import Job, convert
+from wsi_trainer.slides.settings import Settings
+from wsi_trainer.synthetic import SlideSpec, write_slide
+
+SIZE, STRIDE, SHARE, EPOCHS = 32, 28, 0.3, 3
+SPLITS = ("train", "train", "train", "val", "val", "test", "test")
+
+
+@pytest.fixture(scope="module")
+def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven small slides, as stores."""
+    folder = tmp_path_factory.mktemp("bags")
+    lines = ["slide,label,split"]
+    for number, split in enumerate(SPLITS):
+        spec = SlideSpec(190 + 10 * number, 230, seed=2, slide=number, patient=number, positive=bool(number % 2))
+        write_slide(folder / f"s{number}.tif", spec)
+        convert(Job(folder / f"s{number}.tif", f"s{number}"), folder, Settings(chunk=64, shard=256))
+        lines.append(f"s{number}.zarr,{number % 2},{split}")
+    (folder / "manifest.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def config(slides: Path, tmp_path: Path) -> Path:
+    network = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4, 8], "norm": "group"}}
+    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": network}}
+    content = {
+        "out": str(tmp_path / "run"),
+        "model": {"backbone": encoder, "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
+        "data": {
+            "manifest": str(slides / "manifest.csv"),
+            "turn": False,
+            "patches": {"size": SIZE, "stride": STRIDE, "min_tissue": SHARE, "turn": False},
+        },
+        "train": {"epochs": EPOCHS, "accelerator": "cpu", "precision": "64-true", "resamples": 20, "loggers": ["csv"]},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def whole_bag(store: Path) -> Tensor:
+    """All patches of a slide in memory, in the order of the rows."""
+    pixels = zarr.open_array(store / "0", mode="r")[:]
+    tissue = zarr.open_array(store / "labels" / "tissue" / "0", mode="r")[:]
+    found = []
+    for y in range(0, pixels.shape[1] - SIZE + 1, STRIDE):
+        for x in range(0, pixels.shape[2] - SIZE + 1, STRIDE):
+            if (tissue[y : y + SIZE, x : x + SIZE] > 0).mean() >= SHARE:
+                found.append(pixels[:, y : y + SIZE, x : x + SIZE])
+    return torch.from_numpy(np.stack(found))
+
+
+def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(slides: Path, config: Path, tmp_path: Path) -> None:
+    assert main(["fit", f"--config={config}", "--train.budget=1MiB"]) == 0
+    run = RunFolder(tmp_path / "run")
+    trained = torch.load(run.checkpoint("last"), weights_only=True)["state_dict"]
+    bags = [whole_bag(slides / f"s{number}.zarr") for number in range(len(SPLITS))]
+    assert min(map(len, bags)) > 5
+
+    torch.manual_seed(0)  # train.seed
+    encoder = PatchEncoder(ResNet((4, 8), norm="group"), SIZE)
+    model = SlideClassifier(backbone=encoder, head=AttentionPooling, learning_rate=0.01).double().train()
+    optimizer = torch.optim.AdamW([
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 1e-4},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ], lr=0.01)  # fmt: skip
+    steps = 3 * EPOCHS
+    schedule = warmup_cosine(optimizer, steps, round(0.05 * steps))
+    sampler = EpochSampler(3, 0)
+    for _ in range(EPOCHS):
+        for visit in sampler:
+            optimizer.zero_grad()
+            loss = model.task.loss(model(bags[visit.slide]), torch.tensor([visit.slide % 2]))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+    moved = 0.0
+    torch.manual_seed(0)
+    initial = PatchEncoder(ResNet((4, 8), norm="group"), SIZE).double().state_dict()
+    for name, value in model.state_dict().items():
+        if name == "seen":
+            continue
+        torch.testing.assert_close(trained[name].double(), value.double(), rtol=1e-8, atol=1e-8, msg=name)
+        if name.startswith("backbone."):
+            moved = max(moved, float((value - initial[name.removeprefix("backbone.")]).abs().max()))
+    assert moved > 1e-2
+    assert read_json(run.memory)["step_peak_bytes"] < read_json(run.memory)["plain_bytes"] / 2
+
+    predicted = Predictions.read(run.predictions("test"))
+    best = torch.load(run.checkpoint("best"), weights_only=True)["state_dict"]
+    model.load_state_dict(best)
+    model.eval()
+    with torch.no_grad():
+        said = torch.cat([model.task.predict(model(bags[number])) for number in (5, 6)])
+    np.testing.assert_allclose(predicted.probabilities, said.numpy(), atol=1e-8)
+
+
+def test_a_pass_over_the_tiles_of_a_bag_decodes_each_block_once(slides: Path) -> None:
+    bag = open_bag(slides / "s6.zarr", PatchConfig(size=SIZE, stride=20), mask_of)
+    loads: Counter[tuple[int, int]] = Counter()
+    load = bag._blocks.load
+    bag._cache._load = lambda cell: loads.update([cell]) or load(*cell)  # type: ignore[func-returns-value]
+    model = SlideClassifier(backbone=PatchEncoder(ResNet((4, 8), norm="group"), SIZE), head=AttentionPooling)
+    tiled = TiledModule(model.eval(), tiles=(1, 1, bag.shape[0] // 4))
+    with torch.no_grad():
+        logits = materialize(tiled(LazyImage(CheckedSource(bag, "s6"))))
+    assert torch.isfinite(logits).all() and bag.shape[0] >= 20
+    assert loads and set(loads.values()) == {1}
+
+
+def test_what_a_run_says_and_what_follows_it(
+    slides: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Augmented bags, the estimate, the saved config, evaluation, report, and a plan for another bag."""
+    more = ["--train.epochs=1", "--data.patches.turn=true", "--data.patches.shift=4", "--data.patches.stain=0.1"]
+    assert main(["fit", f"--config={config}", "--train.budget=4MiB", "--data.patches.mpp=own", *more]) == 0
+    run = RunFolder(tmp_path / "run")
+    bags = [len(whole_bag(slides / f"s{number}.zarr")) for number in range(3)]
+    assert f"the largest has {max(bags)} patches of {SIZE} × {SIZE}" in capsys.readouterr().out
+    assert read_json(run.estimate)["pixels"]["train"] == sum(bags) * SIZE**2
+    saved = yaml.safe_load(run.config.read_text())["data"]["patches"]
+    assert saved["mpp"] == "own" and saved["shift"] == 4
+    for command in (["test"], ["validate"], ["predict", f"--slides={slides / 'manifest.csv'}"]):
+        assert main([*command, f"--config={run.config}"]) == 0
+    assert len((run.path / "predictions" / "manifest.csv").read_text().splitlines()) == 8
+    assert main(["report", str(run.path)]) == 0
+    assert main(["plan", f"--config={run.config}", "--patches=300"]) == 0
+    assert f"300 x 3 x {SIZE} x {SIZE}" in capsys.readouterr().out
+
+
+def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(slides: Path, config: Path, tmp_path: Path) -> None:
+    more = ["--train.epochs=2", "--data.patches.turn=true", "--data.patches.shift=4", "--data.patches.stain=0.1",
+            "--data.turn=true", "--data.shift=9", "--data.tint=0.02"]  # fmt: skip
+    for name, budget in (("tiled", "1MiB"), ("plain", "null")):
+        assert main(["fit", f"--config={config}", *more, f"--out={tmp_path / name}", f"--train.budget={budget}"]) == 0
+    tiled, plain = (
+        torch.load(RunFolder(tmp_path / n).checkpoint("last"), weights_only=True) for n in ("tiled", "plain")
+    )
+    for name, value in plain["state_dict"].items():
+        torch.testing.assert_close(tiled["state_dict"][name], value, rtol=1e-8, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data.patches=null"], "model.backbone is PatchEncoder, which takes patches, and data.patches is not given"),
+        (["--data.patches.size=64"], "data.patches.size is 64 and model.backbone.size is 32; give both one value"),
+        (
+            ["--model.backbone=wsi_trainer.models.VGG"],
+            "model.backbone VGG takes an image; set model.backbone to PatchE",
+        ),
+        (["--model.pool_over=tissue"], "model.pool_over is tissue, which is for whole images; data.patches.over"),
+        (["--data.patches.mpp=20x"], "data.patches.mpp: '20x' is not valid; expected float or 'own'"),
+        (["--data.patches.mpp=0.8"], "s0.zarr: no level has 0.8"),
+        (["--data.patches.positions=nowhere"], "data.patches.positions is nowhere; there is no such folder"),
+        (["--model.backbone.network=os.getcwd"], "os.getcwd is not a class of wsi_trainer.models"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(
+    config: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", f"--config={config}", *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("wsi-train: error:") and message in error
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["heatmap"], "none of bags (data.patches) yet"),
+        (["plan", "--image=500x500"], "--image does not go with this config, whose data.patches is given"),
+        (["plan"], "a plan needs --patches: K, as 10000"),
+        (["plan", "--patches=0"], "--patches is 0; it must be 1 or more"),
+        (["plan", "--patches=9", "--data.patches=null", "--model.backbone=null"], "--patches does not go with this"),
+    ],
+)
+def test_commands_say_where_bags_have_no_place(
+    config: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command[0], f"--config={config}", "--train.budget=1GiB", *command[1:]]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
