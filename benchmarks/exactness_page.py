@@ -99,8 +99,8 @@ def axes_part() -> str:
         "## Random networks of patches and batches\n\nThree optimizer steps of networks that cut an image, or each "
         "image of a batch, into patches in one of the ways that people write it (`by_...`), or not (`whole`), encode "
         "them with convolutions, norms, windows and attention of random forms, attend over patches, and pool; at prime "
-        "sizes and grids that divide nothing. With a barrier are most attentions over all of an image's tokens that "
-        "are no axis of their own.\n\n" + table(["", "count"], counts)
+        "sizes and grids that divide nothing. Those with a barrier, as far as they were looked at, are of a single "
+        "patch whose tokens an operator mixes: nothing is left to cut.\n\n" + table(["", "count"], counts)
     )
 
 
