@@ -23,7 +23,7 @@ from lightning_plugin.layout import Layout, canonical
 from lightning_plugin.ops import TileOp
 from lightning_plugin.private import argument_names
 from lightning_plugin.rules.noise import Stream
-from lightning_plugin.rules.pointwise import local, spread
+from lightning_plugin.rules.pointwise import local, spread, zeros
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import axes_under, flattened, uncut
 
@@ -76,7 +76,7 @@ def attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 def fused_attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The operators that `nn.MultiheadAttention` comes down to."""
     a = Asked.of(dict(zip(argument_names(func), args, strict=False)) | kwargs)
-    rest = [unused(rec, o) for o in outs[1:]]
+    rest = [zeros(rec, o, "unused") for o in outs[1:]]  # what only the fused kernel's own backward would read
     if a.query.is_map:
         found = attended(rec, a, outs[0], None)
         return NotImplemented if found is NotImplemented else (found, *rest)
@@ -99,12 +99,6 @@ def pooled_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 def restrided(x: Tensor, strides: list[int]) -> Tensor:
     """In memory as the fused kernel leaves its result, which decides what the caller may do with ``view``."""
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
-
-
-def unused(rec: Any, out: Tensor) -> Value:
-    """Something that only the fused kernel's own backward would read."""
-    how = {"dtype": out.dtype, "device": out.device}
-    return rec.vector(torch.zeros, [list(out.shape)], how, [out], name="unused", grad=False)[0]
 
 
 def attended(rec: Any, a: Asked, out: Tensor, autocast: Any) -> Any:

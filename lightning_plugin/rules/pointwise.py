@@ -115,6 +115,12 @@ def spread(rec: Any, vector: Value, layout: Layout, space: set[int]) -> Value:
     return rec.spread(vector, Layout(tuple(dims), tuple(extent)))
 
 
+def zeros(rec: Any, out: Tensor, name: str) -> Value:
+    """A vector like a result that nobody reads, or that has no positions; no gradient comes back from it."""
+    how = {"dtype": out.dtype, "device": out.device}
+    return rec.vector(torch.zeros, [list(out.shape)], how, [out], name=name, grad=False)[0]
+
+
 def pointwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Any operator that treats every position alike."""
     if len(outs) != 1:

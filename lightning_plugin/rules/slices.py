@@ -12,6 +12,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules.channels import dim_of
 from lightning_plugin.rules.indexmap import cropped, remap
+from lightning_plugin.rules.pointwise import zeros
 from lightning_plugin.rules.table import ATEN, filled
 from lightning_plugin.rules.views import Reshape
 
@@ -22,18 +23,12 @@ def declined(value: Value | None) -> Any:
     return NotImplemented if value is None else value
 
 
-def nothing(rec: Any, out: Tensor) -> Value:
-    """A part without positions, which no tile could hold."""
-    how = {"dtype": out.dtype, "device": out.device}
-    return rec.vector(torch.zeros, [list(out.shape)], how, [out], name="nothing", grad=False)[0]
-
-
 @ATEN.rule(aten.slice.Tensor)
 def slice_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, start, end, step = filled(args, None, 0, None, None, 1)
     dim %= len(x.shape)
     if 0 in outs[0].shape:
-        return nothing(rec, outs[0])
+        return zeros(rec, outs[0], "nothing")  # no tile could hold it
     first, stop, step = slice(start, end, step).indices(x.shape[dim])
     return declined(remap(rec, x, {dim: cropped(first, len(range(first, stop, step)), step)}, "slice"))
 
@@ -44,7 +39,7 @@ def split_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     pieces, start = [], 0
     for out in outs:
         size = out.shape[dim]
-        piece = remap(rec, x, {dim: cropped(start, size)}, "split") if size else nothing(rec, out)
+        piece = remap(rec, x, {dim: cropped(start, size)}, "split") if size else zeros(rec, out, "nothing")
         if piece is None:
             return NotImplemented
         pieces.append(piece)

@@ -164,11 +164,7 @@ def alternatives(rec: Any, values: Sequence[Value], whole_call: bool) -> Iterato
 
 def inside(value: Value) -> set[int]:
     """The axes of more than one position that follow another factor of their dimension."""
-    extent = value.space.extent
-    lies = [
-        [f for f in dim if f != 1 and not (isinstance(f, Axis) and extent[f.index] == 1)] for dim in value.space.dims
-    ]
-    return {f.index for dim in lies for f in dim[1:] if isinstance(f, Axis)}
+    return {f.index for dim in value.space.tidy.dims for f in dim[1:] if isinstance(f, Axis)}
 
 
 def flattened_all(rec: Any, value: Value, axes: int) -> Value:
