@@ -121,11 +121,9 @@ class Stage:
             if ledger.fakes:
                 result.register_hook(lambda g: ledger.enter(who, goes_on=True))
                 continue
-            inputs = frame.made(node.inputs)
             if guard.looks:
                 result.register_hook(partial(guard, place=place))
-                guard.leaves += leaves(inputs)
-            ledger.hook(result, inputs)
+                guard.leaves += leaves(frame.made(node.inputs))
 
 
 def prepare(plan: Plan, nodes: Sequence[Node], step: Step) -> list[Stage]:
