@@ -12,8 +12,9 @@ The executor knows nothing about convolutions or losses. It knows these kinds:
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -65,6 +66,11 @@ class TileOp(Op):
         return False
 
     @property
+    def in_pieces(self) -> tuple[int, ...]:
+        """The places of the input maps for which `apply` takes `Pieces`, where all of them are."""
+        return ()
+
+    @property
     def views(self) -> bool:
         """Whether the result is made as a view of a fresh one: autograd pays with copies for what is written into it in
         place."""
@@ -77,6 +83,24 @@ class TileOp(Op):
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         """All of the output from whole maps as plain PyTorch computes it, or None where `apply` does as well."""
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """In place of a tile: one that is too large to be held, read piece by piece; see [Note: pieces] in `rules.pieces`.
+
+    ``ends`` are the positions, along the dimension that is in pieces, between which they lie; ``read`` reads one by its
+    number, ``give`` takes its gradient, where one is wanted: then ``token``, a number without data, requires grad.
+    """
+
+    ends: tuple[int, ...]
+    read: Callable[[int], Tensor]
+    give: Callable[[int, Tensor], None] | None
+    token: Tensor
+
+    @property
+    def intervals(self) -> Iterator[tuple[int, int]]:
+        return itertools.pairwise(self.ends)
 
 
 @dataclass(frozen=True)

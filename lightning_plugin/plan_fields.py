@@ -30,7 +30,8 @@ class SegmentPlan:
     stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
     come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
     and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
-    run in order and hand rows on; the grid cuts one axis.
+    run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys and
+    values that it attends to (see [Note: pieces] in `rules.pieces`).
 
     All these decide. ``path`` names its modules for people and ``forecast`` predicts: neither makes it another one.
     """
@@ -44,6 +45,7 @@ class SegmentPlan:
     half: bool = False
     ahead: bool = False
     drop: int = 0
+    pieces: int = 1
     path: str = field(default="", compare=False)
     forecast: SegmentForecast = field(default=SegmentForecast(), compare=False)
 
@@ -57,6 +59,11 @@ class SegmentPlan:
         if self.drop and (self.keep or self.tier != "device" or self.halo == "share"):
             raise PlanError(
                 "only a tiled segment that stores on the device and recomputes its halos can drop what it stores"
+            )
+        if self.pieces < 1 or (self.pieces > 1 and (self.keep or self.halo == "share")):
+            raise PlanError(
+                "keys are read in one piece or more, in several only by a tiled segment that recomputes its halos; "
+                f"not in {self.pieces}"
             )
         if self.halo not in HALOS:
             raise PlanError(f"halos are {' or '.join(HALOS)}, not {self.halo!r}")

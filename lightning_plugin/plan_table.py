@@ -35,7 +35,8 @@ def kind(segment: SegmentPlan) -> str:
 
 def mode(segment: SegmentPlan) -> str:
     """The same, with what it does about its maps."""
-    return kind(segment) + (" ahead" if segment.ahead else "") + dropped(segment)
+    pieces = f", keys in {segment.pieces} pieces" if segment.pieces > 1 else ""
+    return kind(segment) + (" ahead" if segment.ahead else "") + pieces + dropped(segment)
 
 
 def dropped(segment: SegmentPlan) -> str:

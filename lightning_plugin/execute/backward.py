@@ -19,10 +19,11 @@ from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_ove
 from lightning_plugin.execute.store import Cotangent, Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Reduction
+from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import ScanTile, run_tile, scan
+from lightning_plugin.program.tape import Emit, Read
 
 #: Identical tiles whose cotangents differ are looked through this often for others that are equal to them.
 MOST_CLASSES = 4
@@ -199,8 +200,9 @@ class Backward:
         segment = self.segment
         found: dict[int, Reduction] = {}
 
-        def read(v: Value, box: Box) -> Tensor:
-            return self.segment.read(v, box, self.spreads, self.handle(v)).detach()
+        def read(v: Value, box: Box) -> Tensor | Pieces:
+            tile = self.segment.read(v, box, self.spreads, self.handle(v))
+            return tile if isinstance(tile, Pieces) else tile.detach()
 
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, {})
         tapes = segment.tapes(program, segment.backward_grid)
@@ -299,10 +301,15 @@ class Backward:
         reads: list[tuple[Value, Box, Tensor]] = []
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []
+        tokens: list[Tensor] = []
         times = len(work.members) if work.cotangents is None else 1
 
-        def read(v: Value, box: Box) -> Tensor:
-            tile = self.segment.read(v, box, self.spreads, self.handle(v)).detach()
+        def read(v: Value, box: Box) -> Tensor | Pieces:
+            tile = self.segment.read(v, box, self.spreads, self.handle(v), self.piecewise(v))
+            if isinstance(tile, Pieces):
+                tokens.append(tile.token)
+                return tile
+            tile = tile.detach()
             if self.wanted(v):
                 tile.requires_grad_()
                 reads.append((v, box, tile))
@@ -324,6 +331,7 @@ class Backward:
         del handed
         adders = self.gradients.adders
         leaves = [*(self.leaves[i] for i in adders), *(t for _, _, t in reads), *(t for _, t in carried)]
+        leaves += [t for t in tokens if t.requires_grad]
         if not outputs or not leaves:
             return {}
         found = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
@@ -331,7 +339,7 @@ class Backward:
         for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
             done.clear()  # type: ignore[attr-defined]
         self.gradients.add(found[: len(adders)], times)
-        here = found[len(adders) :]
+        here = found[len(adders) : len(adders) + len(given) + len(carried)]
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
                 self.give_all(work, v, box, g)
@@ -342,8 +350,8 @@ class Backward:
         self,
         program: Program,
         work: Tile,
-        read: Callable[[Value, Box], Tensor],
-        emit: Callable[[int, Box, Sequence[Tensor]], None],
+        read: Read,
+        emit: Emit,
     ) -> dict[int, Tensor]:
         if work.scan is None:
             self.tapes.run(work.members[0], read, self.operands, emit, grad=True)
@@ -367,6 +375,14 @@ class Backward:
             count = 1 if work.cotangents is None else len(work.members)
             for value, g in zip(values, grads, strict=True):
                 yield value, g if g is None or count == 1 else g * count
+
+    def piecewise(self, v: Value) -> Callable[[Box, Tensor], None] | None:
+        """What takes the gradients of the pieces of a boundary. They come in a pass of autograd's within this one, so
+        that room is made for them here; see [Note: passes] in `passes`."""
+        if id(v) not in self.segment.strips or not self.wanted(v):
+            return None
+        self.gradients.room_for(v)
+        return self.handles[id(v)].cotangent.room().add
 
     def give_all(self, work: Tile, v: Value, box: Box, gradient: Tensor) -> None:
         """The gradient of something that was read, by the tile and by those that it stands for."""

@@ -16,7 +16,7 @@ from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_ove
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Reduction
+from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.program.scan import run_tile, scan
 
 
@@ -101,7 +101,7 @@ class Forward:
             with run.watching(self.watched and self.tapes.fresh(members[0])):
                 self.tile(members)
 
-    def read(self, v: Value, box: Box) -> Tensor:
+    def read(self, v: Value, box: Box) -> Tensor | Pieces:
         return self.segment.read(v, box, self.spreads, self.handle(v))
 
     def scan(self) -> None:

@@ -23,14 +23,16 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, key_of, may_be_alike
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used
+from lightning_plugin.execute.pieces import in_pieces
 from lightning_plugin.execute.rehearsal import Pass, Rehearsal
 from lightning_plugin.execute.store import Cotangent, Handle, Place
 from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
-from lightning_plugin.ops import Source
+from lightning_plugin.ops import Pieces, Source
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.findings import Tapes
+from lightning_plugin.program.pieces import strips
 from lightning_plugin.program.program import Program
 
 #: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.
@@ -71,10 +73,12 @@ class SegmentRun:
         self.images = [v for v, image in self.sources.items() if v.requires_grad and image.tensor is not None]
         self.boundaries = [v for v in program.reads if v in frame.stored and frame.resident(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
+        #: The boundaries that tiles read piece by piece.
+        self.strips = strips(program) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         known = {id(v): frame.stored[v].constants for v in self.boundaries}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.
-        self.alike = not self.scans and may_be_alike(program, lambda v: known.get(id(v)))
+        self.alike = not self.scans and not self.strips and may_be_alike(program, lambda v: known.get(id(v)))
 
     def part(self, program: Program, frame: Frame) -> SegmentRun:
         """The same run of one part of its program; see [Note: parts] in `parts`."""
@@ -98,10 +102,19 @@ class SegmentRun:
         images = [as_used(t, True) for v in self.images if (t := self.sources[v].tensor) is not None]
         return [*vectors, *spreads, *images, *(frame.tokens[v] for v in self.boundaries)]
 
-    def read(self, v: Value, box: Box, spreads: Mapping[int, Tensor], handle: Handle | None) -> Tensor:
-        """A tile of something that is read: a boundary, a spread vector or an image."""
+    def read(
+        self,
+        v: Value,
+        box: Box,
+        spreads: Mapping[int, Tensor],
+        handle: Handle | None,
+        give: Callable[[Box, Tensor], None] | None = None,
+    ) -> Tensor | Pieces:
+        """A tile of something that is read: a boundary, a spread vector or an image. Of a boundary that is read in
+        pieces, ``give`` takes their gradients."""
         if handle is not None:
-            return handle.read(box)
+            strip = self.strips.get(id(v))
+            return handle.read(box) if strip is None else in_pieces(handle, strip, box, self.plan.pieces, give)
         if id(v) in spreads:
             return v.space.narrow(spreads[id(v)], Box.whole(v.space.extent), box)
         with self.step.progress.spending("input"):
@@ -153,7 +166,7 @@ class SegmentRun:
 
         def fetch(need: Mapping[int, Box], owned: Owned) -> None:
             for key, handle in handles.items():
-                if key in need:
+                if key in need and key not in self.strips:
                     handle.fetch(need[key])
             for i, cotangent in (cotangents or {}).items():
                 if not owned[i].empty:
@@ -172,11 +185,20 @@ class SegmentRun:
         if all(kept.place.tier == "device" for kept in (*reads.values(), *targets.values())):
             return
         tiles = outlined()
-        needed = largest([need for need, _ in tiles])
+        needed = largest([{**need, **self.first_pieces(need)} for need, _ in tiles])
         owned = largest([dict(enumerate(boxes)) for _, boxes in tiles])
         for found, maps in ((needed, reads), (owned, targets)):
             for key, kept in maps.items():
                 kept.expect(found.get(key, 0))
+
+    def first_pieces(self, need: Mapping[int, Box]) -> dict[int, Box]:
+        """The largest pieces of the boundaries that are read in pieces."""
+        found = {}
+        for key, strip in self.strips.items():
+            if key in need:
+                boxes = strip.boxes(need[key], self.plan.pieces)
+                found[key] = max(boxes, key=lambda box: box.positions)
+        return found
 
     def tapes(self, program: Program, grid: Grid) -> Tapes:
         """The tapes of a pass over a program's tiles."""
@@ -212,7 +234,7 @@ class SegmentRun:
         if tiles is None:
             return None
         lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
-        return tiles, (plan.tier, plan.half, plan.ahead, plan.drop > 0), self.alike, lie, more
+        return tiles, (plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces), self.alike, lie, more
 
     def watched_before(self, tapes: Tapes, ledger: Ledger) -> Hashable:
         """How images lie in memory, where a pass over the tiles holds what another on the same tapes has held; else

@@ -9,6 +9,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.program.pieces import strips
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import scan
 from lightning_plugin.recording import Recording
@@ -46,6 +47,8 @@ class Check:
                 self.kept(where, t.node)
         else:
             program = self.tiled(where, targets, segment.forward, segment.backward)
+            if segment.pieces > 1 and not strips(program):
+                raise PlanError(f"{where} reads keys in {segment.pieces} pieces, and reads none that it can cut")
             if segment.halo == "share":
                 scan(program, segment.forward)  # says which operator cannot, and what to do
 

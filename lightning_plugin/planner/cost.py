@@ -15,6 +15,8 @@ from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.scan import ScanTile, scan
+from lightning_plugin.rules.attention import Attention
+from lightning_plugin.rules.uncut import Uncut
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Cost:
     def untaught(self) -> int:
         """The bytes as the model alone predicts them."""
         return self.bytes if self.predicted is None else self.predicted
+
+
+#: Calls that a piece of keys takes, forward and on the way back.
+ATTENDED, PULLED = 16, 40
 
 
 class Coster(Peaks):
@@ -114,7 +120,7 @@ class Coster(Peaks):
             share = shares[node.serial]
             way = self.back if backward else self.time
             seconds += way(node, share, tiles)
-            flops += share * (p.flops or p.traffic)
+            flops += share * p.work
         return seconds, flops
 
     def moved(self, program: Program, backward: bool) -> float:
@@ -144,11 +150,16 @@ class Coster(Peaks):
         inplace = node.inplace is not None and not backward
         byte = 1 / rates.pool if far == rates.pool else rates.byte(0 if inplace else size * share / tiles, far)
         seconds = tiles * (rates.call + vectors * rates.byte(vectors, rates.memory))
+        if self.strips and isinstance(node.op, Attention):
+            seconds += tiles * self.pieces * (PULLED if backward else ATTENDED) * rates.call
         return seconds + share * (p.flops / rates.flops + p.traffic * byte)
 
     def back(self, node: Node, share: float, tiles: int) -> float:
         """Seconds of the way back: gradients of the maps, and of the vectors, each tile's added to those before."""
         seconds = 0.0
+        if isinstance(node.op, Uncut) and share > 1 and node.outputs[0].requires_grad:  # each tile adds to all of it
+            size = node.outputs[0].bytes
+            seconds += 3 * (share - 1) * size * self.rates.byte(size, self.rates.memory)
         if any(v.requires_grad for v in node.maps):
             seconds += self.time(node, share, tiles, True)
         if any(v.requires_grad for v in node.vectors):

@@ -15,6 +15,7 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.planner.interval import Intervals, Where
 from lightning_plugin.planner.network import Network
+from lightning_plugin.rules.uncut import Entire
 
 #: One position may take this part of a budget.
 PART = 1 / 4
@@ -35,6 +36,8 @@ def carried(nodes: Sequence[Node]) -> frozenset[int]:
     """The axes of several positions that every operator carries: to make one, it needs one."""
     axes: frozenset[int] | None = None
     for node in nodes:
+        if isinstance(node.op, Entire):
+            continue  # another name for what is stored
         here = carried_by(node)
         axes = here if axes is None else axes & here
         if not axes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -16,6 +16,7 @@ from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
 from lightning_plugin.program.fixed import spatial_axes
+from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
@@ -26,25 +27,28 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: What a search asks again and again.
 MEMOIZED = (
     "program", "outline", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost",
-    "kept_peak", "plain_work", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path",
+    "kept_peak", "plain_work", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path", "strips",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Where:
     """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, whether what
-    it stores goes there, and whether such tiles travel beside the work on others."""
+    it stores goes there, and whether such tiles travel beside the work on others; in how many ``pieces`` they read
+    keys."""
 
     begin: int
     end: int
     reads: frozenset[int] = frozenset()
     leaving: bool = False
     ahead: bool = False
+    pieces: int = 1
 
 
 def how_of(way: str, where: Where) -> str:
     """The name under which lessons are kept."""
-    return f"ahead {way}" if where.ahead else way
+    pieces = f"{where.pieces} pieces " if where.pieces > 1 else ""
+    return f"{pieces}ahead {way}" if where.ahead else pieces + way
 
 
 class Intervals:
@@ -154,8 +158,16 @@ class Intervals:
     def diagonal(self, begin: int, end: int, grid: Grid) -> Diagonal:
         return Diagonal(self.work_of(begin, end), grid)
 
+    def strips(self, begin: int, end: int) -> Mapping[int, Strip]:
+        """The maps that an interval can read piece by piece, by identity."""
+        return strips(self.work_of(begin, end))
+
     def surround(self, where: Where) -> None:
-        self.coster.spilled, self.coster.leaving, self.coster.ahead = where.reads, where.leaving, where.ahead
+        coster = self.coster
+        coster.spilled, coster.leaving, coster.ahead = where.reads, where.leaving, where.ahead
+        coster.pieces, coster.strips = where.pieces, {}
+        if where.pieces > 1:
+            coster.strips = self.strips(where.begin, where.end)
 
     def cost(self, where: Where, grid: Grid, backward: bool) -> Cost:
         tiles = self.diagonal(where.begin, where.end, grid)
@@ -234,8 +246,7 @@ class Intervals:
         return sum(self.coster.read_bytes(v, v.bytes) for v in seen.values())
 
     def plain_work(self, begin: int, end: int) -> float:
-        profiles = [self.network.profiles[n.serial] for n in self.network.order[begin:end]]
-        return float(sum(p.flops or p.traffic for p in profiles))
+        return float(sum(self.network.profiles[n.serial].work for n in self.network.order[begin:end]))
 
     def ends(self, cut: int, spilled: frozenset[int]) -> int:
         """The cotangents, on the device, of what is alive at a cut."""

@@ -20,6 +20,7 @@ from lightning_plugin.planner.profile import Profile, profile
 from lightning_plugin.planner.repeats import Repeats
 from lightning_plugin.program.fixed import stages
 from lightning_plugin.program.fuse import pairs
+from lightning_plugin.program.pieces import uncut_from
 from lightning_plugin.recording import Recording
 
 
@@ -114,6 +115,17 @@ class Network:
     def fused(self) -> dict[int, Node]:
         """Statistics and normalisations that one kernel does together where they are kept (see `program.fuse`)."""
         return pairs(self.order, self.nodes)
+
+    @cached_property
+    def key_cuts(self) -> set[int]:
+        """Cuts before which all that some attention may read piece by piece is made, and behind such operators."""
+        found = set()
+        for i, n in enumerate(self.order):
+            made = [n.maps[place] for place in (n.op.in_pieces if isinstance(n.op, TileOp) else ())]
+            sources = [source for v in made if (source := uncut_from(v)) is not None]
+            if made and len(sources) == len(made) and all(id(v) in self.made for v in sources):
+                found |= {max(self.made[id(v)] for v in sources) + 1, i + 1}
+        return found
 
     @cached_property
     def gathered(self) -> set[int]:

@@ -7,6 +7,7 @@ made and that of its output is let go.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +17,15 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source, TileOp
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.profile import Profile
+from lightning_plugin.program.pieces import Strip
 from lightning_plugin.program.program import Program
+from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.reduce import wide
+from lightning_plugin.rules.uncut import Uncut
+
+#: Matrices of scores that live at once where keys are read piece by piece.
+SCORES_FORWARD = 2
+SCORES_BACKWARD = 5
 
 
 class Books:
@@ -133,6 +141,9 @@ class Peaks:
         self.leaving = False
         #: Whether such tiles travel beside the work on others; see [Note: ahead] in `execute.transfer`.
         self.ahead = False
+        #: In how many pieces a segment reads keys, and which maps these are.
+        self.pieces = 1
+        self.strips: Mapping[int, Strip] = {}
 
     @cached_property
     def facts(self) -> dict[int, Facts]:
@@ -144,6 +155,22 @@ class Peaks:
         maps = {id(v): v for n in self.network.order for v in (*n.maps, *n.outputs) if v.is_map}
         wholes = {key: max(1, Box.whole(v.space.extent).positions) for key, v in maps.items()}
         return {key: (v.bytes / wholes[key], wholes[key]) for key, v in maps.items()}
+
+    def held(self, program: Program, need: Mapping[int, Box]) -> Held:
+        """The tiles of a program's maps; of those that are read piece by piece, a piece."""
+        held = Held(need, self.per)
+        for node in program.steps if self.strips else ():
+            if isinstance(node.op, Uncut) and id(node.maps[0]) in self.strips:
+                for key in {id(node.maps[0]), id(node.outputs[0])} & held.bytes.keys():
+                    held.bytes[key] = -(-held.bytes[key] // self.pieces)
+        return held
+
+    def scored(self, node: Node, held: Held) -> int:
+        """The scores of a tile's queries and a piece of keys, where these are read piece by piece."""
+        if not self.strips or not isinstance(node.op, Attention) or id(node.outputs[0]) not in held.share:
+            return 0
+        scores = math.prod(node.op.scores.shape) * wide(node.outputs[0].dtype).itemsize
+        return int(scores * held.share[id(node.outputs[0])]) // self.pieces
 
     def vectors(self, program: Program) -> int:
         """The gradients of vectors that a tile makes before they are added to those of earlier tiles."""
@@ -193,7 +220,7 @@ class Peaks:
         return source if source in books.owner else None
 
     def forward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
-        held = Held(need, self.per)
+        held = self.held(program, need)
         books = Books()
         books.add(self.buffers(program, held, backward=False) + self.prefetched(program, held))
         for v in program.reads:
@@ -205,6 +232,7 @@ class Peaks:
                 books.passing(held.part(facts, facts.profile.scratch + facts.profile.extra))
             elif facts.out in need:
                 working = self.padded(facts, held) + held.part(facts, facts.profile.scratch)
+                working += SCORES_FORWARD * self.scored(node, held)
                 books.passing(working)
                 source = self.source(program, facts, books)
                 if source is not None:
@@ -219,7 +247,7 @@ class Peaks:
 
     def backward_peak(self, program: Program, need: Mapping[int, Box], ends: int = 0) -> int:
         """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
-        held = Held(need, self.per)
+        held = self.held(program, need)
         books = Books()
         books.add(self.buffers(program, held, backward=True) + self.prefetched(program, held))
         for v in program.reads:
@@ -290,7 +318,8 @@ class Peaks:
                             made = max(made, size)
                     else:
                         grads[key] = grads.pop(facts.out, size)
-                books.passing(made + held.part(facts, facts.profile.scratch_backward))
+                scored = SCORES_BACKWARD * self.scored(facts.node, held)
+                books.passing(made + held.part(facts, facts.profile.scratch_backward) + scored)
                 if not facts.reduce:
                     books.add(-grads.pop(facts.out, 0))
             for key in keys:

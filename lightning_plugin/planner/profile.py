@@ -36,6 +36,11 @@ class Profile:
     scratch: int = 0
     scratch_backward: int = 0
 
+    @property
+    def work(self) -> int:
+        """What forward does, to be compared with what other operators do: a view does nothing."""
+        return 0 if self.views is not None else self.flops or self.traffic
+
 
 def profile(node: Node) -> Profile:
     """Run a node on fake tensors, with grad, and look at what autograd saves."""

@@ -28,11 +28,14 @@ from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
+from lightning_plugin.program.fixed import is_entire
 
 #: Cuts inside stages that are considered; of more, those where least is alive.
 MOST_CUTS = 48
 #: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
 MOST_OPERATORS = 96
+#: Pieces in which keys are read: a piece is to be about as large as a tile of queries.
+PIECES = (4, 16, 64, 256)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Placement:
 @dataclass(frozen=True)
 class Site:
     """A tiled segment's surroundings: the maps it reads, the room there is, the bytes of tiles that make again what it
-    reads, and the seconds that its maps take to where they are put and from where they lie."""
+    reads, and the seconds that its maps take to where they are put and from where they lie; those of ``keys``, of which
+    each tile of queries reads all."""
 
     where: Where
     placement: Placement
@@ -61,6 +65,7 @@ class Site:
     again: int
     writes: float
     reads: float
+    keys: float
 
 
 class Search:
@@ -73,6 +78,7 @@ class Search:
         self.ways = Ways(self.intervals, policy)
         self.budget = 0
         self.depth = 0
+        self.streaming = False
         #: Of the plan that was found last among those that decide the same, what each segment is made of.
         self._pieces: dict[Plan, list[list[Piece]]] = {}
         self._free: dict[int, dict[int, tuple[int, int]]] = {}
@@ -89,12 +95,13 @@ class Search:
     def cuts(self) -> list[int]:
         """The places where the order may be cut: of stages in which images are on their own, a few inside."""
         free = self.free
+        keys = self.network.key_cuts if self.streaming else set()
         if not free or self.policy.cuts == "stages":
-            return self.all_cuts
+            return sorted({*self.all_cuts} | keys)
         size = [sum(v.bytes for v in maps if not is_given(v)) for maps in self.network.alive]
         inside = {i for begin, end in free.values() for i in self.all_cuts if begin < i < end}
         some = (few([i for i in self.all_cuts if begin < i < end], size) for begin, end in free.values())
-        return sorted({*self.all_cuts} - inside | {i for cuts in some for i in cuts})
+        return sorted({*self.all_cuts} - inside | {i for cuts in some for i in cuts} | keys)
 
     @cached_property
     def all_cuts(self) -> list[int]:
@@ -109,6 +116,7 @@ class Search:
             i
             for i in range(1, end)
             if i not in must
+            and not any(map(is_entire, alive[i]))
             and size[i] <= size[i - 1]
             and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and self.heavy(i)))
         ]
@@ -129,17 +137,27 @@ class Search:
         else:
             for spill in (False, True) if self.policy.spill else (False,):
                 for ahead in (False, True):
-                    yield from self.tiled(before, begin, end, spill, ahead)
+                    for pieces in self.pieces_of(begin, end):
+                        yield from self.tiled(before, begin, end, spill, ahead, pieces)
         if first and self.policy.keep:
             found = self.kept(before, begin, end)
             if found is not None:
                 yield found
 
-    def tiled(self, before: Partial, begin: int, end: int, spill: bool, ahead: bool) -> Iterator[Partial]:
+    def pieces_of(self, begin: int, end: int) -> tuple[int, ...]:
+        """In how many pieces an interval may read keys."""
+        if not self.streaming or not (found := self.intervals.strips(begin, end)):
+            return (1,)
+        most = next(iter(found.values())).positions
+        return (1, *(count for count in PIECES if count <= most))
+
+    def tiled(
+        self, before: Partial, begin: int, end: int, spill: bool, ahead: bool, pieces: int = 1
+    ) -> Iterator[Partial]:
         """One more segment, tiled; with ``spill``, what it stores goes to a lower tier, with ``ahead`` while other
-        tiles are computed."""
+        tiles are computed; its tiles read keys in so many pieces."""
         placement = self.placement(before, begin, end, spill)
-        site = None if placement is None else self.site(before, begin, end, placement, ahead)
+        site = None if placement is None else self.site(before, begin, end, placement, ahead, pieces)
         if site is None:
             return
         for way in self.ways.of(site.where, site.room, site.trains):
@@ -166,7 +184,9 @@ class Search:
             self._stored[begin, end] = found
         return found
 
-    def site(self, before: Partial, begin: int, end: int, placement: Placement, ahead: bool) -> Site | None:
+    def site(
+        self, before: Partial, begin: int, end: int, placement: Placement, ahead: bool, pieces: int
+    ) -> Site | None:  # fmt: skip
         """None where there is nothing to do ahead, or no room for what has to be made again."""
         intervals, leaving = self.intervals, placement.below > 0
         read, trains = intervals.outline(begin, end)
@@ -186,8 +206,10 @@ class Search:
             return None
         writes = one_way(self.rates, placement.tier, placement.below) if leaving else 0.0
         reads = one_way(self.rates, self.lower.there, self.lower.size(brought))
-        where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead)
-        return Site(where, placement, read, room, trains, again, writes, reads)
+        where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces)
+        cut = intervals.strips(begin, end)
+        keys = one_way(self.rates, self.lower.there, self.lower.size([v for v in brought if id(v) in cut]))
+        return Site(where, placement, read, room, trains, again, writes, reads, keys)
 
     def may_drop(self, site: Site, way: Tiled) -> bool:
         stored = site.placement.stored
@@ -210,7 +232,8 @@ class Search:
             mine = Dropped(placement.maps, placement.size, way.forward[1].bytes, site.read, drop, *once)
             dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, site.read), drop))
         extra = way.work - plain + sum(d.work for d in again)
-        seconds = way.with_transfers(site.writes, site.reads, where.ahead) + sum(d.seconds for d in again)
+        reads = site.reads + (way.forward[0].tiles - 1) * site.keys
+        seconds = way.with_transfers(site.writes, reads, where.ahead) + sum(d.seconds for d in again)
         base = before.held + self.network.fixed_bytes
         peak = max(way.peak, site.room.ends + site.again)
         return Partial(
@@ -242,6 +265,7 @@ class Search:
             half=where.leaving and self.lower.half,
             ahead=where.ahead,
             drop=drop,
+            pieces=where.pieces,
             path=self.intervals.path(where.begin, where.end),
             forecast=SegmentForecast(
                 stored_bytes=placement.size + way.carried,
@@ -306,11 +330,14 @@ class Search:
         """The best plan, or None where none keeps the budget as far as the cost model knows.
 
         Where a lower tier can take what the device cannot, maps are dropped to depth 1 at most: what is dropped deeper
-        saves little beside it. Else they are dropped as deep as it takes to find a plan at all.
+        saves little beside it. Else they are dropped as deep as it takes to find a plan at all. Where none is found,
+        keys may be read piece by piece.
         """
         self.budget = budget
         deepest = min(1, self.policy.drop) if self.policy.spill and self.lower.disk else self.policy.drop
-        for depth in range(min(1, deepest), deepest + 1):
+        for self.streaming, depth in itertools.product((False, True), range(min(1, deepest), deepest + 1)):
+            if self.streaming and not self.network.key_cuts:
+                break
             self.depth, found = depth, []
             for only in COUNTS if self.policy.uniform else (None,):
                 self.intervals.only = only

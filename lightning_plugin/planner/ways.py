@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.planner.cost import Cost
-from lightning_plugin.planner.interval import Intervals, Where
+from lightning_plugin.planner.interval import Intervals, Where, how_of
 from lightning_plugin.planner.policies import Policy
 
 #: Halos that cost less than this share of a segment's work are not worth sharing.
@@ -110,7 +110,7 @@ class Ways:
         recompute = self.recomputed(where, room, trains) if "recompute" in halos else None
         if recompute is not None:
             yield recompute
-        if "share" not in halos or where.ahead:  # the tiles of a scan are not known ahead
+        if "share" not in halos or where.ahead or where.pieces > 1:  # the tiles of a scan are not known ahead
             return
         if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
             return
@@ -139,8 +139,11 @@ class Ways:
     @staticmethod
     def parts(where: Where, way: Tiled, base: int) -> Iterator[Part]:
         """How the figures of a way were made, where so many bytes lie there already."""
-        kind = "scan " if way.halo == "share" else "ahead " if where.ahead else ""
+
+        def how(direction: str) -> str:
+            return f"scan {direction}" if way.halo == "share" else how_of(direction, where)
+
         base += way.carried
-        yield Part(where.begin, where.end, f"{kind}forward", base + way.stored, way.forward[1].untaught)
+        yield Part(where.begin, where.end, how("forward"), base + way.stored, way.forward[1].untaught)
         if way.backward is not None:
-            yield Part(where.begin, where.end, f"{kind}backward", base + way.ends, way.backward[1].untaught)
+            yield Part(where.begin, where.end, how("backward"), base + way.ends, way.backward[1].untaught)

@@ -3,6 +3,10 @@
 The *stage* of a value is how many segments have to be finished before it can be computed: a reduction's result is one
 stage after the map it reduces. A map that is needed in a later stage than its own is stored there and then; so is the
 result of an operator that shrinks its map, because it is small and what comes after it has a halo to start from.
+
+[Note: entire] What every tile reads all of (`Entire`: keys and values of one image) is to be stored, as a map that is
+made whole is: its reader is a stage later. It is only another name for what is stored, and belongs to its reader's
+stage, however late that is.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from lightning_plugin.ops import Gather, ReduceOp, Source, Spread
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.program import Program, resolve
 from lightning_plugin.program.scan import shareable
+from lightning_plugin.rules.uncut import Entire
 
 
 def stages(nodes: Sequence[Node], stored: set[int]) -> dict[int, int]:
@@ -27,7 +32,10 @@ def stages(nodes: Sequence[Node], stored: set[int]) -> dict[int, int]:
         for v in node.inputs:
             cut = id(v) in stored and node.op.kind in ("window", "resample")
             here = max(here, stage.get(id(v), 0) + cut)
-        after = isinstance(node.op, (ReduceOp, Gather))
+        for v in node.inputs:
+            if is_entire(v):
+                stage[id(v)] = here
+        after = isinstance(node.op, (ReduceOp, Gather, Entire))
         for v in node.outputs:
             stage[id(v)] = here + after
     return stage
@@ -42,6 +50,10 @@ def crossing(nodes: Sequence[Node], stage: dict[int, int]) -> set[int]:
             if v.is_map and stored_kind(v) and (stage.get(id(v), 0) < here or isinstance(node.op, Gather)):
                 found.add(id(v))
     return found
+
+
+def is_entire(v: Value) -> bool:
+    return v.node is not None and isinstance(v.node.op, Entire)
 
 
 def stored_kind(v: Value) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -165,7 +166,7 @@ def run_tile(
     program: Program,
     tile: ScanTile,
     carried: Mapping[int, Tensor],
-    read: Callable[[Value, Box], Tensor],
+    read: Callable[[Value, Box], Any],
     vectors: Mapping[int, Tensor],
     emit: Callable[[int, Box, Sequence[Tensor]], None],
     grad: bool,

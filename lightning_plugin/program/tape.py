@@ -25,11 +25,12 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Part
-from lightning_plugin.ops import Kernel, ReduceOp, TileOp
+from lightning_plugin.ops import Kernel, Pieces, ReduceOp, TileOp
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.structure import varies
 
-Read = Callable[[Value, Box], Tensor]
+#: Reads a box of a map: a tile, or what gives it piece by piece.
+Read = Callable[[Value, Box], Tensor | Pieces]
 Emit = Callable[[int, Box, Sequence[Tensor]], None]
 
 
@@ -74,12 +75,12 @@ class Tape:
     ) -> None:  # fmt: skip
         """Evaluate one tile, which begins with the boxes ``reads``; ``emit(i, box, tiles)`` gets each target's share:
         its tile, or a reduction's inputs."""
-        held: list[Tensor | None] = [None] * self.slots
+        held: list[Any] = [None] * self.slots
         for slot, (v, box) in zip(self.reads, reads, strict=True):
             held[slot] = read(v, box)
         with torch.set_grad_enabled(grad):
             for kernel, _, inputs, places, output, wanted, target, share, drops, _ in self.steps:
-                tiles: list[Any] = [held[slot] if part is None else part(held[slot]) for slot, part in inputs]  # type: ignore[arg-type]
+                tiles: list[Any] = [held[slot] if part is None else part(held[slot]) for slot, part in inputs]
                 if kernel is None:
                     emit(target, owned[target], tiles)
                     del tiles

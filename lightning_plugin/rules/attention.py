@@ -10,6 +10,7 @@ gradients are sums over tiles. Few queries that look at all positions pool these
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,10 +21,11 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout, canonical
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Autocast, Pieces, TileOp
 from lightning_plugin.private import argument_names
 from lightning_plugin.rules.noise import Stream
-from lightning_plugin.rules.pointwise import local, spread, zeros
+from lightning_plugin.rules.pieces import Dropout, Scores, attend
+from lightning_plugin.rules.pointwise import spread, zeros
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import axes_under, flattened, uncut
 
@@ -125,22 +127,16 @@ def attended(rec: Any, a: Asked, out: Tensor, autocast: Any) -> Any:
     if layout.shape != tuple(out.shape):
         return NotImplemented  # queries that are repeated for keys' sake
     token = query.space.axis_of(rank - 2)
-    if not a.dropout and (not a.causal or token is None):
-        how = {"is_causal": a.causal, "scale": a.scale, "enable_gqa": a.grouped}
-        return local(
-            rec, F.scaled_dot_product_attention, [query, key, value, mask], how, out, layout, name="attention",
-            autocast=autocast,
-        )  # fmt: skip
-    if a.grouped:
-        return NotImplemented
     operands = [v for v in (query, key, value, mask) if v is not None]
     operands.sort(key=lambda v: not v.is_map)
     key_of_step, call = rec.session.random_key() if a.dropout else (0, 0)
     op = Attention(
         tuple(operands.index(v) for v in (query, key, value)), None if mask is None else operands.index(mask),
-        tuple(v.space.extent for v in operands if v.is_map), a.scale, a.dropout, a.causal, token, scores,
-        Stream(call, key_of_step),
+        tuple(v.space.extent for v in operands if v.is_map), a.scale, a.dropout, a.causal, a.grouped, token, scores,
+        Stream(call, key_of_step), autocast,
     )  # fmt: skip
+    if a.grouped and not op.plain:
+        return NotImplemented
     return rec.emit(op, operands, [out], layout, "attention")[0]
 
 
@@ -150,7 +146,7 @@ def beside(rec: Any, value: Value, dims: tuple[Any, ...], query: Value) -> Value
     rank = len(value.shape)
     if axes_under(value, [rank - 1]) or rank != len(dims):
         return None
-    value = uncut(rec, value, axes_under(value, [rank - 2]))
+    value = uncut(rec, value, axes_under(value, [rank - 2]), entire=True)
     return aligned(rec, value, Layout(dims, query.space.extent))
 
 
@@ -171,9 +167,11 @@ def aligned(rec: Any, value: Value, layout: Layout) -> Value | None:
 
 @dataclass(frozen=True)
 class Attention(TileOp):
-    """Attention that depends on where its queries are: causal, or with dropout.
+    """Queries, all keys and values that they may look at, and what comes of it.
 
-    ``roles`` are the places of query, key and value among what is read, maps first; ``token`` is the axis of queries.
+    ``roles`` are the places of query, key and value among what is read, maps first, and ``mask`` the mask's; ``token``
+    is the axis of queries. It is *plain* where it does not depend on where its queries are, as a causal one does and
+    one with dropout.
     """
 
     kind: ClassVar[str] = "local"
@@ -183,33 +181,51 @@ class Attention(TileOp):
     scale: float | None
     dropout: float
     causal: bool
+    grouped: bool
     token: int | None
     scores: Layout
     stream: Stream
+    autocast: Autocast | None
+
+    @property
+    def plain(self) -> bool:
+        return not self.dropout and (not self.causal or self.token is None)
+
+    @property
+    def uniform(self) -> bool:  # type: ignore[override]
+        return self.plain
+
+    @property
+    def in_pieces(self) -> tuple[int, ...]:
+        places = tuple(dict.fromkeys(self.roles[1:]))
+        return places if all(i < len(self.extents) for i in places) and self.roles[0] not in places else ()
 
     def need(self, box: Box) -> tuple[Box, ...]:
         return tuple(box.broadcast(extent) for extent in self.extents)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        return (lo, hi) if self.dropout or axis == self.token else None
+        return (lo, hi) if self.dropout or (self.causal and axis == self.token) else None
 
-    def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        operands = [*tiles, *vectors]
+    def apply(self, box: Box, tiles: Sequence[Tensor | Pieces], vectors: Sequence[Tensor]) -> Tensor:
+        operands: list[Any] = [*tiles, *vectors]
         query, key, value = (operands[i] for i in self.roles)
-        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
-        scores = (query * scale) @ key.transpose(-2, -1)
-        if self.mask is not None:
-            mask = operands[self.mask]
-            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-        if self.causal:
-            first = 0 if self.token is None else box.lo[self.token]
-            rows = torch.arange(first, first + scores.shape[-2], device=scores.device)
-            scores = scores.masked_fill(
-                torch.arange(scores.shape[-1], device=scores.device) > rows[:, None], -torch.inf
-            )
+        mask = None if self.mask is None else operands[self.mask]
+        if isinstance(key, Pieces):
+            return attend(self.looking(box, query), query, mask, key, value)
+        if self.plain:
+            with nullcontext() if self.autocast is None or self.autocast.idle else self.autocast.replay():
+                return F.scaled_dot_product_attention(
+                    query, key, value, mask, is_causal=self.causal, scale=self.scale, enable_gqa=self.grouped
+                )
+        looking = self.looking(box, query)
+        scores = looking(query, key, mask, 0)
         blind = scores.isneginf().all(-1, keepdim=True)  # a query that may look at nothing finds zeros
         weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
-        if self.dropout:
-            kept = self.stream.keep(self.dropout, self.scores, box, scores.device)
-            weights = weights * kept * (1 / (1 - self.dropout) if self.dropout < 1 else 0.0)
-        return weights @ value
+        return looking.weigh(weights, value, 0).to(query.dtype)
+
+    def looking(self, box: Box, query: Tensor) -> Scores:
+        """How the queries of a box look at keys."""
+        first = None if not self.causal else 0 if self.token is None else box.lo[self.token]
+        dropout = Dropout(self.dropout, self.stream, self.scores, box) if self.dropout else None
+        cast = self.autocast is not None and self.autocast.enabled and query.dtype != torch.float64
+        return Scores(self.scale, first, dropout, self.autocast.dtype if cast and self.autocast else None)

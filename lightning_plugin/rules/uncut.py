@@ -41,21 +41,32 @@ class Uncut(TileOp):
         return tiles[0]
 
 
-def uncut(rec: Any, value: Value, axes: Collection[int]) -> Value:
-    """A map whose axes are cut by no tile, or a vector where none is left; the value itself where it has none."""
+@dataclass(frozen=True)
+class Entire(Uncut):
+    """A map of which nothing is left to cut, for an operator that reads all of it in each tile: keys, say.
+
+    See [Note: entire] in `program.fixed`.
+    """
+
+
+def uncut(rec: Any, value: Value, axes: Collection[int], entire: bool = False) -> Value:
+    """A map whose axes are cut by no tile; the value itself where it has none. Where none is left to cut it is a
+    vector, or as a map `Entire`, if that is asked for."""
     layout = value.layout
     if layout is None:
         return value
     whole = tuple(a for a in sorted(axes) if layout.extent[a] > 1)
     if not whole:
         return value
-    if all(size == 1 or a in whole for a, size in enumerate(layout.extent)):
+    all_of_it = all(size == 1 or a in whole for a, size in enumerate(layout.extent))
+    if all_of_it and not entire:
         gathered: Value = rec.gather(value)
         return gathered
     sizes = tuple(layout.extent[a] for a in whole)
     dims = tuple(tuple(plain_factor(f, layout, whole) for f in dim) for dim in layout.dims)
     extent = tuple(1 if a in whole else size for a, size in enumerate(layout.extent))
-    found: Value = rec.emit(Uncut(whole, sizes), [value], [value.fake], Layout(dims, extent), "uncut")[0]
+    op = (Entire if all_of_it else Uncut)(whole, sizes)
+    found: Value = rec.emit(op, [value], [value.fake], Layout(dims, extent), "uncut")[0]
     return found
 
 

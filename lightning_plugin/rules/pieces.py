@@ -1,0 +1,150 @@
+"""Attention whose keys and values are read piece by piece.
+
+    l = log Σ exp(s),   out = Σ exp(s − l) @ v,   s = q @ kᵀ · scale + mask
+
+[Note: pieces] A tile of queries needs all keys and values of what it is about. Where these do not fit beside it, they
+are read from where they are stored, piece by piece, by each tile of queries: in forward once, with the largest score
+so far, and sums relative to it; in backward once more, with l and the result as constants. With δ = Σ g·out, the
+derivative of Σ exp(s − l) (g·v − δ) is the piece's share of the gradients; that of a piece of keys or values goes to
+where these lie, and is not held either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.ops import Pieces
+from lightning_plugin.rules.noise import Stream
+from lightning_plugin.rules.reduce import wide
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """The random numbers of the weights of a tile's queries."""
+
+    p: float
+    stream: Stream
+    scores: Layout
+    box: Box
+
+    def on(self, weights: Tensor, first: int, last: int) -> Tensor:
+        """The weights of some keys, dropped out."""
+        keys = len(self.scores.dims) - 1
+        axis = len(self.scores.extent)
+        count = self.scores.shape[keys]
+        layout = Layout((*self.scores.dims[:keys], (Axis(axis),)), (*self.scores.extent, count))
+        box = Box((*self.box.lo, first), (*self.box.hi, last))
+        kept = self.stream.keep(self.p, layout, box, weights.device)
+        return weights * kept * (1 / (1 - self.p) if self.p < 1 else 0.0)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How queries look at keys. ``row`` is the number of the tile's first query, where attention is causal;
+    ``dtype`` the type that autocast has queries, keys and values in, if any."""
+
+    scale: float | None
+    row: int | None
+    dropout: Dropout | None
+    dtype: torch.dtype | None
+
+    def __call__(self, query: Tensor, key: Tensor, mask: Tensor | None, first: int) -> Tensor:
+        """The scores of a piece of keys, the first of which has this number."""
+        query, key = self.ready(query), self.ready(key)
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        last = first + key.shape[-2]
+        scores = (query * scale) @ like_heads(key, query).transpose(-2, -1)
+        if mask is not None:
+            part = mask[..., first:last] if mask.shape[-1] > 1 else mask
+            scores = scores.masked_fill(~part, -torch.inf) if part.dtype == torch.bool else scores + part
+        if self.row is not None:
+            rows = torch.arange(self.row, self.row + scores.shape[-2], device=scores.device)
+            scores = scores.masked_fill(torch.arange(first, last, device=scores.device) > rows[:, None], -torch.inf)
+        return scores
+
+    def ready(self, operand: Tensor) -> Tensor:
+        """An operand as it is multiplied: rounded as autocast has it, and in a type that sums are made in."""
+        operand = operand if self.dtype is None else operand.to(self.dtype)
+        return operand.to(wide(operand.dtype))
+
+    def weigh(self, weights: Tensor, value: Tensor, first: int) -> Tensor:
+        """Values by their weights."""
+        if self.dropout is not None:
+            weights = self.dropout.on(weights, first, first + value.shape[-2])
+        return weights @ like_heads(self.ready(value), weights)
+
+
+def like_heads(operand: Tensor, other: Tensor) -> Tensor:
+    """Keys or values of fewer heads, each repeated for the queries' heads that share it."""
+    if operand.dim() < 3 or operand.shape[-3] in (1, other.shape[-3]):
+        return operand
+    return operand.repeat_interleave(other.shape[-3] // operand.shape[-3], -3)
+
+
+def attend(scores: Scores, query: Tensor, mask: Tensor | None, key: Pieces, value: Pieces) -> Tensor:
+    """Attention of a tile's queries to keys and values that are read piece by piece."""
+    found: Tensor = Attend.apply(scores, key, value, query, mask, key.token, value.token)
+    return found
+
+
+class Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Scores, key: Pieces, value: Pieces, query: Tensor, mask: Tensor | None, *tokens: Tensor
+    ) -> Tensor:
+        most = weights = found = torch.zeros(0)
+        for i, (first, _) in enumerate(key.intervals):
+            s, v = scores(query, key.read(i), mask, first), value.read(i)
+            now = s.amax(-1, keepdim=True)
+            now = torch.maximum(most, now) if i else now
+            shift = now.masked_fill(now.isneginf(), 0.0)  # a query that may look at nothing so far
+            p = (s - shift).exp_()
+            del s
+            total, share = p.sum(-1, keepdim=True), scores.weigh(p, v, first)
+            if i:
+                shrink = (most - shift).exp_()
+                total, share = total + weights * shrink, share + found * shrink
+            most, weights, found = now, total, share
+            del p, v
+        blind = weights == 0
+        out = found / weights.masked_fill(blind, 1.0)
+        ctx.scores, ctx.key, ctx.value = scores, key, value
+        log = (most + weights.log()).masked_fill(blind, 0.0)
+        ctx.save_for_backward(query, mask, out, log)
+        return out.to(scores.dtype or query.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        query, mask, out, log = ctx.saved_tensors
+        scores, key, value = ctx.scores, ctx.key, ctx.value
+        grad = grad.to(out.dtype)
+        delta = (grad * out).sum(-1, keepdim=True)
+        query = query.detach().requires_grad_(ctx.needs_input_grad[3])
+        mask = None if mask is None else mask.detach().requires_grad_(ctx.needs_input_grad[4])
+        found: dict[int, Tensor] = {}
+        for i, (first, _) in enumerate(key.intervals):
+            k = key.read(i).requires_grad_(key.give is not None)
+            v = value.read(i).requires_grad_(value.give is not None)
+            with torch.enable_grad():
+                p = (scores(query, k, mask, first) - log).exp()
+                pulled = (scores.weigh(p, v, first) * grad).sum() - (p * delta).sum()
+            wanted = [t for t in (query, mask, k, v) if t is not None and t.requires_grad]
+            made = dict(zip(map(id, wanted), torch.autograd.grad(pulled, wanted), strict=True))
+            del p, pulled, wanted
+            for pieces, t in ((key, k), (value, v)):
+                if pieces.give is not None:
+                    pieces.give(i, made.pop(id(t)))
+            for place, t in ((3, query), (4, mask)):
+                if t is not None and t.requires_grad:
+                    share = made.pop(id(t)).to(out.dtype)
+                    found[place] = share if place not in found else found[place].add_(share)
+        gradients = [found[i].to(t.dtype) if t is not None and i in found else None for i, t in ((3, query), (4, mask))]
+        return None, None, None, *gradients, None, None
