@@ -145,6 +145,11 @@ def cuts(size: int, pieces: int, step: int = 0) -> tuple[int, ...]:
     return (*(min(size, step * i) for i in range(pieces)), size)
 
 
+def pieces_of(size: int, pieces: int) -> int:
+    """How many of so many intervals have a part of ``[0, size)``: as few long ones are enough."""
+    return -(-size // -(-size // pieces)) if size else 1
+
+
 def scaled_cuts(reference: Sequence[int], size: int) -> tuple[int, ...]:
     """The cuts of another map that keeps step with a reference: the same pieces, scaled to ``size``.
 

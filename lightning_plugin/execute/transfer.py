@@ -88,10 +88,11 @@ class Courier:
     def new_pool(self, open: bool = True) -> Pool:
         return Pool(open, fakes=self.rehearsal is not None)
 
-    def send(self, transfer: Transfer) -> Pending:
+    def send(self, transfer: Transfer, ahead: bool) -> Pending:
+        """Do a transfer, or have it done beside other work."""
         if self.rehearsal is not None:  # only what the transfer holds is asked for
             return Pending(transfer, None, self.progress)
-        if self.thread is not None:
+        if self.thread is not None and ahead:
             return Pending(transfer, self.thread.submit(transfer.run), self.progress)
         with self.progress.spending("spill"):
             transfer.run()
@@ -120,24 +121,30 @@ class Lane:
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.settle()
-        self.sent = self.courier.send(self.there.sending(box, tile, self.lender(box)))
+        self.sent = self.courier.send(self.there.sending(box, tile, self.lender(box)), ahead)
         if not ahead:
             self.settle()
 
     def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.settle()
-        self.sent = self.courier.send(self.there.adding(box, tile, self.lender(box)))
+        self.sent = self.courier.send(self.there.adding(box, tile, self.lender(box)), ahead)
         if not ahead:
             self.settle()
 
     def fetch(self, box: Box) -> None:
         """Begin to read a box that will be asked for."""
         if box not in self.fetched:
-            self.fetched[box] = self.courier.send(self.there.fetching(box, self.lender(box)))
+            self.fetched[box] = self.fetching(box, ahead=True)
+
+    def fetching(self, box: Box, ahead: bool) -> Pending:
+        return self.courier.send(self.there.fetching(box, self.lender(box)), ahead)
 
     def read(self, box: Box) -> Tensor:
-        self.fetch(box)
-        tile = self.fetched.pop(box).wait()
+        """A box, which was fetched, or is read now: after what is on its way there."""
+        waiting = self.fetched.pop(box, None)
+        if waiting is None:
+            waiting = self.fetching(box, ahead=self.sent is not None)
+        tile = waiting.wait()
         assert tile is not None
         return tile
 

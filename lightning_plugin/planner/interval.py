@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from lightning_plugin.boxes import Grid, reference_of
+from lightning_plugin.boxes import Grid, pieces_of, reference_of
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import ReduceOp
@@ -140,7 +140,7 @@ class Intervals:
             if count > longest:
                 break
             side = longest / count
-            counts = tuple(max(1, round(size / side)) for size in inner)
+            counts = tuple(pieces_of(size, max(1, round(size / side))) for size in inner)
             rows = (counts[0], *(1 for _ in counts[1:])) if counts else ()
             for cut in (rows, counts) if count in (2, 3) else (counts,):
                 grid = Grid((*cut, *among[-1]))
@@ -151,7 +151,10 @@ class Intervals:
     def allowed(self, begin: int, end: int) -> list[Grid]:
         """The grids of an interval, or the one that a uniform policy has."""
         grids = self.grids(begin, end)
-        return grids if self.only is None else [g for g in grids if max(g.counts) == self.only] or grids[-1:]
+        if self.only is None:
+            return grids
+        most = max((max(g.counts) for g in grids if max(g.counts) <= self.only), default=0)
+        return [g for g in grids if max(g.counts) == most] or grids[-1:]
 
     # Costs
 
@@ -266,7 +269,7 @@ def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
     is alone, then the next."""
     found = [tuple(1 for _ in images)]
     for axis, size in enumerate(images):
-        counts = [c for c in COUNTS if 1 < c <= size]
+        counts = sorted({pieces_of(size, c) for c in COUNTS if 1 < c <= size})
         while (counts or [1])[-1] < size:
             counts.append(min(size, 2 * (counts or [1])[-1]))
         found += [(*images[:axis], c, *(1 for _ in images[axis + 1 :])) for c in counts]
@@ -297,7 +300,7 @@ def taught(cost: Cost, lesson: float) -> Cost:
 
 def row_grid(like: tuple[int, ...], count: int) -> Grid:
     """A grid that cuts the first axis only."""
-    return Grid((count, *(1 for _ in like[1:])))
+    return Grid((pieces_of(like[0], count), *(1 for _ in like[1:])))
 
 
 def first_that(grids: list[Grid], fits: Callable[[Grid], bool]) -> int:

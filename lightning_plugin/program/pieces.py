@@ -68,11 +68,13 @@ def of_node(
     """What is read for one operator alone, if it takes pieces of all of that, which are cut alike."""
     places = node.op.in_pieces if isinstance(node.op, TileOp) else ()
     found: dict[int, Strip] = {}
-    for made in (node.maps[place] for place in places):
+    uncuts = [node.maps[place] for place in places]
+    for made in uncuts:
         source = uncut_from(made)
         strip = None if source is None else Strip.of(made.node)  # type: ignore[arg-type]
-        alone = readers[id(made)] == [node] and id(made) not in stored
-        if strip is None or not alone or source not in program.reads or readers[id(source)] != [made.node]:
+        if strip is None or source not in program.reads or id(made) in stored or readers[id(made)] != [node]:
+            return {}
+        if any(reader not in [v.node for v in uncuts] for reader in readers[id(source)]):
             return {}
         found[id(source)] = strip
     return found if len({(strip.positions, strip.inner) for strip in found.values()}) == 1 else {}

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
-from lightning_plugin.graph import Node
+from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.fixed import by_stage, crossing, fit, sharing, stages, stored_kind
+from lightning_plugin.program.pieces import strips, uncut_from
+from lightning_plugin.program.program import Program, resolve
 from lightning_plugin.recording import Recording
 from lightning_plugin.settings import Settings
 from tests.lightning_plugin import operators
@@ -61,7 +63,7 @@ class AnyPlan(Settings):
     network. With ``rows``, segments are cut into so many rows of tiles, which share halos where they can. Of four
     segments, those at the places ``spilled`` store on the disk, those at ``ahead`` transfer tiles beside others,
     and of those that store on the device and recompute halos, those at ``dropped`` drop what they store, to depths of 1
-    to ``deepest``.
+    to ``deepest``. Keys are stored, and read in so many ``pieces``, wherever they can be.
     """
 
     stored: frozenset[int] = frozenset()
@@ -73,9 +75,11 @@ class AnyPlan(Settings):
     ahead: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
     deepest: int = 1
+    pieces: int = 1
     scans: int = 0
     transfers: int = 0
     drops: int = 0
+    streams: int = 0
     noted: list[str] = field(default_factory=list)
 
     def choose(self, recording: Recording) -> Plan:
@@ -83,6 +87,8 @@ class AnyPlan(Settings):
         self.noted += [n.label for n in nodes if n.op.kind == "barrier"]
         maps = [n.outputs[0] for n in nodes if isinstance(n.op, TileOp)]
         found = {id(v) for i, v in enumerate(maps) if i % self.cycle in self.stored and stored_kind(v)}
+        if self.pieces > 1:
+            found |= {id(v) for v in keys(nodes) if stored_kind(v)}
         while True:
             stage = stages(nodes, found)
             more = found | crossing(nodes, stage)
@@ -95,6 +101,8 @@ class AnyPlan(Settings):
             plan = sharing(plan, nodes)
             self.scans += sum(s.halo == "share" for s in plan.segments)
         plan = replace(plan, segments=tuple(self.placed(i, s) for i, s in enumerate(plan.segments)))
+        if self.pieces > 1:
+            plan = self.in_pieces(plan, nodes)
         self.transfers += any(s.tier == "disk" for s in plan.segments) and any(s.ahead for s in plan.segments)
         self.drops += any(s.drop for s in plan.segments)
         return plan
@@ -106,6 +114,17 @@ class AnyPlan(Settings):
         may = i % 4 in self.dropped and not spill and s.halo == "recompute"
         drop = 1 + (7 * i) % self.deepest if may else 0
         return replace(s, tier="disk" if spill else "device", ahead=i % 4 in self.ahead, drop=drop)
+
+    def in_pieces(self, plan: Plan, nodes: Sequence[Node]) -> Plan:
+        made: set[int] = set()
+        segments = []
+        for s, targets in zip(plan.segments, resolve(plan, nodes), strict=True):
+            if not s.keep and s.halo == "recompute" and strips(Program.build(targets, lambda v: id(v) in made)):
+                s = replace(s, pieces=self.pieces)
+                self.streams += 1
+            segments.append(s)
+            made.update(id(v) for t in targets for v in t.node.outputs if v.is_map and (s.keep or t.stored is not None))
+        return replace(plan, segments=tuple(segments))
 
     def segment(self, i: int, s: SegmentPlan, nodes: Sequence[Node], stage: dict[int, int]) -> SegmentPlan:
         if i % self.cycle in self.kept:
@@ -119,6 +138,12 @@ class AnyPlan(Settings):
         forward = fit(Grid(self.grids[i % len(self.grids)]), axes)
         backward = fit(Grid(self.grids[(i + 1) % len(self.grids)][::-1]), axes)
         return SegmentPlan(s.targets, forward, backward)
+
+
+def keys(nodes: Sequence[Node]) -> list[Value]:
+    """What attention may read piece by piece."""
+    made = (n.maps[place] for n in nodes if isinstance(n.op, TileOp) for place in n.op.in_pieces)
+    return [source for v in made if (source := uncut_from(v)) is not None]
 
 
 def whole_stage(nodes: Sequence[Node], stage: dict[int, int], when: int) -> tuple[int, ...]:
@@ -178,6 +203,7 @@ def plans() -> st.SearchStrategy[AnyPlan]:
         ahead=few,
         dropped=few,
         deepest=st.integers(1, 3),
+        pieces=st.sampled_from([1, 1, 2, 3, 7]),
     )
 
 

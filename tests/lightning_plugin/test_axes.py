@@ -68,6 +68,7 @@ class Tally:
         self.counts[drawn.cut.__name__] += 1
         self.counts["of several images"] += drawn.batch > 1
         self.counts["with a barrier"] += bool(drawn.plan.noted)
+        self.counts["with keys in pieces"] += bool(drawn.plan.streams)
         self.counts.update(f"attention {form}" for form in {*drawn.forms, drawn.over} - {""})
         self.largest = max(self.largest, *errors.values())
 
