@@ -69,8 +69,12 @@ class Box:
 
     def broadcast(self, extent: Sequence[int]) -> Box:
         """The box of a map that is broadcast: on an axis where that has one position, that one."""
-        if 1 not in extent and len(extent) == len(self.lo):
-            return self
+        if len(extent) == len(self.lo):
+            for size, lo, hi in zip(extent, self.lo, self.hi):
+                if size == 1 and (lo or hi != 1):
+                    break
+            else:
+                return self
         return Box.of((0, 1) if size == 1 else i for i, size in zip(self.intervals(), extent, strict=True))
 
     def hull(self, other: Box) -> Box:

@@ -269,13 +269,12 @@ class Ledger:
         with self.watcher:
             yield
 
-    def hook(self, tensor: Tensor, until: Iterable[Tensor] = ()) -> None:
-        """Count the gradients that autograd makes on its way back through a tensor's operator, down to those of
-        ``until``."""
+    def hook(self, tensor: Tensor, until: Iterable[Any] = ()) -> None:
+        """Count the gradients that autograd makes on its way back through a tensor's operator, down to the functions
+        ``until`` which its inputs were made."""
         if tensor.grad_fn is None:
             return
-        known = {t.grad_fn for t in until}
-        stack, seen = [tensor.grad_fn], set(known)
+        stack, seen = [tensor.grad_fn], set(until)
         while stack:
             function = stack.pop()
             if function in seen:

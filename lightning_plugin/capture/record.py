@@ -268,9 +268,10 @@ def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[
     spatial = any(v.is_map for v in before.values())
     values = None
     if not spatial and not targets and not makes_views(results, fakes) and not enlarges(session, seen):
-        values = recorder.vector(func, vargs, vkwargs, results, autocast=recorder.autocast)
-        if effect := API.effects.get(func):
-            effect(recorder, vargs, vkwargs, values)
+        if rule := API.of_vectors.get(func):
+            values = answer(rule(recorder, func, vargs, vkwargs, results))
+        if values is None:
+            values = recorder.vector(func, vargs, vkwargs, results, autocast=recorder.autocast)
     elif spatial and (rule := API.get(func)):
         values = ask(rule, recorder, func, vargs, vkwargs, results)
     if values is None:

@@ -48,6 +48,7 @@ def keep(node: Node, frame: Frame, uses: Uses, fused: Mapping[int, Node]) -> Non
         return
     ledger = frame.step.ledger
     tiles = [whole(v, frame) for v in node.maps]
+    before = {t.grad_fn for t in (*tiles, *frame.made(node.vectors))}  # what is written in place gets another one
     with torch.set_grad_enabled(any(v.requires_grad for v in node.outputs)):
         if partner is not None:
             vectors = [frame.vector(v) for v in node.vectors[2:]]
@@ -66,7 +67,7 @@ def keep(node: Node, frame: Frame, uses: Uses, fused: Mapping[int, Node]) -> Non
             frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, uses)
     if ledger is not None:
         for result in frame.made(node.outputs):
-            ledger.hook(result, (*tiles, *vectors))
+            ledger.hook(result, before)
     del tiles
     uses.done(node, frame)
     if partner is not None:

@@ -162,7 +162,7 @@ def compute(value: Value, frame: Frame) -> None:
                 call(node, frame)
             if ledger is not None:
                 for v in node.outputs:
-                    ledger.hook(frame.vector(v), [frame.vector(i) for i in node.inputs])
+                    ledger.hook(frame.vector(v), {frame.vector(i).grad_fn for i in node.inputs})
 
 
 def call(node: Node, frame: Frame) -> None:

@@ -12,7 +12,7 @@ from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.peak import Peaks, tile_bytes
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.tiles import Diagonal
+from lightning_plugin.planner.tiles import Diagonal, carried
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.scan import ScanTile, scan
 from lightning_plugin.rules.attention import Attention
@@ -49,6 +49,8 @@ class Coster(Peaks):
     def __init__(self, network: Network, rates: Rates) -> None:
         super().__init__(network)
         self.rates = rates
+        #: The axes that every operator of a program carries; the program is there so that its identity lasts.
+        self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
 
     def forward(self, tiles: Diagonal) -> Cost:
         peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
@@ -63,9 +65,31 @@ class Coster(Peaks):
 
     def passed(self, tiles: Diagonal, backward: bool) -> tuple[float, float]:
         """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back."""
-        seconds, work = self.work(tiles.program, tiles.shares, tiles.grid.tiles, False)
-        back = self.work(tiles.program, tiles.shares, tiles.grid.tiles, True)[0] if backward else 0.0
-        return seconds + back, work
+        find = self.once if self.no_overlap(tiles) else self.shared
+        seconds, work = find(tiles, False)
+        return seconds + (find(tiles, True)[0] if backward else 0.0), work
+
+    def no_overlap(self, tiles: Diagonal) -> bool:
+        """Whether all tiles together compute everything once, as it can be seen without looking at them."""
+        program = tiles.program
+        if id(program) not in self._carried:
+            self._carried[id(program)] = program, carried(program.steps)
+        return {a for a, count in enumerate(tiles.grid.counts) if count > 1} <= self._carried[id(program)][1]
+
+    def once(self, tiles: Diagonal, backward: bool) -> tuple[float, float]:
+        """(seconds, operations) of all tiles' nodes, each computed once; those alike are asked for together."""
+        program, count = tiles.program, tiles.grid.tiles
+        alike: dict[int, list[Node]] = {}
+        for node in program.steps:
+            alike.setdefault(self.network.repeats.number(node), []).append(node)
+        way = self.back if backward else self.time
+        seconds = sum(len(nodes) * way(nodes[0], 1.0, count) for nodes in alike.values())
+        flops = sum(len(nodes) * self.network.profiles[nodes[0].serial].work for nodes in alike.values())
+        return self.moved(program, backward) + seconds, float(flops)
+
+    def shared(self, tiles: Diagonal, backward: bool) -> tuple[float, float]:
+        """The same where tiles overlap."""
+        return self.work(tiles.program, tiles.shares, tiles.grid.tiles, backward)
 
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
         """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""

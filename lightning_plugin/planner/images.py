@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_plugin.boxes import Box, Grid, reference_of
-from lightning_plugin.graph import Node
-from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.planner.interval import Intervals, Where
 from lightning_plugin.planner.network import Network
-from lightning_plugin.rules.uncut import Entire
+from lightning_plugin.planner.tiles import carried
 
 #: One position may take this part of a budget.
 PART = 1 / 4
@@ -30,35 +28,6 @@ def stages_of(network: Network) -> dict[int, tuple[int, int]]:
         stage = network.stage[node.serial]
         found[stage] = found.get(stage, (i, i))[0], i + 1
     return found
-
-
-def carried(nodes: Sequence[Node]) -> frozenset[int]:
-    """The axes of several positions that every operator carries: to make one, it needs one."""
-    axes: frozenset[int] | None = None
-    for node in nodes:
-        if isinstance(node.op, Entire):
-            continue  # another name for what is stored
-        here = carried_by(node)
-        axes = here if axes is None else axes & here
-        if not axes:
-            break
-    return axes or frozenset()
-
-
-def carried_by(node: Node) -> frozenset[int]:
-    op = node.op
-    assert isinstance(op, (TileOp, ReduceOp))
-    made = node.maps[0].space.extent if isinstance(op, ReduceOp) else node.outputs[0].space.extent
-    needed = op.need(Box.whole(made))
-    last = op.need(Box.of((size - 1, size) for size in made))
-    found = set()
-    for a, size in enumerate(made):
-        if size > 1 and all(
-            whole.hi[a] == v.space.extent[a] and one.hi[a] - one.lo[a] <= -(-v.space.extent[a] // size)
-            for v, whole, one in zip(node.maps, needed, last, strict=True)
-        ):
-            found.add(a)
-    return frozenset(found)
 
 
 def free_stages(intervals: Intervals, room: int) -> dict[int, tuple[int, int]]:

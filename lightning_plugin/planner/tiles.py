@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node
-from lightning_plugin.ops import ReduceOp
+from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.program.program import Program
+from lightning_plugin.rules.uncut import Entire
 
 
 def stand_ins(count: int) -> list[tuple[int, int]]:
@@ -67,3 +68,32 @@ class Diagonal:
                 lengths += times * box.extent[a] if box is not None else 0
             product *= lengths / max(1, size)
         return product
+
+
+def carried(nodes: Sequence[Node]) -> frozenset[int]:
+    """The axes of several positions that every operator carries: to make one, it needs one."""
+    axes: frozenset[int] | None = None
+    for node in nodes:
+        if isinstance(node.op, Entire):
+            continue  # another name for what is stored
+        here = carried_by(node)
+        axes = here if axes is None else axes & here
+        if not axes:
+            break
+    return axes or frozenset()
+
+
+def carried_by(node: Node) -> frozenset[int]:
+    op = node.op
+    assert isinstance(op, (TileOp, ReduceOp))
+    made = node.maps[0].space.extent if isinstance(op, ReduceOp) else node.outputs[0].space.extent
+    needed = op.need(Box.whole(made))
+    last = op.need(Box.of((size - 1, size) for size in made))
+    found = set()
+    for a, size in enumerate(made):
+        if size > 1 and all(
+            whole.hi[a] == v.space.extent[a] and one.hi[a] - one.lo[a] <= -(-v.space.extent[a] // size)
+            for v, whole, one in zip(node.maps, needed, last, strict=True)
+        ):
+            found.add(a)
+    return frozenset(found)

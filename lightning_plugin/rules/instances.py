@@ -13,6 +13,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import dim_of
+from lightning_plugin.rules.patchwork import patchwork
 from lightning_plugin.rules.rearrange import Concat
 from lightning_plugin.rules.table import ATEN
 
@@ -42,7 +43,11 @@ def side_by_side(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     """Maps of one image each, one after the other (``cat``), or maps that make up a new dimension (``stack``)."""
     values, new = list(args[0]), func is aten.stack.default
     first = values[0]
-    if len(values) < 2 or dim_of(args, kwargs, 1) % len(outs[0].shape) or not (new or first.shape[0] == 1):
+    if len(values) < 2 or dim_of(args, kwargs, 1) % len(outs[0].shape):
+        return NotImplemented
+    if all(v.is_map for v in values) and (patches := patchwork(rec, values, outs[0])) is not None:
+        return patches
+    if not (new or first.shape[0] == 1):
         return NotImplemented
     if not first.is_map or any(not v.is_map or v.space != first.space or v.dtype != outs[0].dtype for v in values):
         return NotImplemented

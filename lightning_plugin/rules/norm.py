@@ -264,10 +264,17 @@ def with_given(rec: Any, arguments: Sequence[Any], out: Tensor, name: str) -> Va
     return local(rec, given, arguments, {}, out, arguments[0].space, name=name, autocast=rec.autocast)
 
 
+def batch_norm_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of either of the two by name."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
+    return (
+        arguments(F.batch_norm, args, kwargs) if func is F.batch_norm else dict(zip(names, args, strict=False)) | kwargs
+    )
+
+
 @API.rule(F.batch_norm, torch.batch_norm, kind="reduce + broadcast")
 def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
-    a = arguments(F.batch_norm, args, kwargs) if func is F.batch_norm else dict(zip(names, args, strict=False)) | kwargs
+    a = batch_norm_arguments(func, args, kwargs)
     x = a["input"]
     vectors = [a[k] for k in ("running_mean", "running_var", "weight", "bias")]
     if not x.is_map or not plain(x, 1) or any(v is not None and v.is_map for v in vectors):
@@ -371,9 +378,32 @@ def layer_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     return y
 
 
-@API.effect(F.batch_norm)
-def batch_norm_of_vectors(rec: Any, args: Any, kwargs: Any, values: Sequence[Value]) -> None:
-    """A BatchNorm on vectors updates its buffers itself when it runs: make sure that it does, once."""
-    a = arguments(F.batch_norm, args, kwargs)
-    if a["training"] and a["running_mean"] is not None:
-        rec.update([a["running_mean"], a["running_var"]], values, lambda tensors: None)
+def with_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channels: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A BatchNorm in train mode, and the statistics by which running ones move."""
+    mean, var = torch.zeros(2, channels, dtype=dtype, device=x.device)
+    return F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps), mean, var
+
+
+@API.on_vectors(F.batch_norm, torch.batch_norm)
+def batch_norm_of_vectors(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """A BatchNorm on vectors would move its buffers itself when it runs: in the order of the user's code they move
+    where others do that share them."""
+    a = batch_norm_arguments(func, args, kwargs)
+    if not a["training"] or a["running_mean"] is None:
+        return NotImplemented
+    (channels,), dtype = a["running_mean"].shape, a["running_mean"].dtype
+    fakes = [rec.fake([channels], dtype, outs[0].device) for _ in range(2)]
+    given = [a["input"], a["weight"], a["bias"], a["eps"], channels, dtype]
+    out, *found = rec.vector(
+        with_statistics, given, {}, [outs[0], *fakes], autocast=rec.autocast, name="batch_norm"
+    )  # fmt: skip
+    for target, value in zip((a["running_mean"], a["running_var"]), found, strict=True):
+        buffer = rec.session.tensor(target)
+        rec.update([target], [value], partial(moved, buffer, a["momentum"]))
+    return out
+
+
+def moved(buffer: Tensor, momentum: float, tensors: Sequence[Tensor]) -> None:
+    update(buffer, tensors[0], momentum)

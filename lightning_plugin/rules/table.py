@@ -82,7 +82,7 @@ class RuleTable:
     def __init__(self, name: str) -> None:
         self.name = name
         self.entries: dict[Any, tuple[Entry, ...]] = {}
-        self.effects: dict[Any, Rule] = {}
+        self.of_vectors: dict[Any, Rule] = {}
         self.stand_ins: dict[Any, Callable[..., Any]] = {}
         self.enlargers: dict[Any, Rule] = {}
         self._asked: dict[Any, Rule] = {}
@@ -141,12 +141,12 @@ class RuleTable:
 
         return add
 
-    def effect(self, *functions: Any) -> Callable[[Rule], Rule]:
-        """Register what a call on vectors does besides returning a result."""
+    def on_vectors(self, *functions: Any) -> Callable[[Rule], Rule]:
+        """Register the rule for calls on vectors alone that do more than return a result."""
 
         def add(rule: Rule) -> Rule:
             for function in functions:
-                self.effects[function] = rule
+                self.of_vectors[function] = rule
             return rule
 
         return add

@@ -146,7 +146,24 @@ def remember(
     rec.update([running], values, lambda tensors: move(buffer, new(tensors), momentum))
 
 
-@API.effect(synced_batch_norm)
-def of_vectors(rec: Any, args: Any, kwargs: Any, values: Sequence[Value]) -> None:
-    """On vectors the whole call is run, and updates its buffers itself: make sure that it does, once."""
-    rec.update([v for v in args[3:5] if v is not None], values, lambda tensors: None)
+@API.on_vectors(synced_batch_norm)
+def of_vectors(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    """On vectors the whole call is run; running statistics move in the order of the user's code."""
+    x, weight, bias, running_mean, running_var, momentum, eps, group = args
+    if running_mean is None:
+        return NotImplemented
+    (channels,), dtype = running_mean.shape, running_mean.dtype
+    fakes = [rec.fake([channels], dtype, x.device) for _ in range(2)]
+    given = (x, weight, bias, eps, group, channels, dtype)
+    out, mean, var = rec.vector(with_statistics, given, {}, [outs[0], *fakes], name="batch_norm")
+    remember(rec, running_mean, (mean,), lambda t: t[0], momentum)
+    remember(rec, running_var, (var,), lambda t: t[0], momentum)
+    return out
+
+
+def with_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any, channels: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The call, and the statistics by which running ones move."""
+    mean, var = torch.zeros(2, channels, dtype=dtype, device=x.device)
+    return synced_batch_norm(x, weight, bias, mean, var, 1.0, eps, group), mean, var

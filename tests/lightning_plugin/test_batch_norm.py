@@ -92,3 +92,31 @@ def test_running_statistics_of_few_positions_move(norm: type[nn.Module], used: b
         del out
     for (name, expected), found in zip(plain.named_buffers(), net.buffers(), strict=True):
         assert difference(found.double(), expected.double()) < TOLERANCE, name
+
+
+class InChunks(nn.Module):
+    """A BatchNorm that meets patches two by two, and the last alone: maps, and then a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x.unfold(2, 4, 4).transpose(1, 2).flatten(0, 1).transpose(-2, -1)
+        return torch.cat([self.norm(chunk).mean((2, 3)) for chunk in patches.split(2)])
+
+
+def test_running_statistics_move_in_the_order_of_the_code() -> None:
+    """A call on a vector may run before one on a map, and moves the same buffers; what it saved is not written to."""
+    torch.manual_seed(0)
+    judge = InChunks().double()
+    net = copy.deepcopy(judge)
+    x = torch.randn(1, 3, 12, 4, dtype=torch.float64)
+    for _ in range(2):
+        for one, image in ((judge, x), (net, LazyImage.from_tensor(x))):
+            one(image).square().sum().backward()
+    for name, value in judge.state_dict().items():
+        assert difference(net.state_dict()[name], value) < TOLERANCE, name
+    floor = 1e-3 * max(float(p.grad.abs().max()) for p in judge.parameters())
+    for p, q in zip(net.parameters(), judge.parameters(), strict=True):
+        assert difference(p.grad, q.grad, floor) < TOLERANCE

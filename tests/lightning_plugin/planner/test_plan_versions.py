@@ -1,4 +1,4 @@
-"""Plans as JSON, of this version and the former one: nothing is lost, plans are told apart by what they decide alone,
+"""Plans as JSON, of this version and former ones: nothing is lost, plans are told apart by what they decide alone,
 and a text that is no plan is refused with the key at fault."""
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def segments(draw: st.DrawFn) -> SegmentPlan:
         half=draw(st.booleans()),
         ahead=not keep and draw(st.booleans()),
         drop=draw(st.integers(0, 3)) if drops else 0,
+        pieces=draw(st.integers(1, 5)) if not keep and halo == "recompute" else 1,
         path=draw(words),
         forecast=draw(figures),
     )
@@ -81,7 +82,7 @@ def test_any_plan_goes_through_json_unchanged(plan: Plan) -> None:
     again = Plan.from_json(text)
     assert everything(again) == everything(plan) and again.to_json() == text
     data = json.loads(text)
-    assert data["version"] == 2 and set(data["forecast"]) == set(FIGURES) and not set(FIGURES) & set(data)
+    assert data["version"] == 3 and set(data["forecast"]) == set(FIGURES) and not set(FIGURES) & set(data)
     for segment in data["segments"]:
         assert set(segment["forecast"]) == set(SEGMENT_FIGURES) and not set(SEGMENT_FIGURES) & set(segment)
 
@@ -89,6 +90,7 @@ def test_any_plan_goes_through_json_unchanged(plan: Plan) -> None:
 @QUIET
 @given(plan=plans)
 def test_any_plan_of_version_1_is_read_with_its_figures(plan: Plan) -> None:
+    plan = replace(plan, segments=tuple(replace(s, pieces=1) for s in plan.segments))  # which it could not say
     assert everything(Plan.from_json(version_1(plan))) == everything(plan)
 
 
@@ -125,6 +127,7 @@ OTHERS: dict[str, Callable[[SegmentPlan], Any]] = {
     "half": lambda s: not s.half,
     "ahead": lambda s: not s.ahead,
     "drop": lambda s: s.drop + 1,
+    "pieces": lambda s: s.pieces + 1,
 }
 
 
@@ -152,7 +155,7 @@ def test_figures_are_read_and_not_written() -> None:
 def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
     grid = Grid((2, 2))
     plan = Plan((SegmentPlan((1,), grid, grid),), shape=(1, 3, 8, 8))
-    data = json.loads(plan.to_json() if version == 2 else version_1(plan))
+    data = json.loads(plan.to_json() if version == 3 else version_1(plan))
     change(data)
     return json.dumps(data)
 
@@ -160,24 +163,24 @@ def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
 @pytest.mark.parametrize(
     ("version", "change", "says"),
     [
-        (2, lambda d: d.update(version=3), "version 3, and this lightning_plugin reads versions up to 2: update"),
-        (2, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2"),
-        (2, lambda d: d.update(version="2"), 'its version is "2"'),
-        (2, lambda d: d.update(version=True), "its version is true"),
-        (2, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'; its keys are segments"),
-        (2, lambda d: d.update(peak_bytes=1), "the plan has an unknown key 'peak_bytes'"),
-        (2, lambda d: d["forecast"].update(secs=1), "'forecast' of the plan has an unknown key 'secs'"),
-        (2, lambda d: d["segments"][0].update(seconds=1.0), "segment 0 has an unknown key 'seconds'"),
-        (2, lambda d: d["segments"][0]["forecast"].update(drop=1), "'forecast' of segment 0 has an unknown key 'drop'"),
-        (2, lambda d: d["segments"][0]["forward"].update(side=[3]), "'forward' of segment 0 has an unknown key 'side'"),
-        (2, lambda d: d["segments"][0].pop("targets"), "segment 0 has no 'targets'"),
-        (2, lambda d: d["segments"][0].update(keep="no"), "'keep' of segment 0 is true or false, not \"no\""),
-        (2, lambda d: d["segments"][0].update(targets=7), "'targets' of segment 0 is a list of whole numbers, not 7"),
-        (2, lambda d: d["segments"][0].update(drop=1.5), "'drop' of segment 0 is a whole number, not 1.5"),
-        (2, lambda d: d.update(segments=3), "'segments' of the plan is a list of segments, not 3"),
-        (2, lambda d: d.update(segments=[3]), "segment 0 is 3, and should be an object"),
-        (2, lambda d: d.update(forecast=None), "'forecast' of the plan is null, and should be an object"),
-        (2, lambda d: d.pop("version"), "has a 'forecast', which is of version 2.*does not say \"version\": 2"),
+        (3, lambda d: d.update(version=4), "version 4, and this lightning_plugin reads versions up to 3: update"),
+        (3, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3"),
+        (3, lambda d: d.update(version="2"), 'its version is "2"'),
+        (3, lambda d: d.update(version=True), "its version is true"),
+        (3, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'; its keys are segments"),
+        (3, lambda d: d.update(peak_bytes=1), "the plan has an unknown key 'peak_bytes'"),
+        (3, lambda d: d["forecast"].update(secs=1), "'forecast' of the plan has an unknown key 'secs'"),
+        (3, lambda d: d["segments"][0].update(seconds=1.0), "segment 0 has an unknown key 'seconds'"),
+        (3, lambda d: d["segments"][0]["forecast"].update(drop=1), "'forecast' of segment 0 has an unknown key 'drop'"),
+        (3, lambda d: d["segments"][0]["forward"].update(side=[3]), "'forward' of segment 0 has an unknown key 'side'"),
+        (3, lambda d: d["segments"][0].pop("targets"), "segment 0 has no 'targets'"),
+        (3, lambda d: d["segments"][0].update(keep="no"), "'keep' of segment 0 is true or false, not \"no\""),
+        (3, lambda d: d["segments"][0].update(targets=7), "'targets' of segment 0 is a list of whole numbers, not 7"),
+        (3, lambda d: d["segments"][0].update(drop=1.5), "'drop' of segment 0 is a whole number, not 1.5"),
+        (3, lambda d: d.update(segments=3), "'segments' of the plan is a list of segments, not 3"),
+        (3, lambda d: d.update(segments=[3]), "segment 0 is 3, and should be an object"),
+        (3, lambda d: d.update(forecast=None), "'forecast' of the plan is null, and should be an object"),
+        (3, lambda d: d.pop("version"), "has a 'forecast', which is of version 2.*does not say \"version\": 2"),
         (1, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'"),
         (1, lambda d: d["segments"][0].update(colour="red"), "segment 0 has an unknown key 'colour'"),
         (1, lambda d: d.update(version=2), "the plan has an unknown key 'peak_bytes'"),

@@ -107,3 +107,37 @@ def test_any(size: Any, data: st.DataObject, tiles: Any) -> None:
         cuts.append(slice(start, stop, data.draw(st.integers(1, 5))))
     net = After(lambda x: F.avg_pool2d(x[:, :, cuts[0], cuts[1]], 1) + 1)
     assert_tiled(net, (1, 3, *size), tiles=tiles, backward_tiles=tiles[::-1])
+
+
+def grid_of(x: Tensor, size: tuple[int, int], step: tuple[int, int], first: tuple[int, int] = (0, 0)) -> list[Tensor]:
+    """Crops of one size at regular places, row by row."""
+    rows = range(first[0], x.shape[-2] - size[0] + 1, step[0])
+    columns = range(first[1], x.shape[-1] - size[1] + 1, step[1])
+    return [x[..., a : a + size[0], b : b + size[1]] for a in rows for b in columns]
+
+
+REGULAR: dict[str, Callable[[Tensor], Tensor]] = {
+    "cat": lambda x: torch.cat(grid_of(x, (4, 3), (4, 3))),
+    "stack": lambda x: torch.stack(grid_of(x[0], (4, 4), (2, 3))),
+    "stack of images": lambda x: torch.stack(grid_of(x, (5, 4), (5, 4))),
+    "cat with a margin": lambda x: torch.cat(grid_of(x, (3, 3), (3, 4), (2, 1))),
+    "rows": lambda x: torch.cat([x[:, :, a : a + 3] for a in range(0, 12, 3)]),
+}
+IRREGULAR: dict[str, Callable[[Tensor], Tensor]] = {
+    "another order": lambda x: torch.cat(grid_of(x, (4, 3), (4, 3))[::-1]),
+    "one left out": lambda x: torch.cat(grid_of(x, (4, 3), (4, 3))[:-1]),
+    "uneven": lambda x: torch.cat([x[:, :, a : a + 3] for a in (0, 3, 7)]),
+    "two maps": lambda x: torch.cat([x[:, :, :4], x[:, :, 4:8] * 2]),
+    "one twice": lambda x: torch.cat([x[:, :, :4], x[:, :, :4], x[:, :, 4:8]]),
+}
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("name", [*REGULAR, *IRREGULAR])
+def test_patches_that_a_loop_cuts_out(name: str, images: int) -> None:
+    """Regular ones of one image are recorded as `unfold`, whatever loop has cut them; others are exact."""
+    function = {**REGULAR, **IRREGULAR}[name]
+    assert_exact(After(function), (images, 3, 13, 12), tiles=(3, 2, 2), backward_tiles=(2, 3))
+    kinds = recorded_kinds(After(function).double(), (images, 3, 13, 12))
+    assert bool(kinds["Unfold"]) == (name in REGULAR and (images == 1 or "stack" in name))
+    assert not kinds["Barrier"]
