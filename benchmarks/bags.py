@@ -6,6 +6,7 @@
     python -m benchmarks.bags batch
     python -m benchmarks.bags contrastive
     python -m benchmarks.bags heads [--patches 10000]
+    python -m benchmarks.bags keys [--patches 10000]
 
 - ``growth``: real steps of a vision transformer (width 192, 12 blocks) over more and more patches, under one budget,
   with attention over the bag; the ledger's peak, and seconds a patch (the median of three steps).
@@ -17,6 +18,8 @@
 - ``heads``: a plain transformer and a TransMIL-like head (Nyström attention) over 10,000 features of 512, in float32:
   the most that a step holds by the allocator's books, and time, against plain PyTorch, with memory to spare and with
   half of plain's.
+- ``keys``: a plain transformer of one layer over the same features, where not even its keys and values fit the budget:
+  they lie on the disk and are read piece by piece.
 
 Writes benchmarks/results/bags.json, a case for each.
 """
@@ -336,6 +339,41 @@ def heads(options: argparse.Namespace) -> None:
     keep_case("bags", f"heads over {options.patches} features", {"pairs": options.pairs, "rows": rows})
 
 
+def keys(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    image, width = torch.randn(options.patches, 3, 4, 4), 256
+    plain = Embedded(3, 4, 512, TransformerHead(512, width, 4, 1))
+    whole = account(partial(whole_step, plain, image), plain).held
+    fixed = 2 * sum(p.numel() * p.element_size() for p in plain.parameters())
+    size = 2 * options.patches * width * 4
+    rows = []
+    for label, part in (("four times their size", 4.0), ("their size", 1.0), ("half of it", 0.5)):
+        net = copy.deepcopy(plain)
+        tiled = TiledModule(net, budget=fixed + int(part * size), disk=True)
+        whole_step(tiled, image)
+        pairs = []
+        for _ in track(range(options.pairs), label):
+            plain.zero_grad()
+            net.zero_grad()
+            pairs.append([step_of(one, partial(given, one, image), torch.sum)[0] for one in (plain, tiled)])
+        rows.append(
+            {
+                "memory beside parameters": label,
+                "keys_and_values_bytes": size,
+                "parameters_and_gradients_bytes": fixed,
+                "plain_bytes": whole,
+                "budget": fixed + int(part * size),
+                "ledger_bytes": tiled.peak_bytes,
+                "pieces": max(s.pieces for s in tiled.plan.segments),
+                "error": worst_gradient(plain, net),
+                "time_over_plain": statistics.median(mine / theirs for theirs, mine in pairs),
+            }
+        )
+        print(rows[-1], flush=True)
+    keep_case("bags", f"keys of {options.patches} features", {"pairs": options.pairs, "rows": rows})
+
+
 def given(net: nn.Module, image: Tensor) -> Tensor:
     """The image as a network takes it."""
     return LazyImage(image) if isinstance(net, TiledModule) else image
@@ -346,7 +384,7 @@ def whole_step(net: nn.Module, image: Tensor) -> None:
     net(given(net, image)).sum().backward()
 
 
-PARTS = {f.__name__: f for f in (growth, spellings, planned, batch, contrastive, heads)}
+PARTS = {f.__name__: f for f in (growth, spellings, planned, batch, contrastive, heads, keys)}
 
 
 def main() -> None:
