@@ -103,8 +103,9 @@ def restrided(x: Tensor, strides: list[int]) -> Tensor:
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def attended(rec: Any, a: Asked, out: Tensor, autocast: Any) -> Any:
-    """Attention of queries that are a map: each tile's queries, all keys and values of what it is about."""
+def attended(rec: Any, a: Asked, out: Tensor, autocast: Any, by_hand: bool = False) -> Any:
+    """Attention of queries that are a map: each tile's queries, all keys and values of what it is about; ``by_hand``:
+    not by a fused kernel."""
     rank = len(a.query.shape)
     query = a.query
     if tokens := axes_under(query, [rank - 2]):
@@ -133,7 +134,7 @@ def attended(rec: Any, a: Asked, out: Tensor, autocast: Any) -> Any:
     op = Attention(
         tuple(operands.index(v) for v in (query, key, value)), None if mask is None else operands.index(mask),
         tuple(v.space.extent for v in operands if v.is_map), a.scale, a.dropout, a.causal, a.grouped, token, scores,
-        Stream(call, key_of_step), autocast,
+        Stream(call, key_of_step), autocast, by_hand,
     )  # fmt: skip
     if a.grouped and not op.plain:
         return NotImplemented
@@ -170,8 +171,8 @@ class Attention(TileOp):
     """Queries, all keys and values that they may look at, and what comes of it.
 
     ``roles`` are the places of query, key and value among what is read, maps first, and ``mask`` the mask's; ``token``
-    is the axis of queries. It is *plain* where it does not depend on where its queries are, as a causal one does and
-    one with dropout.
+    is the axis of queries; ``by_hand`` says that no fused kernel computes it. It is *plain* where it does not depend on
+    where its queries are, as a causal one does and one with dropout.
     """
 
     kind: ClassVar[str] = "local"
@@ -186,6 +187,7 @@ class Attention(TileOp):
     scores: Layout
     stream: Stream
     autocast: Autocast | None
+    by_hand: bool = False
 
     @property
     def plain(self) -> bool:
@@ -212,11 +214,14 @@ class Attention(TileOp):
         mask = None if self.mask is None else operands[self.mask]
         if isinstance(key, Pieces):
             return attend(self.looking(box, query), query, mask, key, value)
-        if self.plain:
+        if self.plain and not self.by_hand:
             with nullcontext() if self.autocast is None or self.autocast.idle else self.autocast.replay():
                 return F.scaled_dot_product_attention(
                     query, key, value, mask, is_causal=self.causal, scale=self.scale, enable_gqa=self.grouped
                 )
+        if self.by_hand:
+            scores = query @ key.transpose(-2, -1) * self.scale
+            return torch.softmax(scores if mask is None else scores + mask, -1) @ value
         looking = self.looking(box, query)
         scores = looking(query, key, mask, 0)
         blind = scores.isneginf().all(-1, keepdim=True)  # a query that may look at nothing finds zeros
@@ -228,4 +233,5 @@ class Attention(TileOp):
         first = None if not self.causal else 0 if self.token is None else box.lo[self.token]
         dropout = Dropout(self.dropout, self.stream, self.scores, box) if self.dropout else None
         cast = self.autocast is not None and self.autocast.enabled and query.dtype != torch.float64
-        return Scores(self.scale, first, dropout, self.autocast.dtype if cast and self.autocast else None)
+        dtype = self.autocast.dtype if cast and self.autocast else None
+        return Scores(self.scale, first, dropout, dtype, zeros=not self.by_hand)

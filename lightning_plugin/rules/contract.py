@@ -20,6 +20,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.rules.axes import Projection
+from lightning_plugin.rules.by_hand import attention_by_hand
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reduce import widen
@@ -71,6 +72,8 @@ def product(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
     left, right = (small(rec, v) for v in args)
     if not left.is_map and not right.is_map:
         return rec.vector(func, [left, right], {}, outs, name=name_of(func))
+    if name_of(func) == "bmm" and (found := attention_by_hand(rec, left, right, outs[0])) is not NotImplemented:
+        return found
     at, bt, _ = FORMS[name_of(func)]
     for one, other in (
         (left, right),

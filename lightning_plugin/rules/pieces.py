@@ -48,12 +48,14 @@ class Dropout:
 @dataclass(frozen=True)
 class Scores:
     """How queries look at keys. ``row`` is the number of the tile's first query, where attention is causal;
-    ``dtype`` the type that autocast has queries, keys and values in, if any."""
+    ``dtype`` the type that autocast has queries, keys and values in, if any. With ``zeros`` a query that may look at
+    nothing finds zeros, and else what is no number."""
 
     scale: float | None
     row: int | None
     dropout: Dropout | None
     dtype: torch.dtype | None
+    zeros: bool = True
 
     def __call__(self, query: Tensor, key: Tensor, mask: Tensor | None, first: int) -> Tensor:
         """The scores of a piece of keys, the first of which has this number."""
@@ -113,7 +115,7 @@ class Attend(torch.autograd.Function):
                 total, share = total + weights * shrink, share + found * shrink
             most, weights, found = now, total, share
             del p, v
-        blind = weights == 0
+        blind = (weights == 0) & scores.zeros
         out = found / weights.masked_fill(blind, 1.0)
         ctx.scores, ctx.key, ctx.value = scores, key, value
         log = (most + weights.log()).masked_fill(blind, 0.0)

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_plugin import LazyImage, TiledModule, make_plan
+from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.errors import PlanError
 from lightning_plugin.plan import Plan
 from tests.exactness import TOLERANCE, assert_exact, difference
 from tests.lightning_plugin.networks import AnyPlan
+from tests.lightning_plugin.rules.helpers import After
 
 Form = Callable[..., Tensor]
 
@@ -50,6 +51,14 @@ def same(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, k)
 
 
+def by_hand(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
+
+
+def by_hand_with_a_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return (torch.matmul(q, k.transpose(-2, -1)) * 0.6 + bias[0]).softmax(-1) @ v
+
+
 class Attends(nn.Module):
     """Tokens of an image that look at each other."""
 
@@ -66,7 +75,7 @@ class Attends(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("form", [plain, scaled_and_causal, biased, blind, grouped, same])
+@pytest.mark.parametrize("form", [plain, scaled_and_causal, biased, blind, grouped, same, by_hand, by_hand_with_a_bias])
 @pytest.mark.parametrize("pieces", [2, 5])
 def test_pieces_are_exact(form: Form, pieces: int) -> None:
     plan = AnyPlan(grids=((3, 2, 1),), pieces=pieces, spilled=frozenset({1}))
@@ -112,6 +121,42 @@ def test_dropout_draws_the_same_numbers() -> None:
         found.append((out.detach() + 0, image.grad))
     for outcome in found[1:]:
         assert all(difference(a, b) < TOLERANCE for a, b in zip(outcome, found[0], strict=True))
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_query_by_hand_that_may_look_at_nothing_is_no_number(pieces: int) -> None:
+    """As in plain PyTorch, whose fused attention gives zeros there."""
+    mask = torch.zeros(35, 35, dtype=torch.float64)
+    mask[4] = -torch.inf
+
+    def attend(x: Tensor) -> Tensor:
+        t = x.flatten(2).transpose(1, 2)
+        return torch.softmax(t @ (t * 2).transpose(1, 2) + mask, -1) @ t
+
+    x = torch.randn(1, 3, 7, 5, dtype=torch.float64)
+    expected = attend(x)
+    found = attend(LazyImage.from_tensor(x, settings=AnyPlan(grids=((2, 2, 1),), pieces=pieces))) + 0
+    assert torch.equal(materialize(found).isnan(), expected.isnan())
+    assert difference(materialize(found).nan_to_num(), expected.nan_to_num()) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda s, v: (s.softmax(-1) @ v, s.softmax(-1).sum(-1)),
+        lambda s, v: (s.softmax(-2) @ v,),
+        lambda s, v: ((s + s.softmax(-1)).softmax(-1) @ v,),
+        lambda s, v: ((s.softmax(-1) * 2) @ v,),
+        lambda s, v: ((3 + s).softmax(-1) @ v,),
+    ],
+    ids=["weights are read too", "over queries", "of a sum", "scaled weights", "shifted"],
+)
+def test_what_is_nearly_attention_is_what_it_is(form: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> None:
+    def attend(x: Tensor) -> tuple[Tensor, ...]:
+        t = x.flatten(2).transpose(1, 2)
+        return form(t @ (t * 2).transpose(1, 2), t)
+
+    assert_exact(After(attend), (1, 3, 7, 5), tiles=(3, 2), backward_tiles=(2, 3))
 
 
 class Tokens(nn.Module):
