@@ -74,7 +74,7 @@ class SegmentRun:
         self.boundaries = [v for v in program.reads if v in frame.stored and frame.resident(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
         #: The boundaries that tiles read piece by piece.
-        self.strips = strips(program) if self.plan.pieces > 1 else {}
+        self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
         known = {id(v): frame.stored[v].constants for v in self.boundaries}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from lightning_plugin.boxes import Box, cuts
@@ -49,21 +49,23 @@ class Strip:
         return Strip(first.index, layout.extent[first.index], inner)
 
 
-def strips(program: Program) -> Mapping[int, Strip]:
-    """The maps that a program reads and that it can read piece by piece, by identity."""
+def strips(program: Program, among: Collection[Value] | None = None) -> Mapping[int, Strip]:
+    """The maps that a program reads and that it can read piece by piece, by identity; ``among`` those that are stored,
+    where some of them are not."""
     found: dict[int, Strip] = {}
     readers: dict[int, list[Node]] = {}
     for node in program.steps:
         for v in dict.fromkeys(node.maps):
             readers.setdefault(id(v), []).append(node)
-    stored = {id(t.stored) for t in program.targets}
+    made = {id(t.stored) for t in program.targets}
+    read = program.reads if among is None else among
     for node in program.steps:
-        found |= of_node(node, program, readers, stored)
+        found |= of_node(node, read, readers, made)
     return found
 
 
 def of_node(
-    node: Node, program: Program, readers: Mapping[int, list[Node]], stored: set[int]
+    node: Node, read: Collection[Value], readers: Mapping[int, list[Node]], stored: set[int]
 ) -> dict[int, Strip]:  # fmt: skip
     """What is read for one operator alone, if it takes pieces of all of that, which are cut alike."""
     places = node.op.in_pieces if isinstance(node.op, TileOp) else ()
@@ -72,7 +74,7 @@ def of_node(
     for made in uncuts:
         source = uncut_from(made)
         strip = None if source is None else Strip.of(made.node)  # type: ignore[arg-type]
-        if strip is None or source not in program.reads or id(made) in stored or readers[id(made)] != [node]:
+        if strip is None or source not in read or id(made) in stored or readers[id(made)] != [node]:
             return {}
         if any(reader not in [v.node for v in uncuts] for reader in readers[id(source)]):
             return {}
