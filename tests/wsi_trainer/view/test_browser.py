@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,43 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made, Served, serving
+from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made, Served, open_page, serving
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
 from wsi_trainer.view.static_copy import write_static
 
 SQUARE = STRIDE * DOWNSAMPLE
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    program = next((p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None)
-    if program is None:
-        pytest.skip("no Chromium: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which(program), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
-    """A window; whatever its console says ends the test."""
-    page = chromium.new_page(viewport={"width": 1400, "height": 860})
-    page.set_default_timeout(60_000)
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    yield page
-    page.close()
-    assert not said
-
-
-def open_page(page: Any, address: str) -> None:
-    page.goto(address)
-    page.wait_for_function("() => document.querySelector('#zoom').textContent !== ''")
-    page.wait_for_load_state("networkidle")
 
 
 def link_of(page: Any) -> dict[str, str]:
