@@ -29,6 +29,7 @@ from wsi_trainer.report.contents import Run, difference, main_score, slide_rows
 from wsi_trainer.report.pictures import map_picture, slide_picture
 from wsi_trainer.report.regions import froc_figure
 from wsi_trainer.report.rows import meaning
+from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture
 
 TABLES = (
     ("Results by class", "per_class"),
@@ -80,6 +81,7 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
     rows = slide_rows(run, other)
     facts_on_maps = read_json(run.folder.heatmaps / "heatmaps.json")
     labels = sorted({row.label for row in rows})
+    overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
     return {
         "title": title or run.folder.path.resolve().name,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
@@ -90,6 +92,9 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
         "difference": None if other is None else difference(run, other),
         "figures": figures_of(runs),
         "rows": rows[:MOST_ROWS],
+        "overlays": overlays,
+        "tissue_picture": tissue_picture,
+        "rules": rules_shown(overlays.values()),
         "row_count": len(rows),
         "labels": labels if len(labels) <= MOST_CHOICES else [],
         "sites": sorted({row.site for row in rows} - {""}),
