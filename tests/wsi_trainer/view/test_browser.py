@@ -158,11 +158,20 @@ def test_the_copy_opens_as_a_file(page: Any, made: Made, tmp_path: Path) -> None
     write_static(Scene(made.contents()), tmp_path / "copy", longest=1000)
     open_page(page, (tmp_path / "copy" / "index.html").as_uri())
     page.keyboard.press("1")
-    page.wait_for_function("() => document.querySelector('#here-text').textContent.includes('value')")
+    page.wait_for_function("() => document.querySelector('#here-text').textContent.includes('rank')")
     row, column = np.unravel_index(made.maps[0].argmax(), made.maps[0].shape)
     text = page.locator("#here-text").text_content()
     assert f"x {column * SQUARE + SQUARE // 2} px, y {row * SQUARE + SQUARE // 2} px" in text
-    assert float(text.split("value ")[1]) == pytest.approx(float(made.maps[0].max()), rel=1e-3)
+    value, rank = text.split("value ")[1].split("rank ")
+    assert float(value) == pytest.approx(float(made.maps[0].max()), rel=1e-3)
+    assert rank == f"1 of {made.maps[0].size}"
+    box = page.locator("#left").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2 + 60, box["y"] + box["height"] / 2 + 40)
+    page.wait_for_function("() => /rank (?!1 of)/.test(document.querySelector('#here-text').textContent)")
+    text = page.locator("#here-text").text_content()
+    x, y = (int(n) for n in re.findall(r"(\d+) px", text))
+    value = made.maps[0][y // SQUARE, x // SQUARE]
+    assert f"rank {1 + (made.maps[0] > value).sum()} of {made.maps[0].size}" in text
     for key in ("o", "t", "s", "n"):
         page.keyboard.press(key)
     page.wait_for_function("() => document.querySelector('#about').textContent.startsWith('slide 3')")
