@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import shapely
+import tifffile
 import torch
 import zarr
 from hypothesis import given, settings
@@ -278,3 +279,27 @@ def test_a_label_of_the_slide_is_learnt_and_scored_beside(
     absent.write_text(folder.splits.read_text().replace(",1,", ",,"))
     assert main(["fit", *words, f"--data.manifest={absent}", f"--out={tmp_path / 'other'}"]) == 2
     assert "has the label ''" in capsys.readouterr().err
+
+
+def test_lesions_are_joined_where_asked(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["segment", f"--config={run.config}", "--join=75"]) == 0
+    lesions = LesionPredictions.read(run.segments / "lesions.csv")
+    records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
+    legend = Legend.of(["normal", "lesion"], None, None)
+    for row, slide in enumerate(lesions.slides):
+        image = open_image(records[slide].path)
+        size = (image.shape[2], image.shape[3])
+        drawn = open_target(Path(records[slide].others["regions"]), legend, records[slide].path, size, image.place)
+        far = scipy.ndimage.distance_transform_edt(drawn.read(Box.whole(size))[0, 0].numpy() == 0, sampling=image.mpp)
+        expected = scipy.ndimage.label(far < 37.5)[1] if np.isfinite(far).all() and far.min() == 0 else 0
+        assert len(lesions.marks[row][0].lesions) == expected
+    assert read_json(run.segments / "scores.json")["join"] == 75
+    slide = next(iter(records.values()))
+    pixels = dense(open_image(slide.path))[0].permute(1, 2, 0).numpy()
+    tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(128, 128), photometric="rgb")
+    (tmp_path / "list.csv").write_text("slide,regions\na.tif,\n")
+    words = ["segment", f"--config={run.config}", f"--slides={tmp_path / 'list.csv'}"]
+    assert main([*words, "--join=75"]) == 2
+    assert "how large its pixels are, which --join needs" in capsys.readouterr().err
+    assert main([*words, "--join=-1"]) == 2
+    assert "--join is -1" in capsys.readouterr().err
