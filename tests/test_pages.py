@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_plugin import Box
+
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "how-to"
 MiB = 2**20
 
@@ -41,7 +43,7 @@ def test_the_page_on_huge_images_trains_on_a_scene_and_on_a_volume(
         assert not report.barriers
     assert names["right"] > 0.9
     # Blocks have no seams: together they are what the whole scene gives.
-    image = torch.from_numpy(names["scene"].astype("float32") * names["scene_source"].scale).permute(2, 0, 1)[None]
+    image = names["scene_source"].read(Box.whole(names["found"].shape))
     with torch.no_grad():
         whole = names["scene_net"].eval()(image).argmax(dim=1)[0].numpy()
     assert (names["found"][:] == whole).mean() > 0.9999  # scores that tie in float32 may fall either way
