@@ -20,6 +20,7 @@ ALL = {
     "tissue_rules": "pen, blur, folds and pale tissue: what the rules of the mask find, and what they take wrongly",
     "view": "the viewer: the first tile of a large slide, and a thousand pans and zooms",
     "invisible_label": "a label that only whole slides show",
+    "segmentation": "a training step of a U-Net on a slide of 20,000 x 20,000 pixels",
     "time_ranking": "whether predicted times rank plans as measured ones do",
     "policies": "published techniques beside ours",
     "largest_image": "the largest image under a limit",
