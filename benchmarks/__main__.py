@@ -18,6 +18,7 @@ ALL = {
     "depths": "how deep maps are dropped, and what it costs",
     "slides": "converting and reading slides",
     "tissue_rules": "pen, blur, folds and pale tissue: what the rules of the mask find, and what they take wrongly",
+    "border_scores": "borders and lesions of a slide of 100,000 x 100,000 pixels, against each lesion by itself",
     "view": "the viewer: the first tile of a large slide, and a thousand pans and zooms",
     "invisible_label": "a label that only whole slides show",
     "segmentation": "a training step of a U-Net on a slide of 20,000 x 20,000 pixels",
