@@ -152,6 +152,8 @@ class SlideDataset(Dataset[SlideBatch]):
         batch["image"], *context = [self.to_image(source) for source in sources]
         if isinstance(self.task, SegmentationTask):
             drawn = _turned(drawn_on(record, images[0], self.task), shown[0], colours=False)
+            if self.task.beside is not None:
+                batch["beside"] = batch["label"]
             batch["label"] = self.to_image(CheckedSource(drawn, record.slide))
         if context:
             batch["context"] = context

@@ -18,7 +18,7 @@ from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.field import receptive_field
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.qupath import write_script
-from wsi_trainer.explain.regions import Rings, read_regions
+from wsi_trainer.explain.regions import Rings, rings_of
 from wsi_trainer.explain.score import index_of, targets_of
 from wsi_trainer.explain.slide_map import MapFiles, SlideMap, compute
 from wsi_trainer.fit.config import AUTO, TrainConfig
@@ -28,6 +28,7 @@ from wsi_trainer.metrics import Marks
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.places.originals import Originals
+from wsi_trainer.regions import read_regions
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.source import SlideSource
 
@@ -169,4 +170,4 @@ def _regions_of(record: SlideRecord, folder: Path | None) -> list[Rings]:
     if folder is None:
         return []
     path = folder / f"{Path(record.slide).stem}.geojson"
-    return read_regions(path) if path.is_file() else []
+    return [rings_of(region) for region in read_regions(path)] if path.is_file() else []

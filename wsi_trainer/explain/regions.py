@@ -1,38 +1,22 @@
-"""Annotated regions, and how much of a map falls on them."""
+"""Drawn regions, and how much of a map falls on them."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.path import Path as Outline
 from scipy.ndimage import binary_dilation
 
-from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import Attribution
+from wsi_trainer.regions import Region
 
 Rings = list[list[tuple[float, float]]]
 
 
-def read_regions(path: Path) -> list[Rings]:
-    """The polygons of a GeoJSON file in pixels of the full resolution, each an outline and its holes."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-        features = content["features"] if content.get("type") == "FeatureCollection" else [content]
-        return [polygon for feature in features for polygon in _polygons(feature["geometry"])]
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{path} is not GeoJSON with polygons: {error}") from error
-
-
-def _polygons(geometry: Any) -> list[Rings]:
-    kind, coordinates = geometry["type"], geometry["coordinates"]
-    if kind not in ("Polygon", "MultiPolygon"):
-        raise ValueError(f"a region is a Polygon or a MultiPolygon, not a {kind}")
-    several = [coordinates] if kind == "Polygon" else coordinates
-    return [[[(float(x), float(y)) for x, y in ring] for ring in polygon] for polygon in several]
+def rings_of(region: Region) -> Rings:
+    """The corners of a drawn region, an outline and its holes."""
+    return [[(float(x), float(y)) for x, y in ring] for ring in region.rings]
 
 
 def mask_of(regions: list[Rings], shape: tuple[int, int], stride: int, margin: float = 0.0) -> np.ndarray:

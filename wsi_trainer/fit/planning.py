@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import Box, LazyImage, Plan, make_plan
 from wsi_trainer.errors import UserError
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.models import SegmentationTask, SlideClassifier
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,12 @@ class Step(nn.Module):
         if self.model.wants_tissue:
             stride = self.model.stride
             tissue = [LazyImage(Blank((1, 1, -(-rows // stride), -(-columns // stride)))) for rows, columns in shapes]
-        logits = self.model(image, context, tissue)
-        if not self.model.task.dense:
-            return logits
-        return self.model.task.loss(logits, LazyImage(Blank((1, 1, height, width))))  # a step needs no more of pixels
+        task = self.model.task
+        if not isinstance(task, SegmentationTask):
+            return self.model(image, context, tissue)
+        logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
+        loss = task.loss(logits, LazyImage(Blank((1, 1, height, width))))  # a step needs no more of pixels
+        return loss if vector is None else torch.cat([loss[None], self.model.last_beside(vector)[0]])
 
 
 def plan_step(

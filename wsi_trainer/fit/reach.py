@@ -24,6 +24,8 @@ FLAG = "--trust"
 WHY = f"a config that names other code runs it; read the config, and give {FLAG} if you trust who wrote it"
 Command = Callable[[Sequence[str]], int]
 _trusted: ContextVar[bool] = ContextVar("trusted", default=True)  # a program that builds a run itself may name anything
+INNER = ("network", "encoder")
+"""Arguments of backbones that name a network."""
 _DENIED = re.compile(r"Importing '(?P<path>[^']+)' is not allowed")
 _POLICY = ("import_path_verdicts", "import_paths_enforced")
 
@@ -75,13 +77,16 @@ def trust_words() -> list[str]:
 
 
 def check_backbone(named: Any) -> None:
-    """Refuse a backbone, or the network in one, that is given as the import path of something else than a class of this
+    """Refuse a backbone, or a network in one, that is given as the import path of something else than a class of this
     package.
     """
+    if named is None:
+        return
     if isinstance(named, Namespace):
-        named = (named.get("init_args") or Namespace()).get("network")
-        if named is None:
-            return
+        arguments = named.get("init_args") or Namespace()
+        for key in INNER:
+            check_backbone(arguments.get(key))
+        return
     own = not isinstance(named, str) or named.startswith("timm:") or named in own_paths()
     if not own and not _trusted.get():
         raise UserError(about("model.backbone", named))

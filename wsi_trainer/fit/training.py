@@ -236,7 +236,8 @@ def failure_log(data: DataConfig, folder: RunFolder) -> list[FailureLog]:
 def _callbacks(
     config: TrainConfig, model: SlideClassifier, slides: SlideData, folder: RunFolder, progress: bool
 ) -> list[Callback]:
-    mode = "min" if config.monitor.removeprefix("val_") in LOWER_IS_BETTER else "max"
+    score = config.monitor.removeprefix("val_").removeprefix("label_")
+    mode = "min" if score in LOWER_IS_BETTER else "max"
     keep: dict[str, Any] = {"dirpath": folder.checkpoints, "enable_version_counter": False}
     callbacks: list[Callback] = [
         Estimate(slides, config, folder),

@@ -1,6 +1,6 @@
 """Scores of slide classifiers, with confidence intervals by bootstrap over patients.
 
-What was predicted is one of five frozen dataclasses, each with `slides`, `patients`, `sites`, `take(rows)`,
+What was predicted is one of six frozen dataclasses, each with `slides`, `patients`, `sites`, `take(rows)`,
 `by_patient()`, `write(path)` and `read(path)`:
 
 - `Predictions`: exclusive classes (`classes`, `labels`, `probabilities`); ordered classes too.
@@ -8,6 +8,7 @@ What was predicted is one of five frozen dataclasses, each with `slides`, `patie
 - `ValuePredictions`: a number (`targets`, `values`).
 - `RiskPredictions`: survival (`times`, `events`, `risks`).
 - `AreaPredictions`: a class for each pixel (`pixels`).
+- `JointPredictions`: a class for each pixel (`areas`) and one of the others (`labels`).
 
 Two more judge the regions that `wsi-train segment` finds, `BorderPredictions` (`pixels` of borders) and
 `LesionPredictions` (`marks`: lesions and false positives).
@@ -24,6 +25,7 @@ from wsi_trainer.metrics.borders import BORDER_SCORES, BorderPredictions
 from wsi_trainer.metrics.curves import Calibration, PrBand, RocBand, calibration, pr_band, roc_band
 from wsi_trainer.metrics.folds import cross_validation, join
 from wsi_trainer.metrics.froc import FROC_SCORES, FrocBand, froc_band
+from wsi_trainer.metrics.joint import JointPredictions, joint_scores
 from wsi_trainer.metrics.kinds import AnyPredictions, read_predictions
 from wsi_trainer.metrics.lesions import MISSED, LesionPredictions, Marks
 from wsi_trainer.metrics.multilabel import MULTI_LABEL_SCORES, MultiLabelPredictions
@@ -51,6 +53,7 @@ __all__ = [
     "Calibration",
     "FrocBand",
     "Interval",
+    "JointPredictions",
     "LesionPredictions",
     "Marks",
     "MultiLabelPredictions",
@@ -68,6 +71,7 @@ __all__ = [
     "cross_validation",
     "froc_band",
     "join",
+    "joint_scores",
     "kaplan_meier",
     "paired_difference",
     "pr_band",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.table import (
+    Columns,
     PredictionsError,
     check_rows,
     owners_of_rows,
@@ -60,8 +61,12 @@ class ClassPixels:
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, and of each kind a column <kind>_<class> for each class."""
-        columns = [f"{kind}_{name}" for kind in self.KINDS for name in self.classes]
-        write_rows(path, self, columns, self.pixels.reshape(len(self), -1).tolist())
+        write_rows(path, self, *self.columns())
+
+    def columns(self) -> Columns:
+        """The columns of the file that are of this kind."""
+        names = [f"{kind}_{name}" for kind in self.KINDS for name in self.classes]
+        return names, self.pixels.reshape(len(self), -1).tolist()
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -7,15 +7,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from wsi_trainer.metrics.areas import AreaPredictions
 from wsi_trainer.metrics.bootstrap import score_intervals
+from wsi_trainer.metrics.joint import JointPredictions
+from wsi_trainer.metrics.kinds import AnyPredictions
 from wsi_trainer.metrics.multilabel import MultiLabelPredictions
 from wsi_trainer.metrics.predictions import Predictions
-from wsi_trainer.metrics.regression import ValuePredictions
 from wsi_trainer.metrics.scores import Score
-from wsi_trainer.metrics.survival import RiskPredictions
 from wsi_trainer.metrics.table import PredictionsError
 
-Kind = TypeVar("Kind", Predictions, MultiLabelPredictions, ValuePredictions, RiskPredictions)
+Kind = TypeVar("Kind", bound=AnyPredictions)
 
 
 def cross_validation(
@@ -54,11 +55,14 @@ def join(folds: Sequence[Kind]) -> Kind:
 
 def _joined(folds: Sequence[Kind]) -> Kind:
     first = folds[0]
+    if isinstance(first, JointPredictions):
+        both = [fold for fold in folds if isinstance(fold, JointPredictions)]
+        return type(first)(_joined([fold.areas for fold in both]), _joined([fold.labels for fold in both]))
     names = [name for name in first.__dataclass_fields__ if name != "classes"]
     values: dict[str, Any] = {}
     for name in names:
         parts = [getattr(fold, name) for fold in folds]
         values[name] = np.concatenate(parts) if isinstance(parts[0], np.ndarray) else tuple(x for p in parts for x in p)
-    if isinstance(first, (Predictions, MultiLabelPredictions)):
+    if isinstance(first, (Predictions, MultiLabelPredictions, AreaPredictions)):
         values["classes"] = first.classes
     return type(first)(**values)

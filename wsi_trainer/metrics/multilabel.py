@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from wsi_trainer.metrics.predictions import Predictions
 from wsi_trainer.metrics.rows import ClassRows
 from wsi_trainer.metrics.scores import SCORES, Score
-from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, rows_of_patients, write_rows
+from wsi_trainer.metrics.table import Columns, PredictionsError, check_rows, read_rows, rows_of_patients, write_rows
 
 _LABEL, _PREFIX = "label_", "probability_"
 
@@ -52,8 +52,12 @@ class MultiLabelPredictions(ClassRows):
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, label_<class> ..., probability_<class> ..."""
-        columns = [prefix + name for prefix in (_LABEL, _PREFIX) for name in self.classes]
-        write_rows(path, self, columns, np.concatenate([self.labels, self.probabilities], axis=1).tolist())
+        write_rows(path, self, *self.columns())
+
+    def columns(self) -> Columns:
+        """The columns of the file that are of this kind."""
+        names = [prefix + name for prefix in (_LABEL, _PREFIX) for name in self.classes]
+        return names, np.concatenate([self.labels, self.probabilities], axis=1).tolist()
 
     @staticmethod
     def read(path: Path) -> MultiLabelPredictions:

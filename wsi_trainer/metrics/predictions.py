@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.metrics.rows import ClassRows
-from wsi_trainer.metrics.table import PredictionsError, check_rows, read_rows, rows_of_patients, write_rows
+from wsi_trainer.metrics.table import Columns, PredictionsError, check_rows, read_rows, rows_of_patients, write_rows
 
 _PREFIX = "probability_"
 
@@ -56,9 +56,13 @@ class Predictions(ClassRows):
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, site (where known), label, probability_<class> ..."""
+        write_rows(path, self, *self.columns())
+
+    def columns(self) -> Columns:
+        """The columns of the file that are of this kind."""
         names = [_PREFIX + name for name in self.classes]
         labels = [self.classes[label] for label in self.labels]
-        write_rows(path, self, ["label", *names], [[label, *row] for label, row in zip(labels, self.probabilities)])
+        return ["label", *names], [[label, *row] for label, row in zip(labels, self.probabilities)]
 
     @staticmethod
     def read(path: Path) -> Predictions:

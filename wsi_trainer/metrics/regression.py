@@ -12,6 +12,7 @@ from scipy.stats import rankdata
 
 from wsi_trainer.metrics.scores import Score
 from wsi_trainer.metrics.table import (
+    Columns,
     PredictionsError,
     check_rows,
     owners_of_rows,
@@ -59,7 +60,11 @@ class ValuePredictions:
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, target, value."""
-        write_rows(path, self, ["target", "value"], np.stack([self.targets, self.values], axis=1).tolist())
+        write_rows(path, self, *self.columns())
+
+    def columns(self) -> Columns:
+        """The columns of the file that are of this kind."""
+        return ["target", "value"], np.stack([self.targets, self.values], axis=1).tolist()
 
     @staticmethod
     def read(path: Path) -> ValuePredictions:

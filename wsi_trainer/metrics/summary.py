@@ -11,6 +11,7 @@ import numpy as np
 from wsi_trainer.metrics.areas import AreaPredictions, class_ratio
 from wsi_trainer.metrics.bootstrap import score_intervals
 from wsi_trainer.metrics.borders import BORDER_KINDS, BorderPredictions, class_border
+from wsi_trainer.metrics.joint import PREFIX, JointPredictions
 from wsi_trainer.metrics.lesions import LesionPredictions
 from wsi_trainer.metrics.multilabel import MultiLabelPredictions
 from wsi_trainer.metrics.predictions import Predictions
@@ -28,7 +29,8 @@ def summarise(predictions: Rows, scores: Mapping[str, Score], resamples: int = 1
     Returns:
         `slides` and `patients` (how many); `classes` (names, where there are classes); `slide` and `patient`
         (`Intervals` of the rows and of the patients; `patient_absent` says why where patients cannot be scored);
-        `per_class` (`Intervals` of each class against the rest, by class); `per_site` (by site, where the manifest
+        `per_class` (`Intervals` of each class against the rest, by class; `label_per_class` are those of the slide's
+        target where pixels have classes too); `per_site` (by site, where the manifest
         names at least two: `slides`, `patients` and `slide`).
     """
     intervals = partial(_intervals, resamples=resamples, seed=seed)
@@ -60,6 +62,11 @@ def summarise(predictions: Rows, scores: Mapping[str, Score], resamples: int = 1
             name: intervals(predictions, {kind: partial(class_ratio, place=place, kind=kind) for kind in CLASS_RATIOS})
             for place, name in enumerate(predictions.classes)
         }
+    if isinstance(predictions, JointPredictions):
+        parts = {"": predictions.areas, PREFIX: predictions.labels}
+        for prefix, part in parts.items():
+            if classes := summarise(part, {}, resamples, seed).get("per_class"):
+                result[f"{prefix}per_class"] = classes
     return result | _by_site(predictions, scores, intervals)
 
 

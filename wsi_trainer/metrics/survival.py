@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from wsi_trainer.metrics.scores import Score
 from wsi_trainer.metrics.table import (
+    Columns,
     PredictionsError,
     check_rows,
     owners_of_rows,
@@ -65,8 +66,11 @@ class RiskPredictions:
 
     def write(self, path: Path) -> None:
         """Write the CSV file: slide, patient, time, event (0 or 1), risk."""
-        columns = np.stack([self.times, self.events.astype(float), self.risks], axis=1)
-        write_rows(path, self, ["time", "event", "risk"], columns.tolist())
+        write_rows(path, self, *self.columns())
+
+    def columns(self) -> Columns:
+        """The columns of the file that are of this kind."""
+        return ["time", "event", "risk"], np.stack([self.times, self.events.astype(float), self.risks], axis=1).tolist()
 
     @staticmethod
     def read(path: Path) -> RiskPredictions:

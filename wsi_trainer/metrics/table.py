@@ -18,6 +18,10 @@ class PredictionsError(UserError):
     """A file of predictions that cannot be used, with the column or line to change."""
 
 
+Columns = tuple[list[str], Sequence[Sequence[Any]]]
+"""Names of columns, and row by row their values."""
+
+
 class Owned(Protocol):
     """Rows of slides, each of a patient and perhaps of a site."""
 

@@ -1,6 +1,7 @@
 """Slide classifiers: backbones, heads, tasks, and the LightningModule that joins them."""
 
 from wsi_trainer.models.backbones import (
+    FPN,
     VGG,
     Backbone,
     ConvNeXt,
@@ -38,6 +39,7 @@ from wsi_trainer.models.tasks import (
 )
 
 __all__ = [
+    "FPN",
     "VGG",
     "AttentionPooling",
     "AveragePooling",

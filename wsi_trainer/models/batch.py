@@ -16,6 +16,8 @@ class SlideBatch(TypedDict):
     slide: str
     context: NotRequired[list[Tensor]]
     """The same slide at further magnifications, from fine to coarse."""
+    beside: NotRequired[Tensor]
+    """The target of the slide, where one is learnt beside that of each pixel."""
     tissue: NotRequired[list[Tensor]]
     """Which positions of the map count, (1, 1, h, w), for the image and for each of its context."""
     failure: NotRequired[str]

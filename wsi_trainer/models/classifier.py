@@ -66,7 +66,8 @@ class SlideClassifier(pl.LightningModule):
         Args:
             backbone: From the slide to a map of features: a class of this package such as ResNet, timm:NAME, or the
                 import path of any network that returns a map; a small VGG by default.
-            head: From the map to one vector; a task with a class for each pixel takes the map itself.
+            head: From the map to one vector; a task with a class for each pixel takes the map itself, and pools it only
+                for a target of the slide beside them.
             task: The target, the loss and the predictions; two classes, 0 and 1, by default.
             learning_rate: Peak learning rate of AdamW.
             weight_decay: Weight decay of AdamW, on weights of two or more dimensions.
@@ -99,17 +100,21 @@ class SlideClassifier(pl.LightningModule):
         channels, self.stride = describe(self.backbone)
         cells = over_tissue(self.backbone, self.stride) if statistics == "tissue" else None
         self.task = BinaryTask() if task is None else task
-        self.head = _attached(head(channels), self.task)
+        labels = self.task.beside if isinstance(self.task, SegmentationTask) else self.task
+        self.head = _attached(head(channels), labels)
         copies = [copy.deepcopy((self.backbone, cells)) for _ in range(0 if share_levels else levels - 1)]
         self.context_backbones = nn.ModuleList(backbone for backbone, _ in copies)
         self._cells = [cells, *(its_own for _, its_own in copies)]
-        self.context_heads = nn.ModuleList(_attached(head(channels), self.task) for _ in range(levels - 1))
+        self.context_heads = nn.ModuleList(_attached(head(channels), labels) for _ in range(levels - 1))
         inputs = self.head.out_channels * levels
-        self.standardise = nn.Identity() if self.task.dense else RunningStandardise(inputs)
+        self.standardise = nn.Identity() if labels is None else RunningStandardise(inputs)
         self.dropout = nn.Dropout(dropout)
-        if self.task.dense:
+        self.beside: nn.Module = nn.Identity()  # the last layer of a target of the slide beside those of pixels
+        if isinstance(self.task, SegmentationTask):
             _check_dense(self.task, self.head, levels, pool_over)
             self.classifier: nn.Module = nn.Conv2d(channels, self.task.outputs, 1)
+            if labels is not None:
+                self.beside = _last_layer(self.head, inputs, labels.outputs)
         else:
             self.classifier = _last_layer(self.head, inputs, self.task.outputs)
         self.gathered = Gathered()
@@ -173,14 +178,29 @@ class SlideClassifier(pl.LightningModule):
     def pool(self, image: Tensor, level: int = 0, tissue: Tensor | None = None) -> Tensor:
         """The vector of one magnification."""
         head = self.head if level == 0 else self.context_heads[level - 1]
-        features = self._features(image, 0 if self.share_levels else level, tissue)
+        return self._pooled(head, self._features(image, 0 if self.share_levels else level, tissue), tissue)
+
+    def _pooled(self, head: nn.Module, features: Tensor, tissue: Tensor | None) -> Tensor:
         if tissue is None or self.pool_over == "slide":
             return head(features)
         return head(features, _fitted(tissue, features))
 
     def at_pixels(self, image: Tensor, tissue: Tensor | None = None) -> Tensor:
         """The logits of each pixel; where the backbone has a stride, they are enlarged between its positions."""
-        logits: Tensor = self.classifier(self.dropout(self._features(image, 0, tissue)))
+        return self._of_pixels(self._features(image, 0, tissue), image)
+
+    def at_pixels_and_pooled(self, image: Tensor, tissue: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The logits of each pixel, and the pooled vector where the task has a target of the slide too."""
+        features = self._features(image, 0, tissue)
+        wanted = isinstance(self.task, SegmentationTask) and self.task.beside is not None
+        return self._of_pixels(features, image), self._pooled(self.head, features, tissue) if wanted else None
+
+    def last_beside(self, vector: Tensor) -> Tensor:
+        """The logits of the slide, of the vector pooled beside the logits of pixels."""
+        return self.beside(self.dropout(self.standardise(vector)))
+
+    def _of_pixels(self, features: Tensor, image: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(features))
         if self.stride > 1:
             logits = functional.interpolate(logits, scale_factor=float(self.stride), mode="bilinear")
         return fitted(logits, image)
@@ -252,28 +272,47 @@ class SlideClassifier(pl.LightningModule):
         scheduler = warmup_cosine(optimizer, steps, round(self.warmup * steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def _recorded(self, batch: SlideBatch) -> Tensor:
-        """The logits, lazy where the image is."""
-        if "failure" in batch:
-            raise SlideError(batch["slide"], batch["failure"])
-        return self(batch["image"], batch.get("context", ()), batch.get("tissue", ()))
-
     def _logits(self, batch: SlideBatch) -> Tensor:
         """The logits of a slide as an ordinary tensor: what cannot be read shows here."""
-        return materialize(self._recorded(batch))
+        check_read(batch)
+        return materialize(self(batch["image"], batch.get("context", ()), batch.get("tissue", ())))
+
+    def _recorded(self, batch: SlideBatch) -> tuple[Tensor, Tensor | None]:
+        """The logits of each pixel and the pooled vector, lazy where the image is.
+
+        The vector is looked at when the rest of the step is recorded: then one run makes both.
+        """
+        check_read(batch)
+        tissue = batch.get("tissue", ())
+        return self.at_pixels_and_pooled(batch["image"], tissue[0] if tissue else None)
 
     def _loss(self, batch: SlideBatch) -> Tensor:
         """The loss as an ordinary tensor; logits of pixels are nowhere whole."""
         if isinstance(self.task, SegmentationTask):
-            return materialize(self.task.loss(self._recorded(batch), batch["label"]))
+            logits, vector = self._recorded(batch)
+            loss = materialize(self.task.loss(logits, batch["label"]))
+            return loss + self._loss_beside(self.task, self._beside(vector), batch)
         return self.task.loss(self._logits(batch), batch["label"])
+
+    def _beside(self, vector: Tensor | None) -> Tensor | None:
+        """The logits of the slide as an ordinary tensor, where there is a vector."""
+        return None if vector is None else self.last_beside(materialize(vector))
+
+    def _loss_beside(self, task: SegmentationTask, beside: Tensor | None, batch: SlideBatch) -> Tensor | float:
+        """The part of the loss that is of the slide."""
+        if beside is None or task.beside is None:
+            return 0.0
+        return task.beside_weight * task.beside.loss(beside, batch["beside"])
 
     def _scored(self, batch: SlideBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the target and the prediction of a slide."""
         if isinstance(self.task, SegmentationTask):
-            logits = self._recorded(batch)
-            loss, areas = self.task.loss(logits, batch["label"]), self.task.areas(logits, batch["label"])
-            return materialize(loss), loss.new_zeros(1), materialize(areas)  # one run makes both
+            logits, vector = self._recorded(batch)
+            lazy, areas = self.task.loss(logits, batch["label"]), self.task.areas(logits, batch["label"])
+            loss, beside = materialize(lazy), self._beside(vector)
+            target = loss.new_zeros(1) if beside is None else batch["beside"]
+            predicted = self._with_beside(self.task, materialize(areas), beside)
+            return loss + self._loss_beside(self.task, beside, batch), target, predicted
         logits = self._logits(batch)
         return self.task.loss(logits, batch["label"]), batch["label"], self.task.predict(logits.float())
 
@@ -281,9 +320,16 @@ class SlideClassifier(pl.LightningModule):
         """What is kept of a slide: of pixels the areas, or where nothing is known of them what is found."""
         if not isinstance(self.task, SegmentationTask):
             return self.task.predict(self._logits(batch).float())
-        logits = self._recorded(batch)
+        logits, vector = self._recorded(batch)
         known = batch["label"].ndim == logits.ndim
-        return materialize(self.task.areas(logits, batch["label"]) if known else self.task.predict(logits))
+        found = materialize(self.task.areas(logits, batch["label"]) if known else self.task.predict(logits))
+        return self._with_beside(self.task, found, self._beside(vector))
+
+    def _with_beside(self, task: SegmentationTask, pixels: Tensor, beside: Tensor | None) -> Tensor:
+        """What is kept of the pixels, and behind it what is predicted of the slide."""
+        if beside is None or task.beside is None:
+            return pixels
+        return torch.cat([pixels, task.beside.predict(beside.float()).to(pixels)], dim=1)
 
     def _failed(self, batch: SlideBatch, error: SlideError) -> None:
         """Leave a slide out, if the run may go on without it."""
@@ -294,18 +340,28 @@ class SlideClassifier(pl.LightningModule):
         self.on_failure(batch, error.reason)
 
 
-def _attached(head: Pooling, task: Task) -> Pooling:
-    head.attach(task.outputs)
+def check_read(batch: SlideBatch) -> None:
+    """Raise an error where the slide could not be opened."""
+    if "failure" in batch:
+        raise SlideError(batch["slide"], batch["failure"])
+
+
+def _attached(head: Pooling, task: Task | None) -> Pooling:
+    if task is not None:
+        head.attach(task.outputs)
     return head
 
 
-def _check_dense(task: Task, head: Pooling, levels: int, pool_over: str) -> None:
+def _check_dense(task: SegmentationTask, head: Pooling, levels: int, pool_over: str) -> None:
     """Refuse what has no meaning where no vector is pooled."""
-    given = {"head": type(head) is not AveragePooling, "levels": levels > 1, "pool_over": pool_over != "slide"}
+    if levels > 1:
+        raise ValueError(f"model.levels: {type(task).__name__} has a class for each pixel of one image; leave it out")
+    given = {"head": type(head) is not AveragePooling, "pool_over": pool_over != "slide"}
     for key, changed in given.items():
-        if changed:
+        if changed and task.beside is None:
             raise ValueError(
-                f"model.{key}: {type(task).__name__} has a class for each pixel and pools none; leave it out"
+                f"model.{key}: {type(task).__name__} has a class for each pixel and pools none; leave it out, or give "
+                "the task a target of the slide (model.task.init_args.beside)"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "weights")
 """Under which keys files keep the weights themselves."""
 PREFIXES = ("", "module.", "model.", "backbone.", "encoder.", "network.", "model.backbone.", "module.backbone.")
 """What the names of weights begin with where the network was a part of another."""
+
+INNER = ("", "network.", "encoder.", "encoder.network.")
+"""What the names of a network's own parameters begin with where the file is of a part of it alone."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,12 @@ def load_pretrained(module: nn.Module, path: Path) -> Match:
     """Put the weights of a file into a network, as far as names and shapes agree.
 
     The file is a state dictionary as `torch.save` writes it, or a checkpoint that holds one; names may carry the usual
-    prefixes. An error where nothing at all agrees.
+    prefixes, and the file may be of the network's encoder alone. An error where nothing at all agrees.
     """
     given = _read(path)
     own = module.state_dict()
-    prefix = max(PREFIXES, key=lambda p: len(_stripped(given, p).keys() & own.keys()))
-    found = _stripped(given, prefix)
+    prefix, inner = max(product(PREFIXES, INNER), key=lambda ways: _agreeing(given, own, *ways))
+    found = {inner + name: value for name, value in _stripped(given, prefix).items()}
     shared = found.keys() & own.keys()
     fitting = {name for name in shared if found[name].shape == own[name].shape}
     if not fitting:
@@ -70,13 +74,20 @@ def load_pretrained(module: nn.Module, path: Path) -> Match:
         path,
         loaded=tuple(name for name in own if name in fitting),
         missing=tuple(name for name in own if name not in shared),
-        unexpected=tuple(name for name in given if name.removeprefix(prefix) not in own or not name.startswith(prefix)),
+        unexpected=tuple(
+            name for name in given if inner + name.removeprefix(prefix) not in own or not name.startswith(prefix)
+        ),
         mismatched=tuple(
             f"{name} {tuple(found[name].shape)} for {tuple(own[name].shape)}"
             for name in own
             if name in shared and name not in fitting
         ),
     )
+
+
+def _agreeing(given: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str, inner: str) -> int:
+    """How many names agree if those of the file begin with the one, and those of the network with the other."""
+    return len(_stripped(given, prefix).keys() & _stripped(own, inner).keys())
 
 
 def _stripped(given: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

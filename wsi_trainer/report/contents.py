@@ -20,11 +20,13 @@ from wsi_trainer.metrics import (
     AnyPredictions,
     AreaPredictions,
     Interval,
+    JointPredictions,
     MultiLabelPredictions,
     Predictions,
     RiskPredictions,
     Score,
     ValuePredictions,
+    joint_scores,
     paired_difference,
     read_predictions,
 )
@@ -132,6 +134,7 @@ def main_score(predictions: AnyPredictions) -> tuple[str, Score]:
         ValuePredictions: VALUE_SCORES,
         RiskPredictions: RISK_SCORES,
         AreaPredictions: AREA_SCORES,
+        JointPredictions: joint_scores(AREA_SCORES, {}),
     }
     return next(iter(kinds[type(predictions)].items()))
 

@@ -19,10 +19,11 @@ SIDE = 150
 
 def slide_picture(path: Path, side: int = SIDE) -> str:
     """The slide shrunk to `side` pixels, as the address of a JPEG picture that needs no file."""
-    return _jpeg(Image.fromarray(overview(path, side)[0].permute(1, 2, 0).numpy()), side)
+    return jpeg(Image.fromarray(overview(path, side)[0].permute(1, 2, 0).numpy()), side)
 
 
-def _jpeg(picture: Image.Image, side: int) -> str:
+def jpeg(picture: Image.Image, side: int) -> str:
+    """A picture shrunk to `side` pixels, as the address of a JPEG picture that needs no file."""
     picture.thumbnail((side, side))
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=80)
@@ -33,7 +34,7 @@ def map_picture(path: Path, side: int = 2 * SIDE) -> str:
     """A picture of a map, shrunk, as the address of a JPEG picture that needs no file."""
     try:
         with Image.open(path) as picture:
-            return _jpeg(picture.convert("RGB"), side)
+            return jpeg(picture.convert("RGB"), side)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{path} is no picture any more; make the maps again") from error
 

@@ -14,15 +14,28 @@ from lightning_plugin import Plan, PlanError
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
-from wsi_trainer.metrics import AreaPredictions, MultiLabelPredictions, Predictions, RiskPredictions, ValuePredictions
+from wsi_trainer.metrics import (
+    AnyPredictions,
+    AreaPredictions,
+    JointPredictions,
+    MultiLabelPredictions,
+    Predictions,
+    RiskPredictions,
+    ValuePredictions,
+)
 from wsi_trainer.report import class_figures, figures, other_figures
 from wsi_trainer.report.class_figures import Curve
 from wsi_trainer.report.contents import Run, difference, main_score, slide_rows
 from wsi_trainer.report.pictures import map_picture, slide_picture
 from wsi_trainer.report.regions import froc_figure
-from wsi_trainer.report.rows import ERRORS, OTHER_ERROR
+from wsi_trainer.report.rows import meaning
+from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture
 
-TABLES = (("Results by class", "per_class"), ("Results by site", "per_site"))
+TABLES = (
+    ("Results by class", "per_class"),
+    ("Results by class of the slide", "label_per_class"),
+    ("Results by site", "per_site"),
+)
 MOST_CHOICES = 20
 """Different labels beyond which there is no choice of one."""
 MOST_ROWS = 500
@@ -68,6 +81,7 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
     rows = slide_rows(run, other)
     facts_on_maps = read_json(run.folder.heatmaps / "heatmaps.json")
     labels = sorted({row.label for row in rows})
+    overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
     return {
         "title": title or run.folder.path.resolve().name,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
@@ -78,10 +92,13 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
         "difference": None if other is None else difference(run, other),
         "figures": figures_of(runs),
         "rows": rows[:MOST_ROWS],
+        "overlays": overlays,
+        "tissue_picture": tissue_picture,
+        "rules": rules_shown(overlays.values()),
         "row_count": len(rows),
         "labels": labels if len(labels) <= MOST_CHOICES else [],
         "sites": sorted({row.site for row in rows} - {""}),
-        "error_means": ERRORS.get(type(run.predictions), OTHER_ERROR),
+        "error_means": meaning(run.predictions),
         "tables": _tables(run),
         "picture": slide_picture,
         "map_picture": map_picture,
@@ -103,16 +120,16 @@ def _tables(run: Run) -> list[tuple[str, Any]]:
 def figures_of(runs: list[Run]) -> list[tuple[str, str]]:
     """The captions and pictures of one or more runs on the same slides."""
     run, pictures = runs[0], []
-    said, name = run.predictions, run.name
+    said, name = _of_slides(run), run.name
     if any(r.curves for r in runs):
         pictures.append(("Training", figures.training({r.name: r.curves for r in runs})))
+    regions = [r.regions for r in runs if r.regions is not None]
+    if regions and (picture := froc_figure(regions)):
+        pictures.append(("FROC, bands hold 95 % of bootstrap resamples", picture))
     if isinstance(said, ValuePredictions):
         return [("Predicted against true", other_figures.scatter(said)), *pictures]
     if isinstance(said, RiskPredictions):
         return [("Survival by predicted risk, split at the median", other_figures.survival(said)), *pictures]
-    regions = [r.regions for r in runs if r.regions is not None]
-    if regions and (picture := froc_figure(regions)):
-        pictures.append(("FROC, bands hold 95 % of bootstrap resamples", picture))
     curves, own = _class_curves(runs), _class_curves(runs[:1])
     if curves:
         pictures += [
@@ -125,15 +142,20 @@ def figures_of(runs: list[Run]) -> list[tuple[str, str]]:
     return pictures
 
 
+def _of_slides(run: Run) -> AnyPredictions:
+    """What a run predicts; where it is two things, what it predicts of slides."""
+    return run.predictions.labels if isinstance(run.predictions, JointPredictions) else run.predictions
+
+
 def _class_curves(runs: list[Run]) -> list[Curve]:
     """One curve for each run where there are two classes, else one for each class of the first run."""
-    said = runs[0].predictions
+    said = _of_slides(runs[0])
     if isinstance(said, MultiLabelPredictions):
         curves = [Curve(label, said.of(label), 1) for label in said.classes]
     elif isinstance(said, Predictions) and len(said.classes) > 2:
         curves = [Curve(label, said, index) for index, label in enumerate(said.classes)]
     else:
-        curves = [Curve(r.name, r.predictions, 1) for r in runs if isinstance(r.predictions, Predictions)]
+        curves = [Curve(r.name, its, 1) for r in runs if isinstance(its := _of_slides(r), Predictions)]
     return [curve for curve in curves if curve.defined]
 
 
@@ -172,7 +194,7 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
 
 def _absent(run: Run) -> list[str]:
     absent = []
-    if isinstance(run.predictions, AreaPredictions):
+    if isinstance(run.predictions, (AreaPredictions, JointPredictions)):
         if run.regions is None:
             absent.append("Borders and lesions of this split were not compared: `wsi-train segment` does it.")
     elif not (run.folder.heatmaps / "heatmaps.json").is_file():

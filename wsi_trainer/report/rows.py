@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.metrics import AnyPredictions, AreaPredictions, MultiLabelPredictions, Predictions, ValuePredictions
+from wsi_trainer.metrics import (
+    AnyPredictions,
+    AreaPredictions,
+    JointPredictions,
+    MultiLabelPredictions,
+    Predictions,
+    ValuePredictions,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,9 @@ OTHER_ERROR = "share of the slides it can be compared with that are ordered wron
 
 
 def errors(predictions: AnyPredictions) -> NDArray[np.float64]:
-    """How wrong the prediction of each slide is; what it means is in `ERRORS`."""
+    """How wrong the prediction of each slide is; what it means says `meaning`."""
+    if isinstance(predictions, JointPredictions):
+        return errors(predictions.labels)
     if isinstance(predictions, Predictions):
         return 1 - predictions.probabilities[np.arange(len(predictions)), predictions.labels]
     if isinstance(predictions, MultiLabelPredictions):
@@ -60,6 +69,12 @@ def errors(predictions: AnyPredictions) -> NDArray[np.float64]:
     return (reversed_.sum(axis=0) + reversed_.sum(axis=1)) / np.maximum(compared, 1)
 
 
+def meaning(predictions: AnyPredictions) -> str:
+    """What the error of a slide is; where pixels have classes too, it is that of the slide's target."""
+    said = predictions.labels if isinstance(predictions, JointPredictions) else predictions
+    return ERRORS.get(type(said), OTHER_ERROR)
+
+
 @dataclass(frozen=True)
 class Words:
     """A label and a prediction as a reader reads them."""
@@ -72,6 +87,11 @@ class Words:
 
 def words(predictions: AnyPredictions, row: int) -> Words:
     """The label and the prediction of a row."""
+    if isinstance(predictions, JointPredictions):
+        slide, pixels = words(predictions.labels, row), words(predictions.areas, row)
+        return replace(
+            slide, label=f"{slide.label}; {pixels.label}", predicted=f"{slide.predicted}; {pixels.predicted}"
+        )
     if isinstance(predictions, Predictions):
         said = predictions.probabilities[row]
         label, found = predictions.labels[row], int(said.argmax())

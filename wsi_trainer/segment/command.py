@@ -58,7 +58,7 @@ def segment(words: Sequence[str]) -> int:
     with ending_at_once(), naming_workers():
         segments.write(records)
     write_json(out / "segments.json", {"classes": classes, "slides": segments.found, "skipped": segments.skipped})
-    facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance}
+    facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance, "join": chosen.join}
     scores = write_scores(out, records, segments.judged, classes, facts, config.resamples)
     console = Console()
     say(console, f"{len(segments.found)} slides: {out}")

@@ -18,7 +18,7 @@ from wsi_trainer.fit.lesion_scores import LESIONS, SCORES, write_lesions
 from wsi_trainer.fit.run_folder import write_json
 from wsi_trainer.metrics import BORDER_SCORES, BorderPredictions, Marks, summarise
 from wsi_trainer.segment.borders import border_pixels
-from wsi_trainer.segment.lesions import Points, detections, drawn_lesions, marked
+from wsi_trainer.segment.lesions import Points, detections, drawn_lesions, marked, near_joined
 
 BORDERS = "borders.csv"
 
@@ -40,6 +40,7 @@ def judge(
     drawn: TileSource,
     pixel: tuple[float, float] | None,
     tolerance: float,
+    join: float = 0.0,
 ) -> Judged:
     """Compare a slide.
 
@@ -50,9 +51,12 @@ def judge(
         drawn: The classes as they were drawn.
         pixel: Its height and width in micrometres; None where nobody knows them.
         tolerance: Micrometres by which a found border may be off.
+        join: Micrometres within which lesions are one; needs the size of a pixel.
     """
     classes = len(regions) + 1
     lesions = drawn_lesions(drawn, classes)
+    if join and pixel is not None:
+        lesions = [near_joined(those, pixel, join) for those in lesions]
     found = [detections(its, where) for its, where in zip(regions, points, strict=True)]
     return Judged(
         tuple(marked(those, these, drawn) for those, these in zip(lesions, found, strict=True)),

@@ -44,11 +44,18 @@ class SegmentOptions:
     tolerance: float = 10.0
     """By how many micrometres a found border may be off the drawn one, in the scores of borders."""
 
+    join: float = 0.0
+    """Lesions within so many micrometres of each other are one, and a detection within half of that of one is in it: 75
+    scores them as CAMELYON16's program does, 0 as they are drawn.
+    """
+
     def __post_init__(self) -> None:
         if self.block < 1:
             raise UserError(f"--block is {self.block}; it must be 1 or more")
         if not 0 <= self.tolerance < float("inf"):
             raise UserError(f"--tolerance is {self.tolerance}; it must be 0 or more micrometres")
+        if not 0 <= self.join < float("inf"):
+            raise UserError(f"--join is {self.join}; it must be 0 or more micrometres")
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,11 @@ class Segments:
         name = record.slide.replace("%", "%25").replace("/", "%2F")
         source = open_image(record.path, self.data.downsample, record.mpp)
         drawn = self._drawn(record, source)
+        if drawn is not None and self.options.join and source.place.mpp is None:
+            raise SlideError(
+                record.slide,
+                "does not say how large its pixels are, which --join needs; fill in the manifest's column mpp",
+            )
         blocks = predicted(self.model, image, self.options.block, self.budget, drawn is not None)
         classes, store = self.model.task.classes, self.folder / f"{name}.ome.zarr"
         labels = create_labels(store, (source.shape[2], source.shape[3]), classes, source.place)
@@ -99,7 +111,9 @@ class Segments:
         write_outlines(self.folder / f"{name}.geojson", dict(zip(shown, regions, strict=True)), source.place)
         if drawn is not None:
             pixel = None if source.place.mpp is None else source.place.pixel()
-            self.judged[record.slide] = judge(labels, regions, points, drawn, pixel, self.options.tolerance)
+            self.judged[record.slide] = judge(
+                labels, regions, points, drawn, pixel, self.options.tolerance, self.options.join
+            )
         self.found[record.slide] = {
             "labels": f"{name}.ome.zarr",
             "outlines": f"{name}.geojson",

@@ -1,8 +1,8 @@
-"""Converting many slides at once, each in a process of its own kind, and outliving any of them.
+"""Working on many slides at once, in processes of their own, and outliving any of these.
 
 A reader's C code may crash on a broken slide, or the system may kill a process that needs too much memory.
 Then the slides that were being worked on are tried again one by one, so that the guilty one is found and the
-others are converted. A process that makes no progress for long is ended, and its slide is given up.
+others are done. A process that makes no progress for long is ended, and its slide is given up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.stopping import end_children, end_with_parent
@@ -31,13 +31,16 @@ _AHEAD = 2  # jobs handed out for each process: a million at once would be searc
 
 @dataclass(frozen=True)
 class Failure:
-    """A slide that was not converted, and why."""
+    """A slide that was not done, and why."""
 
     slide: str
     kind: str
     reason: str
 
 
+Done = TypeVar("Done")
+Work = Callable[[Job, Path, Settings, int, bool, Callable[[int, int], None]], Done]
+"""What is done to a slide: with the folder, settings, threads, whether to do it anew, and what hears of progress."""
 Outcome = Converted | Failure
 Report = Callable[[int, float], None]
 """Called with the number of a job and the share of it that is done."""
@@ -51,8 +54,22 @@ def attempt(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:  # fmt: skip
     """Converts a slide; what is wrong with it is returned and not raised."""
+    return attempt_work(_convert, job, out, settings, threads, overwrite, progress)
+
+
+def _convert(
+    job: Job, out: Path, settings: Settings, threads: int, overwrite: bool, progress: Callable[[int, int], None]
+) -> Converted:
+    return convert(job, out, settings, threads=threads, overwrite=overwrite, progress=progress)
+
+
+def attempt_work(
+    work: Work[Done], job: Job, out: Path, settings: Settings, threads: int, overwrite: bool,
+    progress: Callable[[int, int], None],
+) -> Done | Failure:  # fmt: skip
+    """Does it to a slide; what is wrong with the slide is returned and not raised."""
     try:
-        return convert(job, out, settings, threads=threads, overwrite=overwrite, progress=progress)
+        return work(job, out, settings, threads, overwrite, progress)
     except UserError as error:
         reason = getattr(error, "reason", str(error))
         return Failure(str(job.slide), type(error).__name__, reason)
@@ -64,18 +81,28 @@ def attempt(
         return Failure(str(job.slide), type(error).__name__, str(error) or "no message")
 
 
+def workers_of(asked: int | None) -> int:
+    """How many processes; without a number one for each core, at most 8."""
+    workers = min(8, os.cpu_count() or 1) if asked is None else asked
+    if workers < 1:
+        raise UserError(f"--workers {workers}: expected 1 or more")
+    return workers
+
+
 def _start_worker(shared: Any) -> None:
     global _progress
     _progress = shared
     end_with_parent()
 
 
-def _attempt_in_worker(number: int, job: Job, out: Path, settings: Settings, threads: int, overwrite: bool) -> Outcome:
+def _attempt_in_worker(
+    number: int, job: Job, work: Work[Done], out: Path, settings: Settings, threads: int, overwrite: bool
+) -> Done | Failure:
     def note(done: int, total: int) -> None:
         _progress[_FIELDS * number : _FIELDS * (number + 1)] = [done, max(1, total), os.getpid()]
 
     note(0, 1)
-    return attempt(job, out, settings, threads, overwrite, note)
+    return attempt_work(work, job, out, settings, threads, overwrite, note)
 
 
 @contextmanager
@@ -97,19 +124,29 @@ def run_all(
     jobs: Sequence[Job], out: Path, settings: Settings, *, workers: int, overwrite: bool, report: Report,
     stall: float | None = None,
 ) -> Generator[tuple[int, Outcome], None, None]:  # fmt: skip
-    """Converts all jobs; yields the number and the outcome of each as it comes.
+    """Converts all jobs: `work_on_all` says how."""
+    yield from work_on_all(
+        _convert, jobs, out, settings, workers=workers, overwrite=overwrite, report=report, stall=stall
+    )
 
-    `stall` is after how many seconds without progress a slide is given up; None waits for ever, as does a run of
-    one slide, where nobody waits for the next.
+
+def work_on_all(
+    work: Work[Done], jobs: Sequence[Job], out: Path, settings: Settings, *, workers: int, overwrite: bool,
+    report: Report, stall: float | None = None,
+) -> Generator[tuple[int, Done | Failure], None, None]:  # fmt: skip
+    """Does it to the slides of all jobs; yields the number and the outcome of each as it comes.
+
+    `work` is a function of a module, which other processes import. `stall` is after how many seconds without progress
+    a slide is given up; None waits for ever, as does a run of one slide, where nobody waits for the next.
     """
     if len(jobs) <= 1 or (workers == 1 and stall is None):
         for number, job in enumerate(jobs):
             note = _notes(report, number)
-            yield number, attempt(job, out, settings, workers, overwrite, note)
+            yield number, attempt_work(work, job, out, settings, workers, overwrite, note)
         return
     threads = max(1, workers // len(jobs))
     left = dict(enumerate(jobs))
-    arguments = (out, settings, threads, overwrite)
+    arguments = (work, out, settings, threads, overwrite)
     died: list[int] = []
     while left:
         for number, outcome in _run_pool(dict(left), min(workers, len(left)), arguments, report, died, stall):
@@ -127,7 +164,7 @@ def _notes(report: Report, number: int) -> Callable[[int, int], None]:
 def _run_pool(
     jobs: dict[int, Job], workers: int, arguments: tuple[Any, ...], report: Report, died: list[int],
     stall: float | None,
-) -> Generator[tuple[int, Outcome], None, None]:  # fmt: skip
+) -> Generator[tuple[int, Any], None, None]:  # fmt: skip
     """Runs jobs until all are done or a process dies; then `died` names those that were being worked on.
 
     Where a process was ended because it had stalled, its slide has an outcome, and the others may simply go on.
@@ -135,7 +172,7 @@ def _run_pool(
     watch, stalled = StallWatch(stall), False
     with _processes(workers, max(jobs) + 1) as (pool, shared):
         ahead = iter(jobs.items())
-        futures: dict[Future[Outcome], int] = {}
+        futures: dict[Future[Any], int] = {}
         finished: set[int] = set()
         broken = False
         while True:
@@ -174,7 +211,7 @@ def _run_pool(
         died.extend(started or [min(jobs.keys() - finished)])
 
 
-def _run_alone(number: int, job: Job, arguments: tuple[Any, ...], report: Report, stall: float | None) -> Outcome:
+def _run_alone(number: int, job: Job, arguments: tuple[Any, ...], report: Report, stall: float | None) -> Any:
     """One job in a fresh process: if that dies too, the slide is the reason."""
     for _, outcome in _run_pool({number: job}, 1, arguments, report, [], stall):
         return outcome

@@ -20,11 +20,12 @@ from .associated import save_associated
 from .bar import slide_bar
 from .cohort import MANIFEST, read_manifest_of, update_tables
 from .convert import THUMBNAILS, Converted, Job, recover, stored
+from .drawn_tissue import check_outlines
 from .errors import SlideError
 from .export import FOLDER, export_ngff04
 from .identity import source_bytes
 from .inputs import Listed, list_slides, part_of
-from .pool import Failure, Outcome, Report, run_all
+from .pool import Failure, Outcome, Report, run_all, workers_of
 from .results import show, write_failures
 from .review.overlay import SUFFIX
 from .review.page import PAGE, Entry, write_page
@@ -36,8 +37,7 @@ from .rules.pale import Pale
 from .rules.pen import Pen
 from .settings import Settings
 from .staging import Locked, due, lock
-
-_STALL = 30 * 60.0  # seconds
+from .stall import stall_seconds
 
 
 def preprocess(
@@ -110,17 +110,15 @@ def preprocess(
     """
     settings = Settings(
         mpp, source_mpp, codec, tissue, geojson, background, levels, crop, channel=channel, to_8bit=to_8bit,
-        rules=Rules.of(rules, {rule.name: rule for rule in (pale, pen, edge, blur, fold)}),
+        rules=Rules.of(rules, pale, pen, edge, blur, fold),
     )  # fmt: skip
-    stall = _stall_seconds(stall_minutes, scheduler)
-    workers = min(8, os.cpu_count() or 1) if workers is None else workers
-    if workers < 1:
-        raise UserError(f"--workers {workers}: expected 1 or more")
+    if stall_minutes is not None and scheduler is not None:
+        raise UserError("--stall_minutes works without --scheduler only: Dask does not end a task that hangs")
+    stall, workers = stall_seconds(stall_minutes), workers_of(workers)
     console = Console()
     listed = list_slides(slides, out, lambda text: say(console, text))
     part = part_of(listed, shard)
-    if geojson is not None and geojson.is_file() and len(listed) > 1:
-        raise UserError(f"--geojson {geojson} is one file for {len(listed)} slides; give a folder with one for each")
+    check_outlines(geojson, len(listed))
     _check_folder(out, slides)
     with ends_at_once():
         recover(out)
@@ -191,16 +189,6 @@ def _readable(part: Sequence[Listed]) -> tuple[list[Job], list[Failure]]:
         else:
             jobs.append(job)
     return jobs, failures
-
-
-def _stall_seconds(minutes: float | None, scheduler: str | None) -> float | None:
-    if minutes is None:
-        return _STALL
-    if scheduler is not None:
-        raise UserError("--stall_minutes works without --scheduler only: Dask does not end a task that hangs")
-    if not 0 <= minutes < float("inf"):
-        raise UserError(f"--stall_minutes {minutes:g}: expected minutes, or 0 to wait for ever")
-    return minutes * 60 or None
 
 
 def _outcomes(

@@ -7,6 +7,19 @@ import signal
 import time
 from pathlib import Path
 
+from wsi_trainer.errors import UserError
+
+_STALL = 30 * 60.0  # seconds
+
+
+def stall_seconds(minutes: float | None) -> float | None:
+    """After how many seconds a slide is given up that makes no progress; None for never."""
+    if minutes is None:
+        return _STALL
+    if not 0 <= minutes < float("inf"):
+        raise UserError(f"--stall_minutes {minutes:g}: expected minutes, or 0 to wait for ever")
+    return minutes * 60 or None
+
 
 class StallWatch:
     """Remembers when each job last made progress."""

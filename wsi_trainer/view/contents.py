@@ -15,7 +15,7 @@ from wsi_trainer.data import SlideRecord, read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
 from wsi_trainer.metrics import read_predictions
-from wsi_trainer.report.rows import ERRORS, OTHER_ERROR, errors, words
+from wsi_trainer.report.rows import errors, meaning, words
 from wsi_trainer.slides.inputs import list_slides
 
 
@@ -172,7 +172,7 @@ def opinions_of(folder: RunFolder) -> tuple[dict[str, str], dict[str, Opinion]]:
 def error_means(folder: RunFolder) -> str:
     """What the error of a slide is, in words; empty where nothing was predicted."""
     for path in predictions_of(folder):
-        return ERRORS.get(type(read_predictions(path)), OTHER_ERROR)
+        return meaning(read_predictions(path))
     return ""
 
 

@@ -56,6 +56,13 @@ class Layer:
             raise NotThere(f"the layer has no position at {x:g}, {y:g}")
         return row, column
 
+    def ranks(self) -> NDArray[np.float32]:
+        """The rank of each position among all: one more than there are larger values. What is no number has none."""
+        values = np.asarray(self.values, np.float64)
+        ordered = np.sort(values[np.isfinite(values)])
+        ranks = len(ordered) - np.searchsorted(ordered, values, side="right") + 1
+        return np.where(np.isfinite(values), ranks, np.nan).astype(np.float32)
+
     def about(self) -> dict[str, Any]:
         """What the page needs to draw the layer."""
         numbers = np.asarray(self.values)

@@ -14,6 +14,10 @@ ASSETS = {
     "drawing.js": "text/javascript; charset=utf-8",
     "panes.js": "text/javascript; charset=utf-8",
     "list.js": "text/javascript; charset=utf-8",
+    "layers.js": "text/javascript; charset=utf-8",
+    "places.js": "text/javascript; charset=utf-8",
+    "slides.js": "text/javascript; charset=utf-8",
+    "controls.js": "text/javascript; charset=utf-8",
     "view.js": "text/javascript; charset=utf-8",
 }
 """The files of the page. No other is served."""

@@ -15,10 +15,10 @@ from matplotlib import colormaps
 from wsi_trainer.data.tissue import MOST_COARSE, tissue_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.outlines import outlines
-from wsi_trainer.explain.regions import read_regions
 from wsi_trainer.explain.top import peaks
 from wsi_trainer.places import Place
 from wsi_trainer.places.stored import place_of_store
+from wsi_trainer.regions import read_regions
 from wsi_trainer.slides.blocks import is_own_store
 from wsi_trainer.slides.cache import LoadingCache
 from wsi_trainer.slides.errors import SlideError
@@ -186,7 +186,7 @@ class Scene:
             raise NotThere("this slide has no annotations")
         with self.pool.lease(slide) as opened:
             place = _place(entry.path, (opened.height, opened.width))
-        shown = ([place.to_image(ring).tolist() for ring in rings] for rings in read_regions(entry.regions))
+        shown = ([place.to_image(ring).tolist() for ring in region.rings] for region in read_regions(entry.regions))
         return {"polygons": [{"rings": rings} for rings in shown]}
 
     def layer(self, slide: int, name: str) -> Layer:

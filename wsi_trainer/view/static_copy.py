@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ class _Copy:
         for layer in range(len(about["layers"])):
             if "broken" not in about["layers"][layer]:
                 self._layer(str(layer))
+                self._ranks(str(layer))
                 self._say(f"layers/{layer}/outlines.json", scene.outlines(number, str(layer), OUTLINED))
                 self._say(f"layers/{layer}/top.json", scene.top(number, str(layer), TOP))
         if about["regions"]:
@@ -118,6 +120,16 @@ class _Copy:
                 for column in range(columns):
                     numbers = self._scene.numbers(self._number, name, level, row, column)
                     self._say(f"layers/{name}/{level}/{row}-{column}.bin", base64.b64encode(numbers).decode())
+
+    def _ranks(self, name: str) -> None:
+        """The rank of each position of a map, in tiles like its values: nobody could count them without a server."""
+        layer = self._scene.layer(self._number, name)
+        ranks = replace(layer, values=layer.ranks())
+        rows, columns = (-(-size // SIDE) for size in ranks.values.shape)
+        for row in range(rows):
+            for column in range(columns):
+                numbers = ranks.tile(0, row, column).astype("<f4").tobytes()
+                self._say(f"layers/{name}/ranks/{row}-{column}.bin", base64.b64encode(numbers).decode())
 
     def _say(self, name: str, content: Mapping[str, Any] | str) -> None:
         address = f"{self._folder}/{name}"

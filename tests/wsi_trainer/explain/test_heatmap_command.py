@@ -9,8 +9,8 @@ import zarr
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.explain.regions import read_regions
 from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.regions import read_regions
 from wsi_trainer.report.contents import Run, slide_rows
 from wsi_trainer.synthetic import generate
 

@@ -13,13 +13,14 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.outlines import objects_of, outlines
-from wsi_trainer.explain.regions import mask_of, read_regions
+from wsi_trainer.explain.regions import mask_of, rings_of
 from wsi_trainer.explain.score import index_of, targets_of
 from wsi_trainer.explain.thumbnail import thumbnail
 from wsi_trainer.explain.top import crop, peaks
 from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, OrdinalTask
 from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import Objects, PathClass
+from wsi_trainer.regions import read_regions
 
 
 def test_the_layer_is_ngff_and_lies_over_the_slide(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_outlines_enclose_what_is_above_the_threshold(tmp_path: Path) -> None:
     path = tmp_path / "slide.geojson"
     objects = objects_of(found, PathClass.of("tumour", 1))
     assert Objects("annotation", "a seed").write(path, objects, Place((320, 476), scale=(2.0, 2.0))) == 2
-    regions = read_regions(path)
+    regions = [rings_of(region) for region in read_regions(path)]
     np.testing.assert_array_equal(mask_of(regions, values.shape, 16), values >= 2)
     assert max(x for outline, *_ in regions for x, _ in outline) == 476
     features = json.loads(path.read_text())["features"]

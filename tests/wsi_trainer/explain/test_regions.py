@@ -7,36 +7,24 @@ import numpy as np
 import pytest
 import torch
 
-from wsi_trainer.errors import UserError
 from wsi_trainer.explain.attribution import Attribution
 from wsi_trainer.explain.overlay import draw_overlay
-from wsi_trainer.explain.regions import Rings, mask_of, read_regions, shares_inside
+from wsi_trainer.explain.regions import Rings, mask_of, rings_of, shares_inside
+from wsi_trainer.regions import read_regions
 
 
 def square(x: float, y: float, side: float) -> list[tuple[float, float]]:
     return [(x, y), (x + side, y), (x + side, y + side), (x, y + side), (x, y)]
 
 
-def geojson(path: Path, geometry: dict[str, object]) -> Path:
-    feature = {"type": "Feature", "properties": {}, "geometry": geometry}
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
-    return path
-
-
-def test_polygons_and_multipolygons_are_read(tmp_path: Path) -> None:
+def test_polygons_of_a_file_become_rings(tmp_path: Path) -> None:
     one, other = square(0, 0, 5), square(10, 10, 5)
-    polygon = geojson(tmp_path / "a.geojson", {"type": "Polygon", "coordinates": [one, other]})
-    assert read_regions(polygon) == [[one, other]]
-    several = geojson(tmp_path / "b.geojson", {"type": "MultiPolygon", "coordinates": [[one], [other]]})
-    assert read_regions(several) == [[one], [other]]
-
-
-def test_what_is_no_polygon_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a\.geojson .* not a Point"):
-        read_regions(geojson(tmp_path / "a.geojson", {"type": "Point", "coordinates": [1, 2]}))
-    (tmp_path / "b.geojson").write_text("{")
-    with pytest.raises(UserError, match=r"b\.geojson is not GeoJSON"):
-        read_regions(tmp_path / "b.geojson")
+    for kind, coordinates, expected in (
+        ("Polygon", [one, other], [[one, other]]),
+        ("MultiPolygon", [[one], [other]], [[one], [other]]),
+    ):
+        (tmp_path / "a.geojson").write_text(json.dumps({"type": kind, "coordinates": coordinates}))
+        assert [rings_of(region) for region in read_regions(tmp_path / "a.geojson")] == expected
 
 
 def test_a_region_covers_the_positions_whose_centre_it_holds() -> None:

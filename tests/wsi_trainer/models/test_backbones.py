@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from wsi_trainer.models import VGG, Backbone, ConvNeXt, DarkNet, EfficientNet, ResNet, UNetEncoder
+from wsi_trainer.models import FPN, VGG, Backbone, ConvNeXt, DarkNet, EfficientNet, ResNet, UNet, UNetEncoder
 from wsi_trainer.models.backbones import stages_of
 from wsi_trainer.models.backbones.base import describe
 from wsi_trainer.models.blocks import NormKind, StandardisedConv2d
@@ -18,6 +18,10 @@ BACKBONES = (
     DarkNet(widths=(4, 8, 8), blocks=(1, 2, 1)),
     EfficientNet(widths=(4, 6, 8), depths=(1, 2, 1)),
     UNetEncoder(widths=(4, 8, 8)),
+    UNet(widths=(4, 6, 8)),
+    UNet(encoder=VGG(widths=(4, 6), convs=1)),
+    FPN(width=5, encoder=ConvNeXt(widths=(4, 8), depths=(1, 1))),
+    FPN(width=5, encoder=EfficientNet(widths=(4, 6, 8), depths=(1, 2, 1))),
 )
 
 

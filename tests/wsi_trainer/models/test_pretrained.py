@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models import VGG, ResNet, SlideClassifier
+from wsi_trainer.models import FPN, VGG, ResNet, SlideClassifier, UNet
 from wsi_trainer.models.optimizer import parameter_groups
 from wsi_trainer.models.pretrained import load_pretrained
 
@@ -21,6 +21,17 @@ def test_all_of_a_file_is_found_whatever_it_is_wrapped_in(tmp_path: Path, prefix
     match = load_pretrained(target, tmp_path / "weights.pt")
     assert set(match.loaded) == set(target.state_dict()) and not (match.missing or match.unexpected or match.mismatched)
     assert all(torch.equal(value, source.state_dict()[name]) for name, value in target.state_dict().items())
+
+
+@pytest.mark.parametrize("decoder", [UNet, FPN])
+def test_weights_of_an_encoder_alone_go_into_it(tmp_path: Path, decoder: type[UNet] | type[FPN]) -> None:
+    torch.manual_seed(0)
+    source = ResNet((4, 8))
+    torch.save({"encoder." + name: value for name, value in source.state_dict().items()}, tmp_path / "weights.pt")
+    whole = decoder(encoder=ResNet((4, 8)))
+    match = load_pretrained(whole, tmp_path / "weights.pt")
+    assert all(torch.equal(value, source.state_dict()[name]) for name, value in whole.encoder.state_dict().items())
+    assert all(name.startswith("decoder.") for name in match.missing) and not match.unexpected
 
 
 def test_what_does_not_match_is_listed_and_left_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import shapely
+import tifffile
 import torch
 import zarr
 from hypothesis import given, settings
@@ -22,7 +23,15 @@ from wsi_trainer.cli import main
 from wsi_trainer.data import open_image, read_manifest
 from wsi_trainer.data.images import dense
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import AreaPredictions, BorderPredictions, LesionPredictions, read_predictions
+from wsi_trainer.metrics import (
+    AREA_SCORES,
+    SCORES,
+    AreaPredictions,
+    BorderPredictions,
+    JointPredictions,
+    LesionPredictions,
+    read_predictions,
+)
 from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
 from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
@@ -235,3 +244,62 @@ def test_regions_reach_the_network_turned_as_the_slide_is(run: RunFolder) -> Non
     assert batch["label"].shape[2:] == batch["image"].shape[2:] and batch["label"].dtype == torch.uint8
     record = next(record for record in data.records if record.slide == batch["slide"])
     assert open_image(record.path).shape[2:] in (batch["image"].shape[2:], batch["image"].shape[:1:-1])
+
+
+def test_a_label_of_the_slide_is_learnt_and_scored_beside(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = "{class_path: BinaryTask, init_args: {positive_weight: balanced}}"
+    task = (
+        "{class_path: SegmentationTask, init_args: {classes: [normal, lesion], "
+        f"beside_weight: 0.5, beside: {beside}}}}}"
+    )
+    words = [
+        f"--config={run.config}", f"--out={tmp_path / 'run'}", f"--model.task={task}", "--train.budget=null",
+        "--train.monitor=val_label_brier", "--model.head=MaxPooling",
+    ]  # fmt: skip
+    assert main(["fit", *words]) == 0
+    folder = RunFolder(tmp_path / "run")
+    scores, predictions = read_json(folder.evaluation("test")), read_predictions(folder.predictions("test"))
+    assert isinstance(predictions, JointPredictions)
+    assert scores["slide"]["dice"]["value"] == pytest.approx(AREA_SCORES["dice"](predictions.areas), nan_ok=True)
+    assert scores["slide"]["label_brier"]["value"] == pytest.approx(SCORES["brier"](predictions.labels))
+    assert set(scores["per_class"]) == {"normal", "lesion"} and set(scores["label_per_class"]) == {"0", "1"}
+    records = {record.slide: record for record in read_manifest(folder.splits)}
+    assert [records[slide].label for slide in predictions.slides] == [str(n) for n in predictions.labels.labels]  # type: ignore[union-attr]
+    with next(folder.metrics.rglob("metrics.csv")).open(newline="") as file:
+        assert any(row.get("val_label_brier") for row in csv.DictReader(file))
+    assert main(["predict", f"--config={folder.config}", f"--slides={folder.splits}"]) == 0
+    assert "probability_1" in (folder.path / "predictions" / "splits.csv").read_text().splitlines()[0]
+    assert main(["segment", f"--config={folder.config}"]) == 0
+    assert main(["report", str(folder.path)]) == 0
+    assert "Results by class of the slide" in folder.report.read_text()
+    capsys.readouterr()
+    absent = tmp_path / "absent.csv"
+    absent.write_text(folder.splits.read_text().replace(",1,", ",,"))
+    assert main(["fit", *words, f"--data.manifest={absent}", f"--out={tmp_path / 'other'}"]) == 2
+    assert "has the label ''" in capsys.readouterr().err
+
+
+def test_lesions_are_joined_where_asked(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["segment", f"--config={run.config}", "--join=75"]) == 0
+    lesions = LesionPredictions.read(run.segments / "lesions.csv")
+    records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
+    legend = Legend.of(["normal", "lesion"], None, None)
+    for row, slide in enumerate(lesions.slides):
+        image = open_image(records[slide].path)
+        size = (image.shape[2], image.shape[3])
+        drawn = open_target(Path(records[slide].others["regions"]), legend, records[slide].path, size, image.place)
+        far = scipy.ndimage.distance_transform_edt(drawn.read(Box.whole(size))[0, 0].numpy() == 0, sampling=image.mpp)
+        expected = scipy.ndimage.label(far < 37.5)[1] if np.isfinite(far).all() and far.min() == 0 else 0
+        assert len(lesions.marks[row][0].lesions) == expected
+    assert read_json(run.segments / "scores.json")["join"] == 75
+    slide = next(iter(records.values()))
+    pixels = dense(open_image(slide.path))[0].permute(1, 2, 0).numpy()
+    tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(128, 128), photometric="rgb")
+    (tmp_path / "list.csv").write_text("slide,regions\na.tif,\n")
+    words = ["segment", f"--config={run.config}", f"--slides={tmp_path / 'list.csv'}"]
+    assert main([*words, "--join=75"]) == 2
+    assert "how large its pixels are, which --join needs" in capsys.readouterr().err
+    assert main([*words, "--join=-1"]) == 2
+    assert "--join is -1" in capsys.readouterr().err

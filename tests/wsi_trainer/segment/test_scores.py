@@ -13,7 +13,7 @@ from wsi_trainer.metrics import MISSED
 from wsi_trainer.regions import IGNORED
 from wsi_trainer.segment.blocks import blocks_of
 from wsi_trainer.segment.borders import border_pixels
-from wsi_trainer.segment.lesions import detections, drawn_lesions, highest, marked
+from wsi_trainer.segment.lesions import detections, drawn_lesions, highest, marked, near_joined
 from wsi_trainer.segment.outlines import joined, pieces
 
 CLASSES = 3
@@ -120,3 +120,36 @@ def test_lesions_and_false_positives(maps: tuple[np.ndarray, np.ndarray], side: 
                 false.append(-best)
         assert sorted(marks.lesions.tolist()) == sorted(hits.values())
         assert sorted(marks.false.tolist()) == sorted(false)
+
+
+def test_lesions_near_each_other_are_one_as_camelyon16_joins_them() -> None:
+    """Against its recipe on pixels: what lies within half the distance, holes filled, numbered."""
+    drawn = np.zeros((260, 700), np.uint8)
+    drawn[20:40, 20:60] = 1
+    drawn[20:40, 120:160] = 1  # 60 µm to the right of the first
+    drawn[20:40, 250:280] = 1  # 90 µm from the second
+    drawn[70:90, 20:60] = 1  # 60 µm below the first
+    y, x = np.ogrid[:260, :700]
+    away = np.hypot(2.0 * (y - 150), x - 500.0)
+    drawn[(away < 130) & (away > 110)] = 1  # a ring, and a lesion in it that is far from its inner border
+    drawn[148:152, 496:504] = 1
+    pixel, distance = (2.0, 1.0), 75.0
+    truth = Drawn(drawn, 64)
+    lesions = near_joined(drawn_lesions(truth, 2, 64)[0], pixel, distance)
+    far = scipy.ndimage.distance_transform_edt(drawn == 0, sampling=pixel)
+    numbered, count = scipy.ndimage.label(
+        scipy.ndimage.binary_fill_holes(far < distance / 2), structure=np.ones((3, 3))
+    )
+    assert len(lesions) == count == 3
+    inside = np.zeros(drawn.shape, int)
+    rows, columns = np.mgrid[:260, :700] + 0.5
+    for number, lesion in enumerate(lesions, start=1):
+        inside[shapely.contains_xy(lesion, columns, rows)] = number
+    clear = np.abs(far - distance / 2) > 3  # the recipe measures between centres of pixels
+    assert np.array_equal((inside > 0)[clear], (numbered > 0)[clear])
+    assert len(set(zip(inside[clear].tolist(), numbered[clear].tolist()))) == count + 1  # each is one of the others
+    # A detection beside a lesion is in it; in none it is false.
+    found = np.array([[90.5, 30.5, 0.9], [600.5, 20.5, 0.4]])
+    marks = marked(lesions, found, truth)
+    assert sorted(marks.lesions.tolist()) == [MISSED, MISSED, 0.9] and marks.false.tolist() == [0.4]
+    assert len(marked(drawn_lesions(truth, 2, 64)[0], found, truth).false) == 2

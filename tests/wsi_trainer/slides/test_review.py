@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.wsi_trainer.slides.crashing import attempt_in_worker
 from wsi_trainer.cli import main
+from wsi_trainer.slides import pool
 from wsi_trainer.slides.drawn_tissue import draw_tissue
 from wsi_trainer.slides.review.page import Entry
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
@@ -41,7 +43,7 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def looked(slides: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("looked") / "out"
-    assert main(["tissue", str(slides), str(out), "--workers=1"]) == 0
+    assert main(["tissue", str(slides), str(out), "--workers=1", "--stall_minutes=0"]) == 0
     return out
 
 
@@ -76,7 +78,7 @@ def test_what_was_edited_is_kept_shown_and_converted(slides: Path, looked: Path,
     edited = outlines.read_bytes()
     before = (out / "clean.geojson").stat().st_mtime_ns
     for _ in range(2):
-        assert main(["tissue", str(slides), str(out), "--workers=1"]) == 0
+        assert main(["tissue", str(slides), str(out), "--workers=1", "--stall_minutes=0"]) == 0
         assert outlines.read_bytes() == edited
         assert (out / "clean.geojson").stat().st_mtime_ns == before
         assert "edited by hand" in (out / "tissue.html").read_text()
@@ -98,6 +100,22 @@ def test_outlines_of_another_tool_are_not_written_over(slides: Path, tmp_path: P
     assert main(["tissue", str(slides / "clean.tif"), str(tmp_path)]) == 1
     assert (tmp_path / "clean.geojson").read_text() == "mine"
     assert "another tool" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_process_that_dies_takes_no_other_slide_with_it(
+    slides: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        shutil.copy(slides / "clean.tif", tmp_path / "in" / f"slide_{number:04}.tif")
+    monkeypatch.setattr(pool, "_attempt_in_worker", attempt_in_worker)
+    assert main(["tissue", str(tmp_path / "in"), str(tmp_path / "out"), "--rules=pen", "--workers=2"]) == 1
+    assert "the process that read it died" in " ".join(capsys.readouterr().out.split())
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.geojson")) == [
+        "slide_0000.geojson", "slide_0001.geojson",
+    ]  # fmt: skip
+    page = (tmp_path / "out" / "tissue.html").read_text()
+    assert "slide_0001" in page and "slide_0002" not in page
 
 
 def test_rules_in_preprocess(slides: Path, looked: Path, tmp_path: Path) -> None:

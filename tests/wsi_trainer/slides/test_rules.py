@@ -176,14 +176,14 @@ def test_parameters_out_of_range_are_named(row: Any) -> None:
 
 def test_what_is_asked_for_is_understood_or_refused() -> None:
     plain = {name: kind() for name, kind in KINDS.items()}
-    assert Rules.of("none", plain).chosen == ()
-    assert [rule.name for rule in Rules.of("usual", plain).chosen] == ["pen", "blur"]
-    assert [rule.name for rule in Rules.of("fold, pen", plain).chosen] == ["pen", "fold"]
-    assert len(Rules.of("all", plain).chosen) == len(ROWS)
+    assert Rules.of("none", *plain.values()).chosen == ()
+    assert [rule.name for rule in Rules.of("usual", *plain.values()).chosen] == ["pen", "blur"]
+    assert [rule.name for rule in Rules.of("fold, pen", *plain.values()).chosen] == ["pen", "fold"]
+    assert len(Rules.of("all", *plain.values()).chosen) == len(ROWS)
     with pytest.raises(UserError, match="'pencil' is no rule; there are pale, pen"):
-        Rules.of("pencil", plain)
+        Rules.of("pencil", *plain.values())
     with pytest.raises(UserError, match=r"--pen\.\* is given.*--rules blur,pen"):
-        Rules.of("blur", {**plain, "pen": replace(KINDS["pen"](), grow=10.0)})  # type: ignore[type-var]
+        Rules.of("blur", *{**plain, "pen": replace(KINDS["pen"](), grow=10.0)}.values())  # type: ignore[type-var]
 
 
 def test_a_store_remembers_rules_only_where_there_are_some() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,3 +181,34 @@ def made_twice(tmp_path: Path) -> tuple[Made, Made]:
     """Two runs on the same slides."""
     first = make_run(tmp_path / "first", tmp_path / "slides")
     return first, make_run(tmp_path / "second", tmp_path / "slides", (0.1, 0.7, 0.9, 0.6))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
+    program = next((p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None)
+    if program is None:
+        pytest.skip("no Chromium: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which(program), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A window; whatever its console says ends the test."""
+    page = chromium.new_page(viewport={"width": 1400, "height": 860})
+    page.set_default_timeout(60_000)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    yield page
+    page.close()
+    assert not said
+
+
+def open_page(page: Any, address: str) -> None:
+    page.goto(address)
+    page.wait_for_function("() => document.querySelector('#zoom').textContent !== ''")
+    page.wait_for_load_state("networkidle")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,43 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made, Served, serving
+from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made, Served, open_page, serving
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
 from wsi_trainer.view.static_copy import write_static
 
 SQUARE = STRIDE * DOWNSAMPLE
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-    program = next((p for p in ("chromium", "chromium-browser", "google-chrome") if shutil.which(p)), None)
-    if program is None:
-        pytest.skip("no Chromium: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which(program), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
-    """A window; whatever its console says ends the test."""
-    page = chromium.new_page(viewport={"width": 1400, "height": 860})
-    page.set_default_timeout(60_000)
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    yield page
-    page.close()
-    assert not said
-
-
-def open_page(page: Any, address: str) -> None:
-    page.goto(address)
-    page.wait_for_function("() => document.querySelector('#zoom').textContent !== ''")
-    page.wait_for_load_state("networkidle")
 
 
 def link_of(page: Any) -> dict[str, str]:
@@ -191,11 +158,20 @@ def test_the_copy_opens_as_a_file(page: Any, made: Made, tmp_path: Path) -> None
     write_static(Scene(made.contents()), tmp_path / "copy", longest=1000)
     open_page(page, (tmp_path / "copy" / "index.html").as_uri())
     page.keyboard.press("1")
-    page.wait_for_function("() => document.querySelector('#here-text').textContent.includes('value')")
+    page.wait_for_function("() => document.querySelector('#here-text').textContent.includes('rank')")
     row, column = np.unravel_index(made.maps[0].argmax(), made.maps[0].shape)
     text = page.locator("#here-text").text_content()
     assert f"x {column * SQUARE + SQUARE // 2} px, y {row * SQUARE + SQUARE // 2} px" in text
-    assert float(text.split("value ")[1]) == pytest.approx(float(made.maps[0].max()), rel=1e-3)
+    value, rank = text.split("value ")[1].split("rank ")
+    assert float(value) == pytest.approx(float(made.maps[0].max()), rel=1e-3)
+    assert rank == f"1 of {made.maps[0].size}"
+    box = page.locator("#left").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2 + 60, box["y"] + box["height"] / 2 + 40)
+    page.wait_for_function("() => /rank (?!1 of)/.test(document.querySelector('#here-text').textContent)")
+    text = page.locator("#here-text").text_content()
+    x, y = (int(n) for n in re.findall(r"(\d+) px", text))
+    value = made.maps[0][y // SQUARE, x // SQUARE]
+    assert f"rank {1 + (made.maps[0] > value).sum()} of {made.maps[0].size}" in text
     for key in ("o", "t", "s", "n"):
         page.keyboard.press(key)
     page.wait_for_function("() => document.querySelector('#about').textContent.startsWith('slide 3')")

@@ -50,6 +50,8 @@ def test_all_that_the_page_asks_for_is_there(copy: Path, made: Made) -> None:
             assert Image.open(last).size == tuple((size - 1) % 512 + 1 for size in sides)
         numbers = base64.b64decode(str(said(folder / "layers/0/0/0-0.bin.js")))
         np.testing.assert_array_equal(np.frombuffer(numbers, "<f4"), made.maps[index].reshape(-1))
+        ranks = np.frombuffer(base64.b64decode(str(said(folder / "layers/0/ranks/0-0.bin.js"))), "<f4")
+        assert ranks.tolist() == [1 + (made.maps[index] > value).sum() for value in made.maps[index].reshape(-1)]
         assert said(folder / "layers/0/top.json.js") and said(folder / "layers/tissue/about.json.js")
     page = (copy / "index.html").read_text()
     for name in re.findall(r'(?:src|href)="([^":]+)"', page):

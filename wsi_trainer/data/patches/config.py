@@ -27,7 +27,7 @@ class PatchConfig:
     over: Literal["tissue", "slide"] = "tissue"
     """Which places of the grid are taken: those with tissue, or all."""
     min_tissue: float = 0.25
-    """With `over: tissue`, least share of a patch that is tissue, from 0 (any of it) to 1 (all of it)."""
+    """Least share of a patch that is tissue, from 0 (any of it) to 1 (all of it), where `over` is tissue."""
     positions: Path | None = None
     """Folder with the patches of each slide, to take these instead of a grid: SLIDE.h5 or SLIDE_patches.h5 (`coords` of
     CLAM or TRIDENT), SLIDE.geojson (squares, or points in the middle of patches) or SLIDE.csv (columns x and y, the

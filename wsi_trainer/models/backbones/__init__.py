@@ -4,6 +4,7 @@ from wsi_trainer.models.backbones.base import Backbone, stages_of
 from wsi_trainer.models.backbones.convnext import ConvNeXt
 from wsi_trainer.models.backbones.darknet import DarkNet
 from wsi_trainer.models.backbones.efficientnet import EfficientNet
+from wsi_trainer.models.backbones.fpn import FPN
 from wsi_trainer.models.backbones.named import make_backbone
 from wsi_trainer.models.backbones.patches import PatchEncoder
 from wsi_trainer.models.backbones.resnet import ResNet
@@ -12,6 +13,7 @@ from wsi_trainer.models.backbones.unet import UNet, UNetEncoder
 from wsi_trainer.models.backbones.vgg import VGG
 
 __all__ = [
+    "FPN",
     "VGG",
     "Backbone",
     "ConvNeXt",

@@ -40,6 +40,31 @@ class Backbone(nn.Module):
             start += length
         return found
 
+    def maps_at(self, x: Tensor, places: Sequence[int]) -> list[Tensor]:
+        """The maps behind the layers at these places, in order."""
+        found = []
+        for place, layer in enumerate(self.layers):
+            x = layer(x)
+            if place in places:
+                found.append(x)
+        return found
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Channels and stride of the map behind each layer."""
+        side = max(SIDE, self.stride)
+        return [(found.shape[1], side // found.shape[2]) for found in answer(_EachMap(self), side=side)]
+
+
+class _EachMap(nn.Module):
+    """A backbone that returns the maps behind all its layers."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return self.backbone.maps_at(x, range(len(self.backbone.layers)))
+
 
 def stages_of(backbone: nn.Module) -> list[nn.Module]:
     """The stages of any network: its own `stages()`, or else its direct parts that have parameters, in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -25,6 +26,7 @@ class TimmBackbone(nn.Module):
             name: The model's name in timm, such as resnet18.
         """
         super().__init__()
+        self.name = name
         self.network = timm_network(name, global_pool="")
         try:
             self.out_channels, self.stride = describe(self.network)
@@ -35,6 +37,18 @@ class TimmBackbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x)
+
+    def maps_at(self, x: Tensor, places: Sequence[int]) -> list[Tensor]:
+        """The maps at these places of those that timm names as the network's features."""
+        network: Any = self.network
+        return list(network.forward_intermediates(x, indices=list(places), intermediates_only=True))
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Channels and stride of each of these maps."""
+        network: Any = self.network
+        if not hasattr(network, "forward_intermediates"):
+            raise UserError(f"timm:{self.name} does not give its inner maps; choose another model as encoder")
+        return [(features["num_chs"], features["reduction"]) for features in network.feature_info]
 
     def stages(self) -> list[nn.Module]:
         """The direct parts of the network that have parameters."""

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wsi_trainer.models.backbones.base import Backbone, check_widths
+from wsi_trainer.models.backbones.pyramid import PyramidBackbone
 from wsi_trainer.models.blocks import NormKind, conv_norm_relu
+
+WIDTHS = (16, 32, 64, 128)
 
 
 class UNetEncoder(Backbone):
@@ -20,7 +23,7 @@ class UNetEncoder(Backbone):
     loaded (`model.pretrained`) where their names are those of this module.
     """
 
-    def __init__(self, widths: Sequence[int] = (16, 32, 64, 128), norm: NormKind = "batch") -> None:
+    def __init__(self, widths: Sequence[int] = WIDTHS, norm: NormKind = "batch") -> None:
         """Build the network.
 
         Args:
@@ -42,52 +45,39 @@ class UNetEncoder(Backbone):
         self.stride = 2 ** (len(widths) - 1)
 
 
-class UNet(Backbone):
-    """A `UNetEncoder`, and stage by stage back up: twice as large, beside the encoder's map of that size, two
-    convolutions.
+class UNet(PyramidBackbone):
+    """An encoder, and map by map back up: enlarged, beside the encoder's next finer map, two convolutions.
 
-    The slide is continued at its end, by repeating the last row and column, until its sides can be halved that often.
-    Its map has a position for each pixel, for tasks that have a target for each (SegmentationTask). The encoder's
-    weights have the names of `UNetEncoder` within `encoder`.
+    With its own encoder, a `UNetEncoder`, there is a position for each pixel, for tasks that have a target for each
+    (SegmentationTask). The encoder's weights have the names that they have by themselves, within `encoder`.
     """
 
-    stride = 1
-
-    def __init__(self, widths: Sequence[int] = (16, 32, 64, 128), norm: NormKind = "weight") -> None:
+    def __init__(
+        self, widths: Sequence[int] | None = None, norm: NormKind = "weight", encoder: nn.Module | str | None = None
+    ) -> None:
         """Build the network.
 
         Args:
-            widths: Channels of each stage of the encoder; the last is the bottleneck.
-            norm: Normalisation after each convolution. A statistic over the slide (batch) is one more pass over
-                all tiles each time, so weight is much faster.
+            widths: Channels of each stage of the own encoder, of which the last is the bottleneck; by default
+                [16, 32, 64, 128]. With another encoder the channels are those of its maps.
+            norm: Normalisation after each convolution of the decoder and of the own encoder. A statistic over the slide
+                (batch) is one more pass over all tiles each time, so weight is much faster.
+            encoder: Another encoder: a class of this package such as ResNet, or timm:NAME.
         """
-        super().__init__()
-        widths = check_widths(widths)
-        self.encoder = UNetEncoder(widths, norm)
+        if encoder is not None and widths is not None:
+            raise ValueError("UNet: widths are those of its own encoder; give them to the encoder that is named")
+        super().__init__(encoder or UNetEncoder(WIDTHS if widths is None else widths, norm))
         self.decoder = nn.ModuleList(
             nn.Sequential(conv_norm_relu(below + width, width, norm), conv_norm_relu(width, width, norm))
-            for width, below in reversed(list(pairwise(widths)))
+            for width, below in reversed(list(pairwise(self.widths)))
         )
-        self.out_channels = widths[0]
-        self.coarsest = self.encoder.stride
+        self.out_channels = self.widths[0]
 
-    def forward(self, x: Tensor) -> Tensor:
-        height, width = x.shape[2:]
-        x = functional.pad(x, (0, -width % self.coarsest, 0, -height % self.coarsest), mode="replicate")
-        skips = []
-        for stage in self.encoder.stages():
-            assert isinstance(stage, nn.ModuleList)
-            for layer in stage:
-                x = layer(x)
-            skips.append(x)
-        skips.pop()
-        for block in self.decoder:
-            skip = skips.pop()
-            x = block(torch.cat([skip, functional.interpolate(x, scale_factor=2.0)], dim=1))
-        return x[:, :, :height, :width]
-
-    def stages(self) -> list[nn.Module]:
-        return [*self.encoder.stages(), *self.decoder]
+    def decode(self, maps: Sequence[Tensor]) -> Tensor:
+        *skips, x = maps
+        for block, ratio in zip(self.decoder, reversed(self.ratios()), strict=True):
+            x = block(torch.cat([skips.pop(), functional.interpolate(x, scale_factor=ratio)], dim=1))
+        return x
 
 
 def fitted(x: Tensor, like: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.metrics import AREA_SCORES, AreaPredictions
+from wsi_trainer.metrics import AREA_SCORES, AreaPredictions, JointPredictions, joint_scores
 from wsi_trainer.models.tasks.base import Cells, Owners, Task, check_classes
 from wsi_trainer.models.tasks.pixel_losses import LOSSES, SPACE, Pixels, one_hot
 from wsi_trainer.models.tasks.weights import ClassWeights, Weights
@@ -30,7 +30,7 @@ class SegmentationTask(Task):
 
     dense = True
     scores = AREA_SCORES
-    columns = (COLUMN,)
+    columns: tuple[str, ...] = (COLUMN,)
     may_be_empty = True
 
     def __init__(
@@ -41,6 +41,8 @@ class SegmentationTask(Task):
         losses: dict[str, float] | None = None,
         class_weights: Weights = None,
         focus: float = 2.0,
+        beside: Task | None = None,
+        beside_weight: float = 1.0,
     ) -> None:
         """Build the task.
 
@@ -56,12 +58,24 @@ class SegmentationTask(Task):
             class_weights: Weight of each class in every term; balanced weighs by how rare its pixels are among those
                 of the training slides, which are counted before the first step.
             focus: Exponent of the focal loss; 0 makes it the cross-entropy, else it is 1 or more.
+            beside: A task with one target for the slide, learnt by the same network: `model.head` pools the map of
+                features, and a last layer of its own follows.
+            beside_weight: Weight of its loss, which is added to that of the pixels.
         """
         super().__init__()
+        if beside is not None and beside.dense:
+            raise ValueError(f"beside is {type(beside).__name__}; it must be a task with one target for the slide")
+        if not (isfinite(beside_weight) and beside_weight > 0):
+            raise ValueError(f"beside_weight is {beside_weight}; it must be positive")
+        self.beside, self.beside_weight = beside, beside_weight
         self.classes = check_classes(classes)
         self.legend = Legend.of(self.classes, drawn, unmarked)
         self.outputs = len(self.classes)
         self.names = tuple(f"share_{name}" for name in self.classes)
+        if beside is not None:
+            self.names += beside.names
+            self.columns = (COLUMN, *beside.columns)
+            self.scores = joint_scores(AREA_SCORES, beside.scores)
         self.losses = _check_losses(losses or {"cross_entropy": 1.0, "dice": 1.0})
         self.weights = ClassWeights(class_weights, self.outputs)
         if not (focus == 0 or 1 <= focus < float("inf")):  # between them its slope has no bound
@@ -69,14 +83,22 @@ class SegmentationTask(Task):
         self.focus = focus
 
     def target(self, cells: Cells) -> Tensor:
-        """Whether anything is drawn; the target itself is cut from the file as tiles are read."""
+        """The slide's target, or else whether anything is drawn. That of pixels is cut from the file tile by tile."""
         path = cells.get(COLUMN, "")
         if path and not Path(path).exists():
             raise UserError(f"has {COLUMN} {path!r}, which does not exist; leave it empty where nothing is drawn")
-        return torch.tensor([float(bool(path))])
+        return torch.tensor([float(bool(path))]) if self.beside is None else self.beside.target(cells)
 
     def stratum(self, cells: Cells) -> str:
-        return "drawn" if cells.get(COLUMN, "") else "not drawn"
+        drawn = "drawn" if cells.get(COLUMN, "") else "not drawn"
+        return drawn if self.beside is None else f"{self.beside.stratum(cells)}, {drawn}"
+
+    def marks(self, cells: Cells) -> tuple[str, ...]:
+        return () if self.beside is None else self.beside.marks(cells)
+
+    def prepare(self, targets: Tensor) -> None:
+        if self.beside is not None:
+            self.beside.prepare(targets)
 
     def prepare_pixels(self, counts: Tensor) -> None:
         """Learn how many pixels of the training slides each class has."""
@@ -102,9 +124,15 @@ class SegmentationTask(Task):
 
     def predictions(
         self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]
-    ) -> AreaPredictions:
-        counts = predicted.reshape(len(predicted), 3, self.outputs)
-        return AreaPredictions(owners.slides, owners.patients, self.classes, counts, owners.sites)
+    ) -> AreaPredictions | JointPredictions:
+        counted = 3 * self.outputs
+        counts = predicted[:, :counted].reshape(len(predicted), 3, self.outputs)
+        areas = AreaPredictions(owners.slides, owners.patients, self.classes, counts, owners.sites)
+        if self.beside is None:
+            return areas
+        labels = self.beside.predictions(owners, targets, predicted[:, counted:])
+        assert not isinstance(labels, (AreaPredictions, JointPredictions))
+        return JointPredictions(areas, labels)
 
 
 def _check_losses(losses: Mapping[str, float]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -11,9 +11,11 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.slides.bar import slide_bar
+from wsi_trainer.slides.convert import Job
+from wsi_trainer.slides.drawn_tissue import check_outlines
 from wsi_trainer.slides.identity import source_bytes
 from wsi_trainer.slides.inputs import list_slides
-from wsi_trainer.slides.pool import Failure
+from wsi_trainer.slides.pool import Failure, work_on_all, workers_of
 from wsi_trainer.slides.results import write_failures
 from wsi_trainer.slides.review.one import EDITED, look_at
 from wsi_trainer.slides.review.page import PAGE, Entry, write_page
@@ -24,6 +26,8 @@ from wsi_trainer.slides.rules.fold import Fold
 from wsi_trainer.slides.rules.pale import Pale
 from wsi_trainer.slides.rules.pen import Pen
 from wsi_trainer.slides.settings import Settings
+from wsi_trainer.slides.stall import stall_seconds
+from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.terminal import say
 
 _MOST_FAILURES = 40
@@ -41,6 +45,7 @@ def tissue(
     to_8bit: str | None = None,
     workers: int | None = None,
     overwrite: bool = False,
+    stall_minutes: float | None = None,
     pale: Pale = Pale(),  # noqa: B008
     pen: Pen = Pen(),  # noqa: B008
     edge: Edge = Edge(),  # noqa: B008
@@ -64,8 +69,10 @@ def tissue(
         crop: bounds looks only at the scanned part of slides whose canvas is larger (MRXS).
         channel: The channel of slides that have several, by its name in the file or its number from 0.
         to_8bit: LOW:HIGH, the values that become 0 and 255, for slides whose pixels have more than 8 bits: 0:4095.
-        workers: Slides at a time; the default is one for each core, at most 8.
+        workers: Processes; the default is one for each core, at most 8.
         overwrite: Find all masks anew, also those that you edited.
+        stall_minutes: A slide that makes no progress for so long is given up, reported, and the others go on: the
+            default is 30, and 0 waits for ever. Not where there is one slide only.
         pale: Pale tissue that the threshold left out, which is put in.
         pen: Pen marks.
         edge: Edges of cover glass and rims of bubbles.
@@ -75,17 +82,14 @@ def tissue(
     Returns:
         0 if the tissue of all slides is found, 1 if some failed.
     """
-    chosen = Rules.of(rules, {rule.name: rule for rule in (pale, pen, edge, blur, fold)})
+    chosen = Rules.of(rules, pale, pen, edge, blur, fold)
     settings = Settings(
         source_mpp=source_mpp, tissue=tissue, geojson=geojson, crop=crop, channel=channel, to_8bit=to_8bit, rules=chosen
     )
-    workers = min(8, os.cpu_count() or 1) if workers is None else workers
-    if workers < 1:
-        raise UserError(f"--workers {workers}: expected 1 or more")
+    workers, stall = workers_of(workers), stall_seconds(stall_minutes)
     console = Console()
     jobs = [item.job for item in list_slides(slides, out, lambda text: say(console, text))]
-    if geojson is not None and geojson.is_file() and len(jobs) > 1:
-        raise UserError(f"--geojson {geojson} is one file for {len(jobs)} slides; give a folder with one for each")
+    check_outlines(geojson, len(jobs))
     if geojson is not None and geojson.is_dir() and out.is_dir() and geojson.samefile(out):
         raise UserError(f"--geojson {geojson} is where the outlines would be written; give another folder for them")
     try:
@@ -95,21 +99,14 @@ def tissue(
     entries: list[Entry] = []
     failures: list[Failure] = []
     sizes = [source_bytes(job.slide) if job.slide.exists() else 0 for job in jobs]
-    # Threads: what takes the time is decoding and filtering, and both let go of the interpreter.
-    with slide_bar(console, "looking at", sizes) as bar, ThreadPoolExecutor(workers) as pool:
-        waiting = {pool.submit(look_at, job, out, settings, overwrite): number for number, job in enumerate(jobs)}
-        try:
-            for future in as_completed(waiting):
-                number = waiting[future]
-                try:
-                    entries.append(future.result())
-                except (UserError, OSError) as error:
-                    reason = getattr(error, "reason", str(error))
-                    failures.append(Failure(str(jobs[number].slide), type(error).__name__, reason))
+    with ends_at_once(), slide_bar(console, "looking at", sizes) as bar:
+        outcomes = work_on_all(
+            _look, jobs, out, settings, workers=workers, overwrite=overwrite, report=bar.part, stall=stall
+        )
+        with closing(outcomes):
+            for number, outcome in outcomes:
                 bar.finished(number)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+                (failures if isinstance(outcome, Failure) else entries).append(outcome)  # type: ignore[arg-type]
     write_page(out / PAGE, out.resolve().name, entries)
     write_failures(out, failures, None)
     for failure in failures[:_MOST_FAILURES]:
@@ -118,3 +115,10 @@ def tissue(
     kept = f", {edited} of them edited by hand" if edited else ""
     say(console, f"{len(entries)} slides{kept}, {len(failures)} failed. Look at {out / PAGE}")
     return 1 if failures else 0
+
+
+def _look(
+    job: Job, out: Path, settings: Settings, threads: int, overwrite: bool, progress: Callable[[int, int], None]
+) -> Entry:
+    """What a process does to a slide. A mask is found by one thread and all at once: there is no progress to tell."""
+    return look_at(job, out, settings, overwrite)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,13 +25,14 @@ class Rules:
     chosen: tuple[Rule, ...] = ()
 
     @classmethod
-    def of(cls, words: str, parameters: Mapping[str, Rule]) -> Rules:
+    def of(cls, words: str, *each: Rule) -> Rules:
         """The rules of a comma-separated list.
 
         Args:
             words: Names of rules, or none, usual or all.
-            parameters: A rule for each name; those with parameters of their own have to be asked for.
+            each: All rules there are; those with parameters of their own have to be asked for.
         """
+        parameters = {rule.name: rule for rule in each}
         names = GROUPS.get(words.strip()) or _names(words)
         for row in ROWS:
             if row.name not in names and parameters[row.name] != row.kind():

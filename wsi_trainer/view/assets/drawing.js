@@ -49,6 +49,19 @@ wsi.LayerTiles = class {
     }
     return null;
   }
+
+  // Of a static copy: value, rank and box of the position at a place; a server is asked for them instead.
+  async ranked(x, y) {
+    const { stride, rows, columns } = this.about;
+    const column = Math.floor(x / stride), row = Math.floor(y / stride);
+    if (row < 0 || column < 0 || row >= rows || column >= columns) return null;
+    const place = `${Math.floor(row / this.side)}-${Math.floor(column / this.side)}.bin`;
+    const names = [`${this.address}/0/${place}`, `${this.address}/ranks/${place}`];
+    const [values, ranks] = await Promise.all(names.map((name) => wsi.data.numbers(name)));
+    const width = Math.min(this.side, columns - Math.floor(column / this.side) * this.side);
+    const at = (row % this.side) * width + (column % this.side);
+    return { value: values[at], rank: ranks[at], of: rows * columns, box: [column * stride, row * stride, stride, stride] };
+  }
 };
 
 // The picture of a tile in a style; kept with the tile as long as the style is the same.

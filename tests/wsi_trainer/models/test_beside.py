@@ -1,0 +1,157 @@
+"""A target of the slide learnt beside a class of each pixel: one network, one loss, one run, both predictions."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_plugin import Box, LazyImage, TensorSource, TiledModule
+from wsi_trainer.fit.planning import plan_step
+from wsi_trainer.metrics import JointPredictions
+from wsi_trainer.models import (
+    AttentionPooling,
+    BinaryTask,
+    HazardTask,
+    MaxPooling,
+    MultiClassTask,
+    RegressionTask,
+    SegmentationTask,
+    SlideBatch,
+    SlideClassifier,
+    Task,
+    UNet,
+)
+from wsi_trainer.models.tasks.base import Owners
+
+CLASSES = ["normal", "tumour"]
+
+
+def joint(beside: Task, weight: float = 1.0, **arguments: Any) -> SlideClassifier:
+    torch.manual_seed(0)
+    task = SegmentationTask(CLASSES, beside=beside, beside_weight=weight)
+    return SlideClassifier(UNet((4, 6)), task=task, **arguments).double()
+
+
+def batch_of(image: Any, label: Any, beside: Tensor, **more: Any) -> SlideBatch:
+    return SlideBatch(image=image, label=label, slide="a", beside=beside, **more)
+
+
+IMAGE = torch.randint(0, 256, (1, 3, 61, 50), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+DRAWN = torch.randint(0, 2, (1, 1, 61, 50), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(
+    ("beside", "target"),
+    [
+        (BinaryTask(positive_weight=3.0), torch.tensor([1])),
+        (MultiClassTask(["a", "b", "c"]), torch.tensor([2])),
+        (RegressionTask(), torch.tensor([1.7])),
+        (HazardTask(intervals=2), torch.tensor([[3.0, 1.0]])),
+    ],
+)  # fmt: skip
+def test_the_loss_is_the_weighted_sum_of_both(beside: Task, target: Tensor) -> None:
+    """Of the losses that either task computes of its own logits, with the gradient of each in the shared network."""
+    beside.prepare(torch.tensor([[1.0, 1.0], [5.0, 1.0], [9.0, 0.0]]) if isinstance(beside, HazardTask) else target)
+    model = joint(copy.deepcopy(beside), weight=0.3).eval()
+    task = model.task
+    assert isinstance(task, SegmentationTask) and task.beside is not None
+    loss = model._loss(batch_of(IMAGE, DRAWN, target))
+    logits, vector = model.at_pixels_and_pooled(IMAGE)
+    assert vector is not None
+    of_slide = model.last_beside(vector)
+    torch.testing.assert_close(loss, task.loss(logits, DRAWN) + 0.3 * task.beside.loss(of_slide, target))
+    torch.testing.assert_close(logits, model(IMAGE))
+    features = model.backbone(model.normalise(IMAGE))
+    torch.testing.assert_close(of_slide, model.beside(model.standardise(features.mean(dim=(2, 3)))))
+
+
+class Counting(TensorSource):
+    """An image that counts the pixels that were asked for."""
+
+    pixels = 0
+
+    def read(self, box: Box) -> Tensor:
+        self.pixels += box.positions
+        return super().read(box)
+
+
+class Whole(torch.nn.Module):
+    """A step: the loss of both."""
+
+    def __init__(self, model: SlideClassifier) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor, label: Tensor, beside: Tensor) -> Tensor:
+        return self.model._loss(batch_of(image, label, beside))
+
+
+@pytest.mark.parametrize("head", [AttentionPooling, MaxPooling])
+def test_tile_by_tile_is_plain_pytorch_and_one_run(head: Any) -> None:
+    plain = joint(BinaryTask(), 0.5, head=head)
+    inner = copy.deepcopy(plain)
+    target = torch.tensor([1])
+    for _ in range(2):  # the second step standardises by what the first has seen
+        plain.zero_grad()
+        expected = plain._loss(batch_of(IMAGE, DRAWN, target))
+        expected.backward()
+    tiled = TiledModule(Whole(inner), tiles=(3, 2))
+    for _ in range(2):
+        inner.zero_grad()
+        source = Counting(IMAGE)
+        loss = tiled(LazyImage(source), LazyImage(TensorSource(DRAWN)), target)
+        forward = source.pixels
+        loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for mine, its in zip(plain.parameters(), inner.parameters(), strict=True):
+        assert mine.grad is not None and its.grad is not None
+        torch.testing.assert_close(its.grad, mine.grad, rtol=0, atol=1e-9)
+    for mine, its in zip(plain.buffers(), inner.buffers(), strict=True):
+        torch.testing.assert_close(its, mine)
+    # Both are made by one pass over the tiles: the loss of pixels alone reads as many.
+    alone = SlideClassifier(UNet((4, 6)), task=SegmentationTask(CLASSES)).double()
+    source = Counting(IMAGE)
+    TiledModule(Whole(alone), tiles=(3, 2))(LazyImage(source), LazyImage(TensorSource(DRAWN)), target)
+    assert forward == source.pixels
+
+
+def test_predicts_both() -> None:
+    model = joint(MultiClassTask(["a", "b", "c"])).eval()
+    loss, target, said = model._scored(batch_of(IMAGE, DRAWN, torch.tensor([2])))
+    assert loss.ndim == 0 and target.tolist() == [2] and said.shape == (1, 3 * 2 + 3)
+    torch.testing.assert_close(said, model._predicted(batch_of(IMAGE, DRAWN, torch.tensor([2]))))
+    unknown = model._predicted(SlideBatch(image=IMAGE, label=torch.tensor([-1]), slide="a"))
+    assert unknown.shape == (1, len(model.task.names)) and model.task.names[2:] == (
+        "probability_a", "probability_b", "probability_c",
+    )  # fmt: skip
+    assert float(unknown[:, :2].detach().sum()) == pytest.approx(1)
+    torch.testing.assert_close(unknown[:, 2:].double(), said[:, 6:])
+    owners = Owners(("s",), ("p",))
+    predictions = model.task.predictions(owners, target.double().numpy(), said.detach().numpy())
+    assert isinstance(predictions, JointPredictions) and predictions.labels.labels.tolist() == [2]  # type: ignore[union-attr]
+    assert predictions.areas.pixels[0, 2].sum() == 61 * 50
+    assert {"dice", "label_auc"} <= set(model.task.scores)
+
+
+def test_is_planned_and_pools_over_tissue() -> None:
+    model = SlideClassifier(UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), pool_over="tissue")
+    plan = plan_step(model, 300, 200, "64MiB")
+    assert plan.peak_bytes <= 64 * 2**20 and not plan.barriers and not model.standardise.seen
+    tissue = torch.zeros(1, 1, 61, 50)
+    tissue[:, :, :20, :20] = 1
+    vector = model.eval().at_pixels_and_pooled(IMAGE, tissue)[1]
+    torch.testing.assert_close(vector, model.backbone(model.normalise(IMAGE))[:, :, :20, :20].mean(dim=(2, 3)))
+
+
+def test_what_makes_no_task_beside() -> None:
+    with pytest.raises(ValueError, match="beside is SegmentationTask; it must be a task with one target"):
+        SegmentationTask(CLASSES, beside=SegmentationTask(CLASSES))
+    for weight in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match="beside_weight is"):
+            SegmentationTask(CLASSES, beside=BinaryTask(), beside_weight=weight)
+    with pytest.raises(ValueError, match=r"model\.levels"):
+        SlideClassifier(UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), levels=2)

@@ -1,0 +1,51 @@
+"""What the rules beside the tissue mask found on the slides of a report, as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from wsi_trainer.errors import UserError
+from wsi_trainer.report.pictures import SIDE, jpeg
+from wsi_trainer.slides.convert import THUMBNAILS
+from wsi_trainer.slides.review.overlay import SUFFIX
+from wsi_trainer.slides.rules.table import ROWS, Row
+
+OPACITY = 170
+"""Of what a rule found, of 255."""
+
+
+def overlay_of(store: Path) -> Path | None:
+    """The picture of what rules found on the slide of a store, which `preprocess` wrote; None where there is none."""
+    if store.suffix != ".zarr":
+        return None
+    for folder in store.parents:  # names of stores may have folders in them
+        path = folder / THUMBNAILS / f"{store.relative_to(folder).with_suffix('')}{SUFFIX}"
+        if path.is_file():
+            return path
+    return None
+
+
+def tissue_picture(overlay: Path, side: int = 2 * SIDE) -> str:
+    """The slide's thumbnail with each rule's findings in its colour, as the address of a picture that needs no file."""
+    thumbnail = overlay.with_name(overlay.name.removesuffix(SUFFIX) + ".jpg")
+    try:
+        with Image.open(thumbnail) as below, Image.open(overlay) as found:
+            picture = below.convert("RGBA")
+            over = found.convert("RGBA").resize(picture.size, Image.Resampling.NEAREST)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{overlay} or its thumbnail is no picture any more; convert the slide again") from error
+    over.putalpha(over.getchannel("A").point(lambda alpha: min(alpha, OPACITY)))
+    return jpeg(Image.alpha_composite(picture, over).convert("RGB"), side)
+
+
+def rules_shown(overlays: Iterable[Path]) -> list[Row]:
+    """The rules that found something on any of the slides, in the order of their table."""
+    found: set[int] = set()
+    for path in overlays:
+        with Image.open(path) as picture:
+            found |= set(np.unique(np.asarray(picture)).tolist())
+    return [row for number, row in enumerate(ROWS, start=1) if number in found]
