@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +59,7 @@ def _joined(folds: Sequence[Kind]) -> Kind:
     if isinstance(first, JointPredictions):
         both = [fold for fold in folds if isinstance(fold, JointPredictions)]
         return type(first)(_joined([fold.areas for fold in both]), _joined([fold.labels for fold in both]))
-    names = [name for name in first.__dataclass_fields__ if name != "classes"]
+    names = [field.name for field in fields(first) if field.name != "classes"]
     values: dict[str, Any] = {}
     for name in names:
         parts = [getattr(fold, name) for fold in folds]

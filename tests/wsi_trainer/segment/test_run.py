@@ -303,3 +303,18 @@ def test_lesions_are_joined_where_asked(run: RunFolder, tmp_path: Path, capsys: 
     assert "how large its pixels are, which --join needs" in capsys.readouterr().err
     assert main([*words, "--join=-1"]) == 2
     assert "--join is -1" in capsys.readouterr().err
+
+
+def test_folds_are_summed_up_over_pixels(
+    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    options = [f"--config={run.config}", f"--out={tmp_path / 'folds'}", f"--data.manifest={run.splits}", "--folds=2"]
+    assert main(["fit", *options]) == 0
+    assert "cross-validation, 2 folds" in capsys.readouterr().out
+    out = RunFolder(tmp_path / "folds")
+    facts = read_json(out.cross_validation)
+    held = [read_predictions(RunFolder(out.path / f"fold{fold}").predictions(facts["split"])) for fold in (0, 1)]
+    pixels = np.concatenate([one.pixels for one in held if isinstance(one, AreaPredictions)]).sum(0)
+    both, mine, drawn = pixels[:, 1]
+    found = facts["pooled"]["dice"]
+    assert found["value"] == pytest.approx(2 * both / max(1, mine + drawn)) and found["resamples"] > 0
