@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,8 @@ from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.terminal import say
+
+log = logging.getLogger("wsi_trainer")
 
 
 def train(
@@ -135,11 +138,21 @@ def check_bags(model: SlideClassifier, data: DataConfig) -> None:
         raise UserError(
             f"data.patches.size is {data.patches.size} and model.backbone.size is {encoder.size}; give both one value"
         )
+    if encoder.published is not None and not _near(encoder.published.mpp, data.patches.resolution):
+        log.warning(
+            "data.patches.mpp is %s, and %s was trained at about %g; give that, unless you mean it",
+            data.patches.mpp, encoder.published.name, encoder.published.mpp,
+        )  # fmt: skip
     if model.task.dense:
         raise UserError(f"{type(model.task).__name__} has a class for each pixel of an image; leave out data.patches")
     if model.wants_tissue:
         key = "pool_over" if model.pool_over == "tissue" else "statistics"
         raise UserError(f"model.{key} is tissue, which is for whole images; data.patches.over: tissue chooses patches")
+
+
+def _near(meant: float, given: float | None) -> bool:
+    """Whether patches of this resolution look as those that an encoder was trained on; unknown is taken to."""
+    return given is None or 0.66 <= given / meant <= 1.5
 
 
 def test(

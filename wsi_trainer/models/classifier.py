@@ -32,6 +32,8 @@ from wsi_trainer.models.tissue_norm import over_tissue
 from wsi_trainer.models.undo import Snapshot
 from wsi_trainer.slides.errors import SlideError
 
+COLOURS = (0.8, 0.7, 0.8), (0.2, 0.2, 0.2)
+"""Mean and standard deviation of each colour of stained tissue and glass, about."""
 OnFailure = Callable[[SlideBatch, str], None]
 """Told of a slide that cannot be read, and why."""
 
@@ -58,8 +60,8 @@ class SlideClassifier(pl.LightningModule):
         statistics: Literal["slide", "tissue"] = "slide",
         levels: int = 1,
         share_levels: bool = False,
-        mean: tuple[float, float, float] = (0.8, 0.7, 0.8),
-        std: tuple[float, float, float] = (0.2, 0.2, 0.2),
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
     ) -> None:
         """Build the network.
 
@@ -81,8 +83,10 @@ class SlideClassifier(pl.LightningModule):
             statistics: Over which positions the backbone's BatchNorm takes mean and variance in training.
             levels: Magnifications of the slide that are looked at: 1, and one for each of `data.context`.
             share_levels: Whether one backbone looks at all magnifications, or each has its own.
-            mean: Mean of each colour in 0..1 that is subtracted from the image.
-            std: Standard deviation of each colour in 0..1 by which the image is divided.
+            mean: Mean of each colour in 0..1 that is subtracted from the image; by default that of a published encoder,
+                or 0.8, 0.7, 0.8.
+            std: Standard deviation of each colour in 0..1 by which the image is divided; by default that of a published
+                encoder, or 0.2 of each.
         """
         super().__init__()
         if levels < 1:
@@ -93,9 +97,11 @@ class SlideClassifier(pl.LightningModule):
             raise ValueError("model.learning_rate and model.weight_decay must be 0 or more")
         if not 0 <= warmup <= 1:
             raise ValueError(f"model.warmup is {warmup}; it is a share of all steps, from 0 to 1")
+        self.backbone = make_backbone(backbone)
+        own_mean, own_std = getattr(self.backbone, "colours", None) or COLOURS
+        mean, std = mean or own_mean, std or own_std
         if min(std) <= 0:
             raise ValueError(f"model.std is {list(std)}; each colour's must be above 0")
-        self.backbone = make_backbone(backbone)
         channels, self.stride = describe(self.backbone)
         cells = over_tissue(self.backbone, self.stride) if statistics == "tissue" else None
         self.task = BinaryTask() if task is None else task
