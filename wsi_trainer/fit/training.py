@@ -40,7 +40,7 @@ from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
-from wsi_trainer.models import PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
+from wsi_trainer.models import FrozenFeatures, PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.terminal import say
 
@@ -125,6 +125,15 @@ def check_settings(model: SlideClassifier, data: DataConfig, config: TrainConfig
 def check_bags(model: SlideClassifier, data: DataConfig) -> None:
     """Refuse bags for a network that takes images, images for one that takes bags, and what bags have no use for."""
     encoder = model.backbone if isinstance(model.backbone, PatchEncoder) else None
+    prepared = isinstance(model.backbone, FrozenFeatures)
+    if prepared != (data.features is not None):
+        raise UserError("model.backbone FrozenFeatures and data.features go together: give both, or neither")
+    if prepared:
+        if model.task.dense or model.wants_tissue:
+            raise UserError(
+                "data.features has a vector for each patch and no map of the slide; leave out what needs one"
+            )
+        return
     if data.patches is None:
         if encoder is not None:
             raise UserError("model.backbone is PatchEncoder, which takes patches, and data.patches is not given")
@@ -190,7 +199,8 @@ def predict_slides(
     """Write the predictions of slides that need no label; returns the path of the CSV file."""
     load_weights(model, folder.checkpoint(checkpoint))
     records = read_manifest(manifest, data.root, labelled=False)
-    check_files(records)
+    if data.features is None:
+        check_files(records)
     slides = unlabelled_loader(model, data, config, records)
     with logged_to(folder.log):
         trainer = evaluator(config, folder, progress, failure_log(data, folder))
@@ -252,7 +262,7 @@ def _callbacks(
     mode = "min" if config.monitor.removeprefix("val_") in LOWER_IS_BETTER else "max"
     keep: dict[str, Any] = {"dirpath": folder.checkpoints, "enable_version_counter": False}
     callbacks: list[Callback] = [
-        Estimate(slides, config, folder),
+        *([Estimate(slides, config, folder)] if slides.config.features is None else []),
         ModelCheckpoint(filename="best", monitor=config.monitor, mode=mode, **keep),
         ModelCheckpoint(filename="last", **keep),  # save_last would write it only when there is a new best
         StepCheckpoint(folder.checkpoint_path("last"), config.checkpoint_every),

@@ -160,6 +160,8 @@ class SlideClassifier(pl.LightningModule):
 
     def normalise(self, image: Tensor) -> Tensor:
         """The image in the network's dtype, with about zero mean and unit variance in each colour."""
+        if getattr(self.backbone, "prepared", False):
+            return image.to(self.mean.dtype)
         scale = 255.0 if image.dtype == torch.uint8 else 1.0
         return (image.to(self.mean.dtype) / scale - self.mean) / self.std
 
