@@ -18,7 +18,8 @@ from wsi_trainer.fit.engine import precision_of
 from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse
 from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.reach import within_reach
-from wsi_trainer.fit.training import check_bags
+from wsi_trainer.fit.training import check_bags, load_weights
+from wsi_trainer.models.low_rank import merge_low_rank
 from wsi_trainer.terminal import say
 
 
@@ -38,20 +39,32 @@ def embed(words: Sequence[str]) -> int:
         default="trident",
         help="whose files: trident, which CLAM and MIL-Lab read too, or stamp",
     )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=None,
+        help="a checkpoint of a run with this config, instead of model.pretrained: features of the encoder it trained",
+    )
     options = parse(parser, words)
     model, data, config = instantiate(parser, options)
     if data.patches is None:
         raise UserError("embed needs data.patches: which patches of a slide are encoded")
     check_bags(model, data)
-    if model.pretrained is None:
-        raise UserError("embed needs model.pretrained: features of an encoder with random weights say nothing")
+    if model.pretrained is None and options.checkpoint is None:
+        raise UserError(
+            "embed needs model.pretrained, or --checkpoint: features of an encoder with random weights say nothing"
+        )
     if options.batch < 1:
         raise UserError(f"--batch is {options.batch}; it must be 1 or more")
     out = Path(options.out)
     import_h5py(out)
     console = Console()
-    for line in str(model.load_pretrained()).splitlines():
-        say(console, line)
+    if options.checkpoint is not None:
+        load_weights(model, options.checkpoint)
+        merge_low_rank(model.backbone)
+    else:
+        for line in str(model.load_pretrained()).splitlines():
+            say(console, line)
     records = read_manifest(data.manifest, data.root, labelled=False)
     check_files(records)
     out.mkdir(parents=True, exist_ok=True)

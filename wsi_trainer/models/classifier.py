@@ -29,6 +29,7 @@ from wsi_trainer.models.standardise import RunningStandardise
 from wsi_trainer.models.tasks import BinaryTask, SegmentationTask, Task
 from wsi_trainer.models.tasks.base import Owners
 from wsi_trainer.models.tissue_norm import over_tissue
+from wsi_trainer.models.trained import Trained, train_only
 from wsi_trainer.models.undo import Snapshot
 from wsi_trainer.slides.errors import SlideError
 
@@ -54,6 +55,10 @@ class SlideClassifier(pl.LightningModule):
         warmup: float = 0.05,
         layer_decay: float = 1.0,
         frozen_stages: int = 0,
+        trained: Trained = "all",
+        last_stages: int = 2,
+        lora_rank: int = 8,
+        lora_alpha: float = 16.0,
         pretrained: Path | None = None,
         dropout: float = 0.0,
         pool_over: Literal["slide", "tissue"] = "slide",
@@ -77,6 +82,11 @@ class SlideClassifier(pl.LightningModule):
                 alike.
             frozen_stages: How many stages of the backbone, from the first on, are not trained and keep their
                 statistics.
+            trained: What of the backbone is trained: all of it; its last stages, of a ViT blocks and what follows them;
+                lora, matrices of low rank beside its linear layers; norms, and biases; or none, the head alone.
+            last_stages: With `trained: last`, how many stages.
+            lora_rank: With `trained: lora`, the rank of these matrices.
+            lora_alpha: With `trained: lora`, how much they count, times their rank.
             pretrained: File of weights of the backbone to start from; what of it matched is printed.
             dropout: Dropout of the pooled vector.
             pool_over: Which positions the head sees: all of the slide, or those with tissue.
@@ -119,7 +129,15 @@ class SlideClassifier(pl.LightningModule):
         else:
             self.classifier = _last_layer(self.head, inputs, self.task.outputs)
         self.gathered = Gathered()
-        self.frozen = [stage for b in self.backbones for stage in freeze(b, frozen_stages)]
+        if frozen_stages and trained != "all":
+            raise ValueError(f"model.trained is {trained}, which says what is frozen; leave out model.frozen_stages")
+        if lora_rank < 1 or lora_alpha <= 0:
+            raise ValueError("model.lora_rank must be 1 or more, and model.lora_alpha above 0")
+        self.frozen = [
+            part
+            for b in self.backbones
+            for part in (freeze(b, frozen_stages) or train_only(b, trained, last_stages, lora_rank, lora_alpha))
+        ]
         self.pool_over, self.statistics = pool_over, statistics
         self.levels, self.share_levels = levels, share_levels
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.backbones.patches import PatchEncoder
+from wsi_trainer.models.low_rank import low_rank_names
 from wsi_trainer.models.positions import as_timm, resampled, trunk_of
 from wsi_trainer.models.weights import read_weights
 
@@ -78,7 +79,8 @@ def load_pretrained(module: nn.Module, path: Path) -> Match:
 
 def compare(module: nn.Module, path: Path) -> tuple[dict[str, Tensor], Match]:
     """Those weights of a file that fit a network, and what became of all of them; the network is not touched."""
-    own = module.state_dict()
+    learnt = low_rank_names(module)
+    own = {name: value for name, value in module.state_dict().items() if name not in learnt}
     given = _read(path)
     trunk = trunk_of(module)
     within = next((f"{name}." for name, part in module.named_modules() if part is trunk and name), "")

@@ -126,6 +126,16 @@ def test_other_weights_do_not_mix_into_a_folder(
     assert "features of an encoder with random weights say nothing" in capsys.readouterr().err
 
 
+def test_an_encoder_that_a_run_has_trained(slides: Path, config: Path, tmp_path: Path) -> None:
+    model = SlideClassifier(backbone=PatchEncoder(ResNet((4, 8), norm="group"), SIZE), pretrained=slides / "encoder.pt")
+    model.load_pretrained()
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "best.ckpt")
+    assert run(config, tmp_path / "file") == 0
+    words = (f"--checkpoint={tmp_path / 'best.ckpt'}", "--model.pretrained=null")
+    assert run(config, tmp_path / "run", *words) == 0
+    assert (tmp_path / "file" / "s1.h5").read_bytes() == (tmp_path / "run" / "s1.h5").read_bytes()
+
+
 def test_the_layout_of_stamp_counts_in_micrometres(config: Path, tmp_path: Path) -> None:
     assert run(config, tmp_path / "pixels") == run(config, tmp_path / "um", "--layout=stamp") == 0
     with h5py.File(tmp_path / "pixels" / "s1.h5") as ours, h5py.File(tmp_path / "um" / "s1.h5") as theirs:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.backbones.base import answer, stages_of
+from wsi_trainer.models.backbones.base import answer, blocks_as_stages, stages_of
 from wsi_trainer.models.backbones.named import make_backbone
 from wsi_trainer.models.backbones.timm import timm_network
 from wsi_trainer.models.encoders.build import build_encoder, from_transformers
@@ -73,8 +73,9 @@ class PatchEncoder(nn.Module):
         return vectors.t()[None, :, :, None]
 
     def stages(self) -> list[nn.Module]:
-        """The stages of the network."""
-        return stages_of(self.network)
+        """The stages of the network; each block of a ViT is one."""
+        own = callable(getattr(self.network, "stages", None))
+        return stages_of(self.network) if own else blocks_as_stages(self.network)
 
 
 def _built(encoder: Encoder, size: int) -> nn.Module:
