@@ -20,6 +20,7 @@ from wsi_trainer.data.loader import TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.patches.bag import augmented, augmenter_of, open_bag
 from wsi_trainer.data.patches.config import PatchConfig
+from wsi_trainer.data.published_splits import apply_splits
 from wsi_trainer.data.sampling import EpochSampler, Visit
 from wsi_trainer.data.splits import By, complete_splits
 from wsi_trainer.data.tissue import MaskSource, TissueMap, mask_of, tissue_of
@@ -66,6 +67,12 @@ class DataConfig:
     """What the splits that the manifest leaves open never divide: a patient, or a whole site, so that the model is
     judged on sites that it was not trained on.
     """
+    splits: Path | None = None
+    """File with the split of each slide that others published, instead of the manifest's: CLAM's splits_0.csv, or a
+    table of Patho-Bench (k=all.tsv). A patient in two splits is refused.
+    """
+    fold: int = 0
+    """Which fold of `splits`, where the file has several."""
     balance: bool = False
     """Whether each class has its equal share of an epoch's visits, however rare it is."""
     turn: bool = True
@@ -103,7 +110,9 @@ class DataConfig:
                     )
             if not self.features.is_dir():
                 raise UserError(f"data.features is {self.features}; there is no such folder")
-        for name in ("workers", "shift", "stain", "tint"):
+        if self.splits is not None and not self.splits.is_file():
+            raise UserError(f"data.splits is {self.splits}; there is no such file")
+        for name in ("workers", "shift", "stain", "tint", "fold"):
             if getattr(self, name) < 0:
                 raise UserError(f"data.{name} is {getattr(self, name)}; it must be 0 or more")
         for name, share in (("validation", self.validation), ("test", self.test)):
@@ -265,6 +274,8 @@ class SlideData(pl.LightningDataModule):
 
     def split(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
         """The records with a split for each, in the same order."""
+        if self.config.splits is not None:
+            records = apply_splits(records, self.config.splits, self.config.fold)
         strata = [
             replace(record, label=self.task.stratum(record.cells), marks=self.task.marks(record.cells))
             for record in records
