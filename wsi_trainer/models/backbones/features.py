@@ -17,7 +17,7 @@ class FrozenFeatures(nn.Module):
     prepared = True
     stride = 1
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int = 1024) -> None:
         """Say what the files hold.
 
         Args:
