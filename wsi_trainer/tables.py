@@ -50,15 +50,15 @@ class Table:
         return f"its columns are {', '.join(self.columns) or 'none'}{hint}"
 
 
-def read_table(path: Path) -> Table:
-    """Read a CSV file.
+def read_table(path: Path, separator: str = ",") -> Table:
+    """Read a CSV file, or one with another separator.
 
     Raises:
         UserError: It is no table: says in which line and why.
     """
     rows: list[tuple[int, dict[str, str]]] = []
     columns: tuple[str, ...] = ()
-    reader = csv.reader(io.StringIO(_text_of(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(_text_of(path), newline=""), strict=True, delimiter=separator)
     try:
         for cells in reader:
             if not any(cells):

@@ -66,6 +66,12 @@ COMMANDS: tuple[Command, ...] = (
         own_parser=True,
     ),
     Command(
+        "embed",
+        "write features of patches by an encoder that is not trained, for fit, CLAM, TRIDENT and STAMP",
+        "wsi_trainer.embed.command:embed",
+        own_parser=True,
+    ),
+    Command(
         "validate",
         "evaluate a checkpoint on the validation split",
         "wsi_trainer.fit.command:validate",

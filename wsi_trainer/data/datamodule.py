@@ -14,11 +14,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_plugin import TileSource
 from wsi_trainer.data.checked import CheckedSource
+from wsi_trainer.data.features import FeatureSource, features_of
 from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.loader import TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.patches.bag import augmented, augmenter_of, open_bag
 from wsi_trainer.data.patches.config import PatchConfig
+from wsi_trainer.data.published_splits import apply_splits
 from wsi_trainer.data.sampling import EpochSampler, Visit
 from wsi_trainer.data.splits import By, complete_splits
 from wsi_trainer.data.tissue import MaskSource, TissueMap, mask_of, tissue_of
@@ -53,6 +55,10 @@ class DataConfig:
     """Show the network each slide as a bag of patches, which `model.backbone` PatchEncoder encodes one by one; null
     shows it the image whole.
     """
+    features: Path | None = None
+    """Folder with the features of each slide's patches, to train a head on these: SLIDE.h5 (`wsi-train embed`, TRIDENT,
+    CLAM, STAMP) or SLIDE.pt (CLAM); `model.backbone` is then FrozenFeatures, and the slides themselves may be absent.
+    """
     validation: float = 0.2
     """Share of the patients that choose the checkpoint, where the manifest has no split val."""
     test: float = 0.2
@@ -61,6 +67,12 @@ class DataConfig:
     """What the splits that the manifest leaves open never divide: a patient, or a whole site, so that the model is
     judged on sites that it was not trained on.
     """
+    splits: Path | None = None
+    """File with the split of each slide that others published, instead of the manifest's: CLAM's splits_0.csv, or a
+    table of Patho-Bench (k=all.tsv). A patient in two splits is refused.
+    """
+    fold: int = 0
+    """Which fold of `splits`, where the file has several."""
     balance: bool = False
     """Whether each class has its equal share of an epoch's visits, however rare it is."""
     turn: bool = True
@@ -86,7 +98,21 @@ class DataConfig:
         if self.patches is not None and (self.downsample != 1 or self.context):
             key = "downsample" if self.downsample != 1 else "context"
             raise UserError(f"data.{key} is for whole images; with data.patches say data.patches.mpp, and leave it out")
-        for name in ("workers", "shift", "stain", "tint"):
+        if self.features is not None:
+            for key, given in (
+                ("patches", self.patches is not None),
+                ("downsample", self.downsample != 1),
+                ("context", self.context),
+            ):
+                if given:
+                    raise UserError(
+                        f"data.{key} is for slides, and data.features reads what was made of them; leave it out"
+                    )
+            if not self.features.is_dir():
+                raise UserError(f"data.features is {self.features}; there is no such folder")
+        if self.splits is not None and not self.splits.is_file():
+            raise UserError(f"data.splits is {self.splits}; there is no such file")
+        for name in ("workers", "shift", "stain", "tint", "fold"):
             if getattr(self, name) < 0:
                 raise UserError(f"data.{name} is {getattr(self, name)}; it must be 0 or more")
         for name, share in (("validation", self.validation), ("test", self.test)):
@@ -133,7 +159,10 @@ class SlideDataset(Dataset[SlideBatch]):
         label = torch.tensor([-1]) if self.task is None else target_of(self.task, record)
         batch = SlideBatch(image=torch.empty(0), label=label, slide=record.slide)
         try:
-            if self.config.patches is None:
+            if self.config.features is not None:
+                found = FeatureSource(features_of(self.config.features, record.path))
+                batch["image"] = self.to_image(CheckedSource(found, record.slide))
+            elif self.config.patches is None:
                 self._open(batch, record, visit)
             else:
                 bag = self._bag(record, visit, self.config.patches)
@@ -238,7 +267,8 @@ class SlideData(pl.LightningDataModule):
             config.manifest, config.root, columns=self.task.columns, filled=not self.task.may_be_empty
         )
         targets = [target_of(self.task, record) for record in records]
-        check_files(records)
+        if config.features is None:
+            check_files(records)
         self.records = self.split(records)
         self._loader: TrainLoader | None = None
         self._place: dict[str, Any] | None = None
@@ -246,6 +276,8 @@ class SlideData(pl.LightningDataModule):
 
     def split(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
         """The records with a split for each, in the same order."""
+        if self.config.splits is not None:
+            records = apply_splits(records, self.config.splits, self.config.fold)
         strata = [
             replace(record, label=self.task.stratum(record.cells), marks=self.task.marks(record.cells))
             for record in records

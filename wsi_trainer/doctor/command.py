@@ -15,22 +15,50 @@ from wsi_trainer.doctor.check import Check, Status, healthy
 from wsi_trainer.doctor.formats import check_formats
 from wsi_trainer.doctor.machine import check_machine
 from wsi_trainer.doctor.packages import check_packages
+from wsi_trainer.errors import UserError
 
 COLOURS = {Status.OK: "green", Status.ABSENT: "dim", Status.WARNING: "yellow", Status.FAILED: "bold red"}
 
 
-def doctor(json: bool = False, calibrate: bool = False) -> int:
+def doctor(
+    json: bool = False,
+    calibrate: bool = False,
+    encoders: bool = False,
+    encoder: str | None = None,
+    weights: Path | None = None,
+) -> int:
     """Try everything that training needs and say what works, what is missing and how to add it.
 
     Args:
         json: print the checks as JSON instead of a table
         calibrate: first measure how fast this machine's device is, for some seconds, so that plans fit it
+        encoders: only list the published encoders that a config may name, with their licences
+        encoder: only look at this published encoder
+        weights: with `encoder`, a file of weights: whether it is that encoder's
     """
+    if weights is not None and encoder is None:
+        raise UserError("--weights is a file of a published encoder: say which by --encoder")
+    if encoders or encoder is not None:
+        return _encoders(encoder, weights, json)
     if calibrate:
         import lightning_plugin
 
         lightning_plugin.calibrate()
-    checks = examine()
+    return _told(examine(), json)
+
+
+def _encoders(name: str | None, weights: Path | None, json: bool) -> int:
+    # Networks are slow to import.
+    from wsi_trainer.doctor.encoders import check_encoder, list_encoders
+
+    if name is not None:
+        return _told(check_encoder(name, weights), json)
+    list_encoders()
+    return 0
+
+
+def _told(checks: list[Check], json: bool) -> int:
+    """Show the checks; the exit code says whether all is well."""
     if json:
         listed = [asdict(check) for check in checks]
         print(json_format.dumps({"version": __version__, "checks": listed}, indent=2))

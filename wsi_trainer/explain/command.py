@@ -44,7 +44,7 @@ def heatmap(words: Sequence[str]) -> int:
         raise UserError(
             "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
         )
-    if data.patches is not None:
+    if data.patches is not None or data.features is not None:
         raise UserError(
             "a heat map is for a network that looks at whole images; there are none of bags (data.patches) yet"
         )

@@ -40,6 +40,8 @@ def fit_folds(
     if resume not in (None, "last"):
         raise UserError(f"--ckpt_path is {resume}; a cross-validation continues with --ckpt_path last")
     model, data, config = instantiate(parser, options)
+    if data.splits is not None:
+        raise UserError("--folds divides the slides anew, and data.splits says how: leave one of them out")
     manifests = divide(model.task, data.manifest, data.root, count, config.seed, data.validation, by, out.path)
     split = held_out(data.manifest, data.root)
     out.config.write_text(parser.dump(options), encoding="utf-8")

@@ -20,7 +20,7 @@ read_texts_safely()
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 CLASSES: dict[str, tuple[type[nn.Module], ...]] = {
-    "model.backbone": (models.Backbone, models.TimmBackbone, models.PatchEncoder),
+    "model.backbone": (models.Backbone, models.TimmBackbone, models.PatchEncoder, models.FrozenFeatures),
     "model.head": (models.Pooling,),
     "model.task": (models.Task,),
 }

@@ -16,6 +16,7 @@ from lightning_plugin import BudgetError
 from wsi_trainer import models
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import Backbone, SlideClassifier
+from wsi_trainer.models.backbones.timm import import_timm
 
 T = TypeVar("T")
 
@@ -58,11 +59,9 @@ def backbone(name: str) -> Callable[[], nn.Module]:
 def timm_model(name: str) -> Callable[[], nn.Module]:
     """A network of timm with its own head and no pretrained weights."""
     try:
-        timm = importlib.import_module("timm")
-    except ImportError as error:
-        raise UserError(
-            f"--model: timm:{name} needs timm, which cannot be imported ({error}); pip install timm"
-        ) from error
+        timm = import_timm()
+    except UserError as error:
+        raise UserError(f"--model: timm:{name} needs timm, which cannot be imported: {error}") from error
     known = timm.list_models()
     if name not in known and not timm.is_model(name):
         near = get_close_matches(name, known, n=3)

@@ -19,6 +19,7 @@ from jsonargparse._common import parsing_settings
 from wsi_trainer import data, models
 from wsi_trainer.data import PatchConfig
 from wsi_trainer.errors import UserError
+from wsi_trainer.models.encoders.registry import is_encoder
 
 FLAG = "--trust"
 WHY = f"a config that names other code runs it; read the config, and give {FLAG} if you trust who wrote it"
@@ -87,7 +88,8 @@ def check_backbone(named: Any) -> None:
         for key in INNER:
             check_backbone(arguments.get(key))
         return
-    own = not isinstance(named, str) or named.startswith("timm:") or named in own_paths()
+    own = not isinstance(named, str) or named.startswith(("timm:", "transformers:")) or "." not in named
+    own = own or is_encoder(named) or named in own_paths()
     if not own and not _trusted.get():
         raise UserError(about("model.backbone", named))
 

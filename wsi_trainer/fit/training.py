@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -39,9 +40,11 @@ from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
-from wsi_trainer.models import PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
+from wsi_trainer.models import FrozenFeatures, PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.terminal import say
+
+log = logging.getLogger("wsi_trainer")
 
 
 def train(
@@ -122,6 +125,15 @@ def check_settings(model: SlideClassifier, data: DataConfig, config: TrainConfig
 def check_bags(model: SlideClassifier, data: DataConfig) -> None:
     """Refuse bags for a network that takes images, images for one that takes bags, and what bags have no use for."""
     encoder = model.backbone if isinstance(model.backbone, PatchEncoder) else None
+    prepared = isinstance(model.backbone, FrozenFeatures)
+    if prepared != (data.features is not None):
+        raise UserError("model.backbone FrozenFeatures and data.features go together: give both, or neither")
+    if prepared:
+        if model.task.dense or model.wants_tissue:
+            raise UserError(
+                "data.features has a vector for each patch and no map of the slide; leave out what needs one"
+            )
+        return
     if data.patches is None:
         if encoder is not None:
             raise UserError("model.backbone is PatchEncoder, which takes patches, and data.patches is not given")
@@ -135,11 +147,21 @@ def check_bags(model: SlideClassifier, data: DataConfig) -> None:
         raise UserError(
             f"data.patches.size is {data.patches.size} and model.backbone.size is {encoder.size}; give both one value"
         )
+    if encoder.published is not None and not _near(encoder.published.mpp, data.patches.resolution):
+        log.warning(
+            "data.patches.mpp is %s, and %s was trained at about %g; give that, unless you mean it",
+            data.patches.mpp, encoder.published.name, encoder.published.mpp,
+        )  # fmt: skip
     if model.task.dense:
         raise UserError(f"{type(model.task).__name__} has a class for each pixel of an image; leave out data.patches")
     if model.wants_tissue:
         key = "pool_over" if model.pool_over == "tissue" else "statistics"
         raise UserError(f"model.{key} is tissue, which is for whole images; data.patches.over: tissue chooses patches")
+
+
+def _near(meant: float, given: float | None) -> bool:
+    """Whether patches of this resolution look as those that an encoder was trained on; unknown is taken to."""
+    return given is None or 0.66 <= given / meant <= 1.5
 
 
 def test(
@@ -177,7 +199,8 @@ def predict_slides(
     """Write the predictions of slides that need no label; returns the path of the CSV file."""
     load_weights(model, folder.checkpoint(checkpoint))
     records = read_manifest(manifest, data.root, labelled=False)
-    check_files(records)
+    if data.features is None:
+        check_files(records)
     slides = unlabelled_loader(model, data, config, records)
     with logged_to(folder.log):
         trainer = evaluator(config, folder, progress, failure_log(data, folder))
@@ -240,7 +263,7 @@ def _callbacks(
     mode = "min" if score in LOWER_IS_BETTER else "max"
     keep: dict[str, Any] = {"dirpath": folder.checkpoints, "enable_version_counter": False}
     callbacks: list[Callback] = [
-        Estimate(slides, config, folder),
+        *([Estimate(slides, config, folder)] if slides.config.features is None else []),
         ModelCheckpoint(filename="best", monitor=config.monitor, mode=mode, **keep),
         ModelCheckpoint(filename="last", **keep),  # save_last would write it only when there is a new best
         StepCheckpoint(folder.checkpoint_path("last"), config.checkpoint_every),

@@ -7,12 +7,14 @@ from wsi_trainer.models.backbones import (
     ConvNeXt,
     DarkNet,
     EfficientNet,
+    FrozenFeatures,
     PatchEncoder,
     ResNet,
     TimmBackbone,
     UNet,
     UNetEncoder,
 )
+from wsi_trainer.models.bag_heads import DualStreamPooling, MeanMLP, TransformerPooling, TransMILPooling
 from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.classifier import SlideClassifier
 from wsi_trainer.models.heads import (
@@ -50,10 +52,13 @@ __all__ = [
     "ConvNeXt",
     "CoxTask",
     "DarkNet",
+    "DualStreamPooling",
     "EfficientNet",
+    "FrozenFeatures",
     "GeneralisedMeanPooling",
     "HazardTask",
     "MaxPooling",
+    "MeanMLP",
     "MultiClassTask",
     "MultiLabelTask",
     "OrdinalTask",
@@ -68,6 +73,8 @@ __all__ = [
     "Task",
     "TimmBackbone",
     "TopKPooling",
+    "TransMILPooling",
+    "TransformerPooling",
     "UNet",
     "UNetEncoder",
 ]

@@ -29,9 +29,12 @@ from wsi_trainer.models.standardise import RunningStandardise
 from wsi_trainer.models.tasks import BinaryTask, SegmentationTask, Task
 from wsi_trainer.models.tasks.base import Owners
 from wsi_trainer.models.tissue_norm import over_tissue
+from wsi_trainer.models.trained import Trained, train_only
 from wsi_trainer.models.undo import Snapshot
 from wsi_trainer.slides.errors import SlideError
 
+COLOURS = (0.8, 0.7, 0.8), (0.2, 0.2, 0.2)
+"""Mean and standard deviation of each colour of stained tissue and glass, about."""
 OnFailure = Callable[[SlideBatch, str], None]
 """Told of a slide that cannot be read, and why."""
 
@@ -52,14 +55,18 @@ class SlideClassifier(pl.LightningModule):
         warmup: float = 0.05,
         layer_decay: float = 1.0,
         frozen_stages: int = 0,
+        trained: Trained = "all",
+        last_stages: int = 2,
+        lora_rank: int = 8,
+        lora_alpha: float = 16.0,
         pretrained: Path | None = None,
         dropout: float = 0.0,
         pool_over: Literal["slide", "tissue"] = "slide",
         statistics: Literal["slide", "tissue"] = "slide",
         levels: int = 1,
         share_levels: bool = False,
-        mean: tuple[float, float, float] = (0.8, 0.7, 0.8),
-        std: tuple[float, float, float] = (0.2, 0.2, 0.2),
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
     ) -> None:
         """Build the network.
 
@@ -76,14 +83,21 @@ class SlideClassifier(pl.LightningModule):
                 alike.
             frozen_stages: How many stages of the backbone, from the first on, are not trained and keep their
                 statistics.
+            trained: What of the backbone is trained: all of it; its last stages, of a ViT blocks and what follows them;
+                lora, matrices of low rank beside its linear layers; norms, and biases; or none, the head alone.
+            last_stages: With `trained: last`, how many stages.
+            lora_rank: With `trained: lora`, the rank of these matrices.
+            lora_alpha: With `trained: lora`, how much they count, times their rank.
             pretrained: File of weights of the backbone to start from; what of it matched is printed.
             dropout: Dropout of the pooled vector.
             pool_over: Which positions the head sees: all of the slide, or those with tissue.
             statistics: Over which positions the backbone's BatchNorm takes mean and variance in training.
             levels: Magnifications of the slide that are looked at: 1, and one for each of `data.context`.
             share_levels: Whether one backbone looks at all magnifications, or each has its own.
-            mean: Mean of each colour in 0..1 that is subtracted from the image.
-            std: Standard deviation of each colour in 0..1 by which the image is divided.
+            mean: Mean of each colour in 0..1 that is subtracted from the image; by default that of a published encoder,
+                or 0.8, 0.7, 0.8.
+            std: Standard deviation of each colour in 0..1 by which the image is divided; by default that of a published
+                encoder, or 0.2 of each.
         """
         super().__init__()
         if levels < 1:
@@ -94,9 +108,11 @@ class SlideClassifier(pl.LightningModule):
             raise ValueError("model.learning_rate and model.weight_decay must be 0 or more")
         if not 0 <= warmup <= 1:
             raise ValueError(f"model.warmup is {warmup}; it is a share of all steps, from 0 to 1")
+        self.backbone = make_backbone(backbone)
+        own_mean, own_std = getattr(self.backbone, "colours", None) or COLOURS
+        mean, std = mean or own_mean, std or own_std
         if min(std) <= 0:
             raise ValueError(f"model.std is {list(std)}; each colour's must be above 0")
-        self.backbone = make_backbone(backbone)
         channels, self.stride = describe(self.backbone)
         cells = over_tissue(self.backbone, self.stride) if statistics == "tissue" else None
         self.task = BinaryTask() if task is None else task
@@ -118,7 +134,15 @@ class SlideClassifier(pl.LightningModule):
         else:
             self.classifier = _last_layer(self.head, inputs, self.task.outputs)
         self.gathered = Gathered()
-        self.frozen = [stage for b in self.backbones for stage in freeze(b, frozen_stages)]
+        if frozen_stages and trained != "all":
+            raise ValueError(f"model.trained is {trained}, which says what is frozen; leave out model.frozen_stages")
+        if lora_rank < 1 or lora_alpha <= 0:
+            raise ValueError("model.lora_rank must be 1 or more, and model.lora_alpha above 0")
+        self.frozen = [
+            part
+            for b in self.backbones
+            for part in (freeze(b, frozen_stages) or train_only(b, trained, last_stages, lora_rank, lora_alpha))
+        ]
         self.pool_over, self.statistics = pool_over, statistics
         self.levels, self.share_levels = levels, share_levels
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
@@ -159,6 +183,8 @@ class SlideClassifier(pl.LightningModule):
 
     def normalise(self, image: Tensor) -> Tensor:
         """The image in the network's dtype, with about zero mean and unit variance in each colour."""
+        if getattr(self.backbone, "prepared", False):
+            return image.to(self.mean.dtype)
         scale = 255.0 if image.dtype == torch.uint8 else 1.0
         return (image.to(self.mean.dtype) / scale - self.mean) / self.std
 

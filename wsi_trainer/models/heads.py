@@ -44,7 +44,7 @@ class MaxPooling(Pooling):
     """The maximum of each channel over the slide; positions that share it share its gradient."""
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
-        return _lowered(features, counts).amax(dim=(2, 3))
+        return lowered(features, counts).amax(dim=(2, 3))
 
 
 class GeneralisedMeanPooling(Pooling):
@@ -94,8 +94,8 @@ class AttentionPooling(Pooling):
         return self.score(torch.tanh(self.value(features)) * torch.sigmoid(self.gate(features)))
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
-        scores = _lowered(self.scores(features), counts)
-        return _attended(features, scores)
+        scores = lowered(self.scores(features), counts)
+        return attended(features, scores)
 
 
 class ClassAttentionPooling(AttentionPooling):
@@ -111,8 +111,8 @@ class ClassAttentionPooling(AttentionPooling):
         self.score = nn.Conv2d(self.score.in_channels, outputs, 1)
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
-        scores = _lowered(self.scores(features), counts)
-        return torch.cat([_attended(features, scores[:, i : i + 1]) for i in range(self.branches)], dim=1)
+        scores = lowered(self.scores(features), counts)
+        return torch.cat([attended(features, scores[:, i : i + 1]) for i in range(self.branches)], dim=1)
 
 
 class TopKPooling(Pooling):
@@ -131,7 +131,7 @@ class TopKPooling(Pooling):
         self.k = k
 
     def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
-        flat = _lowered(features, counts).flatten(2)
+        flat = lowered(features, counts).flatten(2)
         largest = flat.topk(min(self.k, flat.shape[-1]), dim=-1).values
         if counts is None:
             return largest.mean(dim=-1)
@@ -146,7 +146,7 @@ def _mean(features: Tensor, counts: Tensor | None) -> Tensor:
     return (features * counts).sum(dim=(2, 3)) / counts.sum(dim=(2, 3))
 
 
-def _lowered(features: Tensor, counts: Tensor | None) -> Tensor:
+def lowered(features: Tensor, counts: Tensor | None) -> Tensor:
     """The features, far below all others where a position does not count.
 
     Not −∞, which has no difference from itself: half the lowest number there is does the same and stays a number.
@@ -156,7 +156,7 @@ def _lowered(features: Tensor, counts: Tensor | None) -> Tensor:
     return features.masked_fill(counts == 0, torch.finfo(features.dtype).min / 2)
 
 
-def _attended(features: Tensor, scores: Tensor) -> Tensor:
+def attended(features: Tensor, scores: Tensor) -> Tensor:
     """The mean of the features, weighted by the softmax of one map of scores."""
     weights = functional.softmax(scores.flatten(2), dim=-1)
     return (features.flatten(2) * weights).sum(dim=-1)

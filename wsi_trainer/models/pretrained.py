@@ -11,15 +11,24 @@ from typing import Any
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.models.backbones.patches import PatchEncoder
+from wsi_trainer.models.low_rank import low_rank_names
+from wsi_trainer.models.positions import as_timm, resampled, trunk_of
 from wsi_trainer.models.weights import read_weights
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "weights")
 """Under which keys files keep the weights themselves."""
-PREFIXES = ("", "module.", "model.", "backbone.", "encoder.", "network.", "model.backbone.", "module.backbone.")
+PREFIXES = (
+    "", "module.", "model.", "backbone.", "encoder.", "network.", "model.backbone.", "module.backbone.",
+    "visual.", "vit.", "dinov2.", "teacher.", "teacher.backbone.", "student.",
+)  # fmt: skip
 """What the names of weights begin with where the network was a part of another."""
 
 INNER = ("", "network.", "encoder.", "encoder.network.")
 """What the names of a network's own parameters begin with where the file is of a part of it alone."""
+
+
+NAMES = ("loaded", "missing", "unexpected", "mismatched", "resampled")
 
 
 @dataclass(frozen=True)
@@ -34,11 +43,18 @@ class Match:
     """Of the file, not in the network."""
     mismatched: tuple[str, ...]
     """In both, of another shape; also not loaded."""
+    resampled: tuple[str, ...] = ()
+    """Position embeddings that were made for patches of another size, and interpolated to this one."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every tensor of the network is in the file, in its shape."""
+        return not self.missing and not self.mismatched
 
     def __str__(self) -> str:
         total = len(self.loaded) + len(self.missing) + len(self.mismatched)
         lines = [f"weights of {self.path}: {len(self.loaded)} of the network's {total} tensors loaded"]
-        for name in ("missing", "unexpected", "mismatched"):
+        for name in ("missing", "unexpected", "mismatched", "resampled"):
             names = getattr(self, name)
             if names:
                 lines.append(f"  {len(names)} {name}: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}")
@@ -48,46 +64,72 @@ class Match:
         """For JSON."""
         return {
             "path": str(self.path),
-            **{name: list(getattr(self, name)) for name in ("loaded", "missing", "unexpected", "mismatched")},
+            **{name: list(getattr(self, name)) for name in NAMES},
         }
 
 
 def load_pretrained(module: nn.Module, path: Path) -> Match:
     """Put the weights of a file into a network, as far as names and shapes agree.
 
-    The file is a state dictionary as `torch.save` writes it, or a checkpoint that holds one; names may carry the usual
-    prefixes, and the file may be of the network's encoder alone. An error where nothing at all agrees.
+    The file is a state dictionary as `torch.save` or safetensors write it, or a checkpoint that holds one; names may
+    carry the usual prefixes, and the file may be of the network's encoder alone. Position embeddings of a ViT for
+    patches of another size are interpolated. An error where nothing at all agrees.
     """
+    network = _network_of(module)
+    found, match = compare(network, path)
+    network.load_state_dict(found, strict=False)
+    return match
+
+
+def compare(module: nn.Module, path: Path) -> tuple[dict[str, Tensor], Match]:
+    """Those weights of a file that fit a network, and what became of all of them; the network is not touched."""
+    learnt = low_rank_names(module)
+    own = {name: value for name, value in module.state_dict().items() if name not in learnt}
     given = _read(path)
-    own = module.state_dict()
-    prefix, inner = max(product(PREFIXES, INNER), key=lambda ways: _agreeing(given, own, *ways))
-    found = {inner + name: value for name, value in _stripped(given, prefix).items()}
+    trunk = trunk_of(module)
+    within = next((f"{name}." for name, part in module.named_modules() if part is trunk and name), "")
+    ways = product(PREFIXES, INNER)
+    readings = [_as_parts_of(given, prefix, inner, trunk, within, own) for prefix, inner in ways]
+    found, unexpected = max(readings, key=lambda reading: len(reading[0].keys() & own.keys()))
+    fresh = resampled(found, own)
+    found |= fresh
     shared = found.keys() & own.keys()
     fitting = {name for name in shared if found[name].shape == own[name].shape}
     if not fitting:
         raise UserError(
-            f"{path}: none of its {len(given)} tensors fits the network {type(module).__name__}; the file begins with "
+            f"{path}: none of its {len(given)} tensors fits the network {type(trunk).__name__}; the file begins with "
             f"{next(iter(given))}, the network with {next(iter(own), 'nothing')}"
         )
-    module.load_state_dict({name: found[name] for name in fitting}, strict=False)
-    return Match(
+    match = Match(
         path,
         loaded=tuple(name for name in own if name in fitting),
         missing=tuple(name for name in own if name not in shared),
-        unexpected=tuple(
-            name for name in given if inner + name.removeprefix(prefix) not in own or not name.startswith(prefix)
-        ),
+        unexpected=(*unexpected, *(name for name in found if name not in own)),
         mismatched=tuple(
             f"{name} {tuple(found[name].shape)} for {tuple(own[name].shape)}"
             for name in own
             if name in shared and name not in fitting
         ),
+        resampled=tuple(fresh),
     )
+    return {name: found[name] for name in fitting}, match
 
 
-def _agreeing(given: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str, inner: str) -> int:
-    """How many names agree if those of the file begin with the one, and those of the network with the other."""
-    return len(_stripped(given, prefix).keys() & _stripped(own, inner).keys())
+def _network_of(module: nn.Module) -> nn.Module:
+    """What a file of weights is of: the network that encodes patches, or the backbone itself."""
+    return module.network if isinstance(module, PatchEncoder) else module  # type: ignore[return-value]
+
+
+def _as_parts_of(
+    given: Mapping[str, Tensor], prefix: str, inner: str, trunk: nn.Module, within: str, own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The weights under a prefix, of a part of the network, by the network's own names, and the names of the others.
+
+    A network whose vectors are given another form has its own weights in its trunk; files name them without.
+    """
+    found = {f"{inner}{name}": value for name, value in as_timm(_stripped(given, prefix), trunk).items()}
+    named = {f"{within}{name}" if f"{within}{name}" in own else name: value for name, value in found.items()}
+    return named, tuple(name for name in given if not name.startswith(prefix))
 
 
 def _stripped(given: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ _CODE = re.compile(r"(?:GLOBAL|Unsupported global:|class) `?([\w.]+\.[\w.]+)")
 
 
 def read_weights(path: Path) -> Any:
-    """The content of a file that `torch.save` wrote: tensors and plain values.
+    """The content of a file that `torch.save` or safetensors wrote: tensors and plain values.
 
     Raises:
         UserError: It is none, is damaged, or holds code.
@@ -28,6 +28,8 @@ def read_weights(path: Path) -> Any:
     try:
         if path.is_file() and not path.stat().st_size:
             raise UserError(f"{path} is empty")
+        if path.suffix == ".safetensors":
+            return _safetensors(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what is odd about a file that is then refused
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -43,6 +45,19 @@ def read_weights(path: Path) -> Any:
         raise UserError(f"{path} is no file of weights, or is damaged") from error
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no file of weights, or is cut short or damaged") from error
+
+
+def _safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """A file of this format can hold nothing but tensors."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ModuleNotFoundError as error:
+        raise UserError(f"{path} needs safetensors: pip install 'wsi-trainer[encoders]'") from error
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is no file of safetensors, or is cut short or damaged") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

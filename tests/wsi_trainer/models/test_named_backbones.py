@@ -1,6 +1,8 @@
 """Backbones by name: timm's, any import path, and what is said where one is missing."""
 
 import builtins
+import subprocess
+import sys
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,12 +34,21 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_timm_without_what_it_needs_says_what_is_missing(without: Any) -> None:
     without("timm")
-    with pytest.raises(UserError, match="timm is not installed: pip install timm"):
+    with pytest.raises(UserError, match="timm is not installed: pip install --no-deps timm"):
         make_backbone("timm:resnet18")
-    without("torchvision")
-    version = torch.__version__.partition("+")[0]
-    with pytest.raises(UserError, match=f"without torchvision, which is missing; .* goes with torch {version}"):
+    without("huggingface_hub")
+    with pytest.raises(UserError, match="without huggingface_hub, which is missing: pip install huggingface_hub"):
         make_backbone("timm:resnet18")
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
+def test_timm_is_imported_without_torchvision_and_leaves_it_absent() -> None:
+    code = (
+        "from wsi_trainer.models.backbones import make_backbone; import sys; from importlib.util import find_spec; "
+        "before = find_spec('torchvision') is None; make_backbone('timm:resnet10t'); "
+        "assert before == (find_spec('torchvision') is None); assert before == ('torchvision' not in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_import_path_makes_a_backbone() -> None:

@@ -4,6 +4,7 @@ from wsi_trainer.models.backbones.base import Backbone, stages_of
 from wsi_trainer.models.backbones.convnext import ConvNeXt
 from wsi_trainer.models.backbones.darknet import DarkNet
 from wsi_trainer.models.backbones.efficientnet import EfficientNet
+from wsi_trainer.models.backbones.features import FrozenFeatures
 from wsi_trainer.models.backbones.fpn import FPN
 from wsi_trainer.models.backbones.named import make_backbone
 from wsi_trainer.models.backbones.patches import PatchEncoder
@@ -19,6 +20,7 @@ __all__ = [
     "ConvNeXt",
     "DarkNet",
     "EfficientNet",
+    "FrozenFeatures",
     "PatchEncoder",
     "ResNet",
     "TimmBackbone",

@@ -74,6 +74,37 @@ def stages_of(backbone: nn.Module) -> list[nn.Module]:
     return [part for part in backbone.children() if any(True for _ in part.parameters())]
 
 
+def blocks_as_stages(network: nn.Module) -> list[nn.Module]:
+    """The stages of a network that is mostly one row of equal blocks, as ViTs are: what comes before, each of them, the
+    rest.
+
+    Other networks have the stages that `stages_of` finds.
+    """
+    rows = [part for part in network.modules() if isinstance(part, nn.Sequential | nn.ModuleList) and _alike(part)]
+    row = max(rows, key=_size, default=None)
+    if row is None or 2 * _size(row) < _size(network):
+        return stages_of(network)
+    inside = {id(part) for part in row.modules()}
+    order = list(network.modules())
+    place = next(index for index, part in enumerate(order) if part is row)
+    leaves = [
+        (index < place, part)
+        for index, part in enumerate(order)
+        if id(part) not in inside and any(True for _ in part.parameters(recurse=False)) and part is not network
+    ]
+    before, after = ([part for early, part in leaves if early is side] for side in (True, False))
+    ends = [[nn.ModuleList(parts)] if parts else [] for parts in (before, after)]
+    return [*ends[0], *row, *ends[1]]
+
+
+def _alike(row: nn.Module) -> bool:
+    return len({type(part) for part in row.children()}) == 1 and sum(1 for _ in row.children()) > 1
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def describe(backbone: nn.Module) -> tuple[int, int]:
     """Channels and stride of the map that a network returns: its attributes, or else what it does to a small image."""
     channels, stride = getattr(backbone, "out_channels", None), getattr(backbone, "stride", None)

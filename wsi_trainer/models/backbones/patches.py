@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.backbones.base import answer, stages_of
+from wsi_trainer.models.backbones.base import answer, blocks_as_stages, stages_of
 from wsi_trainer.models.backbones.named import make_backbone
 from wsi_trainer.models.backbones.timm import timm_network
+from wsi_trainer.models.encoders.build import build_encoder, from_transformers
+from wsi_trainer.models.encoders.entry import Colours, Encoder
+from wsi_trainer.models.encoders.registry import encoder_named, is_encoder
 
 
 class PatchEncoder(nn.Module):
@@ -29,24 +33,38 @@ class PatchEncoder(nn.Module):
     def __init__(
         self,
         network: nn.Module | str | None = None,
-        size: int = 224,
+        size: int | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """Build the encoder.
 
         Args:
-            network: Any network that makes a vector or a map of features of an image: timm:NAME (ViTs too), a class of
-                this package such as ResNet, or the import path of any other; a small VGG by default.
-            size: Pixels along a side of a patch, as `data.patches.size`.
+            network: Any network that makes a vector or a map of features of an image: a published encoder such as
+                uni2-h (`wsi-train doctor --encoders` lists them), timm:NAME (ViTs too), transformers:FOLDER with the
+                config.json of a vision model, a class of this package such as ResNet, or the import path of any other;
+                a small VGG by default.
+            size: Pixels along a side of a patch, as `data.patches.size`; by default what a published encoder was
+                trained on, or 224.
             arguments: Further arguments of a network of timm, such as img_size or dynamic_img_size.
         """
         super().__init__()
-        named = network.removeprefix("timm:") if isinstance(network, str) and network.startswith("timm:") else None
-        if arguments and named is None:
+        kind, _, named = network.partition(":") if isinstance(network, str) else ("", "", "")
+        if arguments and kind != "timm":
             raise ValueError("model.backbone.arguments are those of a network of timm; give others where it is named")
-        self.network = make_backbone(network) if named is None else timm_network(named, **(arguments or {}))
-        self.size = size
-        self.out_channels = _length_of_vector(self.network, size)
+        self.published = encoder_named(kind) if is_encoder(kind) or (kind and not named and "." not in kind) else None
+        self.size = size or (224 if self.published is None else self.published.size)
+        if self.published is not None:
+            self.network = _built(self.published, self.size)
+        elif kind == "transformers":
+            self.network = from_transformers(Path(named), self.size)
+        else:
+            self.network = timm_network(named, **(arguments or {})) if kind == "timm" else make_backbone(network)
+        self.out_channels = _length_of_vector(self.network, self.size)
+
+    @property
+    def colours(self) -> tuple[Colours, Colours] | None:
+        """Mean and standard deviation of each colour that a published encoder was trained with."""
+        return None if self.published is None else self.published.colours
 
     def forward(self, patches: Tensor) -> Tensor:
         vectors = self.network(patches)
@@ -55,8 +73,20 @@ class PatchEncoder(nn.Module):
         return vectors.t()[None, :, :, None]
 
     def stages(self) -> list[nn.Module]:
-        """The stages of the network."""
-        return stages_of(self.network)
+        """The stages of the network; each block of a ViT is one."""
+        own = callable(getattr(self.network, "stages", None))
+        return stages_of(self.network) if own else blocks_as_stages(self.network)
+
+
+def _built(encoder: Encoder, size: int) -> nn.Module:
+    """The network of a published encoder; an error where it takes no patches of this size."""
+    try:
+        return build_encoder(encoder, size)
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"model.backbone: {encoder.name} takes no patches of {size} × {size} ({error}); it was trained on "
+            f"{encoder.size} × {encoder.size}"
+        ) from error
 
 
 def _length_of_vector(network: nn.Module, size: int) -> int:

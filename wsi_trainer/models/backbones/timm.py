@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.backbones.base import describe, stages_of
+from wsi_trainer.models.backbones.torchvision_names import torchvision_names
 
 
 class TimmBackbone(nn.Module):
@@ -66,15 +66,16 @@ def timm_network(name: str, **arguments: Any) -> nn.Module:
 
 
 def import_timm() -> Any:
-    """The package, or an error that says what is missing and how to get it."""
+    """The package, or an error that says what is missing and how to get it; torchvision is never needed."""
     try:
-        import timm
+        with torchvision_names():
+            import timm
+            import timm.models
     except ModuleNotFoundError as error:
         if error.name == "timm":
-            raise UserError("timm is not installed: pip install timm") from error
-        version = torch.__version__.partition("+")[0]
+            raise UserError("timm is not installed: pip install --no-deps timm") from error
         raise UserError(
-            f"timm is installed, but it cannot be imported without {error.name}, which is missing; install the "
-            f"{error.name} that goes with torch {version}, or choose one of this package's own backbones"
+            f"timm is installed, but it cannot be imported without {error.name}, which is missing: pip install "
+            f"{error.name}, or choose one of this package's own backbones"
         ) from error
     return timm

@@ -1,0 +1,217 @@
+"""Features written here are those of the encoder; heads are trained on files of this and other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import yaml
+import zarr
+
+from lightning_plugin import LazyImage, TiledModule
+from tests.exactness import TOLERANCE, difference
+from wsi_trainer.cli import main
+from wsi_trainer.data.features import FeatureSource, features_of
+from wsi_trainer.embed import slides as embedding
+from wsi_trainer.embed.layouts import checksum
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
+from wsi_trainer.slides.convert import Job, convert
+from wsi_trainer.slides.settings import Settings
+from wsi_trainer.synthetic import SlideSpec, write_slide
+
+SIZE, BATCH = 32, 4
+
+
+@pytest.fixture(scope="module")
+def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two small slides, as stores, and the weights of an encoder."""
+    folder = tmp_path_factory.mktemp("embed")
+    for number in range(2):
+        spec = SlideSpec(190 + 20 * number, 230, seed=2, slide=number, patient=number, positive=bool(number))
+        write_slide(folder / f"s{number}.tif", spec)
+        convert(Job(folder / f"s{number}.tif", f"s{number}"), folder, Settings(chunk=64, shard=256))
+    (folder / "manifest.csv").write_text("slide\ns0.zarr\ns1.zarr\n")
+    torch.manual_seed(3)
+    torch.save(ResNet((4, 8), norm="group").state_dict(), folder / "encoder.pt")
+    return folder
+
+
+@pytest.fixture
+def config(slides: Path, tmp_path: Path) -> Path:
+    network = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4, 8], "norm": "group"}}
+    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": network}}
+    content = {
+        "model": {"backbone": encoder, "pretrained": str(slides / "encoder.pt")},
+        "data": {"manifest": str(slides / "manifest.csv"), "patches": {"size": SIZE, "min_tissue": 0.3}},
+        "train": {"accelerator": "cpu", "precision": "32-true"},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def run(config: Path, out: Path, *words: str) -> int:
+    return main(["embed", f"--config={config}", f"--out={out}", f"--batch={BATCH}", *words])
+
+
+def test_features_are_those_of_the_encoder_at_the_places_that_the_file_says(
+    slides: Path, config: Path, tmp_path: Path
+) -> None:
+    assert run(config, tmp_path / "out") == 0
+    model = SlideClassifier(backbone=PatchEncoder(ResNet((4, 8), norm="group"), SIZE), pretrained=slides / "encoder.pt")
+    model.load_pretrained()
+    model.eval()
+    for number in range(2):
+        pixels = torch.from_numpy(zarr.open_array(slides / f"s{number}.zarr" / "0", mode="r")[:])
+        with h5py.File(tmp_path / "out" / f"s{number}.h5") as file:
+            features, coords, said = file["features"][:], file["coords"][:], dict(file["coords"].attrs)
+            assert file["features"].attrs["sha256"] == checksum(features)
+        assert features.dtype == np.float32 and coords.dtype == np.int64 and len(features) == len(coords) > BATCH
+        patches = torch.stack([pixels[:, y : y + SIZE, x : x + SIZE] for x, y in coords])
+        with torch.no_grad():
+            expected = model.backbone(model.normalise(patches))[0, :, :, 0].T
+        np.testing.assert_allclose(features, expected, atol=1e-5)
+        assert said["patch_size_level0"] == said["patch_size"] == SIZE and said["overlap"] == 0
+        assert (said["level0_height"], said["level0_width"]) == pixels.shape[1:]
+        assert said["level0_magnification"] == said["target_magnification"] == 20
+        assert said["name"] == f"s{number}"
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_work_that_is_cut_short_again_and_again_ends_the_same(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config, tmp_path / "once") == 0
+    original = embedding.PartialRows.append
+    left = 0
+
+    def dying(self: Any, rows: Any) -> None:
+        nonlocal left
+        if not left:
+            self._file.write(b"half a row")
+            raise KeyboardInterrupt
+        left -= 1
+        original(self, rows)
+
+    monkeypatch.setattr(embedding.PartialRows, "append", dying)
+    stops = 0
+    while True:
+        left = 2
+        if run(config, tmp_path / "often") == 0:
+            break
+        stops += 1
+    assert stops > 3
+    for number in range(2):
+        files = [tmp_path / folder / f"s{number}.h5" for folder in ("once", "often")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert run(config, tmp_path / "often") == 0
+    assert "2 of them kept" in capsys.readouterr().out
+
+
+def test_other_weights_do_not_mix_into_a_folder(
+    slides: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config, tmp_path / "out") == 0
+    torch.manual_seed(4)
+    torch.save(ResNet((4, 8), norm="group").state_dict(), tmp_path / "other.pt")
+    assert run(config, tmp_path / "out", f"--model.pretrained={tmp_path / 'other.pt'}") == 2
+    assert "s0.h5 was made with another encoder or other weights" in capsys.readouterr().err
+    assert run(config, tmp_path / "out", "--model.pretrained=null") == 2
+    assert "features of an encoder with random weights say nothing" in capsys.readouterr().err
+
+
+def test_an_encoder_that_a_run_has_trained(slides: Path, config: Path, tmp_path: Path) -> None:
+    model = SlideClassifier(backbone=PatchEncoder(ResNet((4, 8), norm="group"), SIZE), pretrained=slides / "encoder.pt")
+    model.load_pretrained()
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "best.ckpt")
+    assert run(config, tmp_path / "file") == 0
+    words = (f"--checkpoint={tmp_path / 'best.ckpt'}", "--model.pretrained=null")
+    assert run(config, tmp_path / "run", *words) == 0
+    assert (tmp_path / "file" / "s1.h5").read_bytes() == (tmp_path / "run" / "s1.h5").read_bytes()
+
+
+def test_the_layout_of_stamp_counts_in_micrometres(config: Path, tmp_path: Path) -> None:
+    assert run(config, tmp_path / "pixels") == run(config, tmp_path / "um", "--layout=stamp") == 0
+    with h5py.File(tmp_path / "pixels" / "s1.h5") as ours, h5py.File(tmp_path / "um" / "s1.h5") as theirs:
+        np.testing.assert_array_equal(ours["features"], theirs["feats"])
+        np.testing.assert_allclose(theirs["coords"], ours["coords"][:] * 0.5)
+        assert theirs.attrs["unit"] == "um" and theirs.attrs["tile_size_px"] == SIZE
+        assert theirs.attrs["tile_size_um"] == SIZE * 0.5
+
+
+def write_as(program: str, folder: Path, name: str, rows: np.ndarray) -> None:
+    """A file of features as another program writes it."""
+    if program == "CLAM's tensors":
+        torch.save(torch.from_numpy(rows), folder / f"{name}.pt")
+        return
+    with h5py.File(folder / f"{name}.h5", "w") as file:
+        if program == "CLAM":  # appended batch by batch, a row in a chunk
+            width = rows.shape[1]
+            made = file.create_dataset("features", rows.shape, "f4", maxshape=(None, width), chunks=(1, width))
+            made[:] = rows
+        elif program == "TRIDENT":
+            file.create_dataset("features", data=rows.astype(np.float16))
+        elif program == "one bag":
+            file.create_dataset("features", data=rows[None])
+        else:
+            file.create_dataset("feats", data=rows)
+            file.attrs["unit"] = "um"
+        file.create_dataset("coords", data=np.zeros((len(rows), 2), np.int64))
+
+
+PROGRAMS = ("CLAM", "CLAM's tensors", "TRIDENT", "STAMP", "one bag")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_files_of_other_programs_are_read_and_a_head_is_trained_in_tiles_as_whole(program: str, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float16).astype(np.float32)
+    write_as(program, tmp_path, "slide", rows)
+    source = FeatureSource(features_of(tmp_path, Path("elsewhere/slide.svs")))
+    assert source.shape == (1, 6, 11, 1)
+    torch.manual_seed(0)
+    model = SlideClassifier(backbone=FrozenFeatures(6), head=AttentionPooling).double()
+    expected = model(torch.from_numpy(rows.T[None, :, :, None].copy()))
+    actual = TiledModule(model, tiles=(4, 1))(LazyImage(source))
+    assert difference(actual.sum(), expected.sum()) < TOLERANCE
+
+
+def test_fit_trains_a_head_on_features_and_needs_no_slides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(0)
+    (tmp_path / "features").mkdir()
+    lines = ["slide,label,split"]
+    for number in range(12):
+        rows = generator.normal(size=(20, 6)).astype(np.float32)
+        rows[:5] += 4 * (number % 2)
+        write_as(PROGRAMS[number % 5], tmp_path / "features", f"s{number}", rows)
+        lines.append(f"s{number}.svs,{number % 2},{('train', 'train', 'val', 'test')[number // 3]}")
+    (tmp_path / "manifest.csv").write_text("\n".join(lines) + "\n")
+    backbone = {"class_path": "wsi_trainer.models.FrozenFeatures", "init_args": {"width": 6}}
+    content = {
+        "out": str(tmp_path / "run"),
+        "model": {"backbone": backbone, "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.05},
+        "data": {"manifest": str(tmp_path / "manifest.csv"), "features": str(tmp_path / "features")},
+        "train": {"epochs": 20, "accelerator": "cpu", "resamples": 20, "loggers": ["csv"], "budget": "64MiB"},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    words = [f"--config={tmp_path / 'config.yaml'}"]
+    assert main(["fit", *words]) == 0
+    scores = read_json(RunFolder(tmp_path / "run").evaluation("test"))
+    assert scores["slide"]["auc"]["value"] == 1.0
+    capsys.readouterr()
+    assert main(["fit", *words, f"--out={tmp_path / 'other'}", "--model.backbone.init_args.width=7"]) == 2
+    assert "has 6 for each patch, and model.backbone.width is 7" in capsys.readouterr().err
+
+
+def test_a_slide_without_a_file_and_a_file_of_something_else_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.features has none of slide\.h5, slide\.pt"):
+        features_of(tmp_path, Path("slide.svs"))
+    with h5py.File(tmp_path / "slide.h5", "w") as file:
+        file["coords"] = np.zeros((3, 2))
+    with pytest.raises(UserError, match=r"has none of features, feats, patch_embeddings; it has coords"):
+        FeatureSource(tmp_path / "slide.h5")

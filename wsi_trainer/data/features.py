@@ -1,0 +1,96 @@
+"""Features of a slide's patches that were made before: files of this package, and of CLAM, TRIDENT and STAMP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_plugin import Box
+from wsi_trainer.data.patches.hdf5 import import_h5py
+from wsi_trainer.errors import UserError
+from wsi_trainer.models.weights import read_weights
+from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.names import plain_name
+
+KEYS = ("features", "feats", "patch_embeddings")
+"""What the dataset is called: by CLAM, TRIDENT and this package; by STAMP; by its newer versions."""
+ENDINGS = ("{}.h5", "{}.pt")
+
+
+def features_of(folder: Path, slide: Path) -> Path:
+    """The file of a slide in a folder; an error where there is none, or more than one."""
+    name = plain_name(slide)
+    paths = [folder / ending.format(name) for ending in ENDINGS]
+    there = [path for path in paths if path.is_file()]
+    if not there:
+        raise SlideError(slide, f"data.features has none of {', '.join(path.name for path in paths)} in {folder}")
+    if len(there) > 1:
+        raise SlideError(slide, f"{folder} has {' and '.join(path.name for path in there)}; leave one of them there")
+    return there[0]
+
+
+class FeatureSource:
+    """A `TileSource` of the features of a slide: shape (1, width, patches, 1), a map of which each position is a patch.
+
+    Of an HDF5 file a box reads its rows alone. What was stored in half precision becomes float32.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows = _tensor(path) if path.suffix == ".pt" else None
+        rows, width = _shape(path) if self._rows is None else self._rows.shape
+        if not rows:
+            raise SlideError(path, "has no patches; leave the slide out of the manifest")
+        self.shape = (1, width, rows, 1)
+
+    def read(self, box: Box) -> Tensor:
+        """The features (1, width, patches, 1 or 0) of a box of patches."""
+        (first, left), (last, right) = box.lo, box.hi
+        rows = self._read(first, last) if self._rows is None else self._rows[first:last]
+        return rows.float().t()[None, :, :, None][..., left:right].contiguous()
+
+    def constant(self, box: Box) -> Tensor | None:
+        """Nothing is known without reading."""
+        return None
+
+    def _read(self, first: int, last: int) -> Tensor:
+        with import_h5py(self.path).File(self.path, "r") as file:
+            found = _dataset(self.path, file)
+            return torch.from_numpy(np.asarray(found[0, first:last] if found.ndim == 3 else found[first:last]))
+
+
+def _tensor(path: Path) -> Tensor:
+    content = read_weights(path)
+    if isinstance(content, Tensor) and content.ndim == 3 and content.shape[0] == 1:
+        content = content[0]
+    if not isinstance(content, Tensor) or content.ndim != 2:
+        raise UserError(f"{path} holds no tensor of (patches, features), as CLAM's pt_files do")
+    return content
+
+
+def _shape(path: Path) -> tuple[int, int]:
+    try:
+        with import_h5py(path).File(path, "r") as file:
+            rows, width = _dataset(path, file).shape[-2:]
+            return int(rows), int(width)
+    except OSError as error:
+        raise SlideError(path, f"cannot be read as HDF5: {error}") from error
+
+
+def _dataset(path: Path, file: Any) -> Any:
+    name = next((key for key in KEYS if key in file), None)
+    if name is None:
+        raise SlideError(path, f"has none of {', '.join(KEYS)}; it has {', '.join(map(str, file)) or 'nothing'}")
+    found = file[name]
+    batched = getattr(found, "ndim", 0) == 3 and found.shape[0] == 1
+    if getattr(found, "ndim", 0) != 2 and not batched:
+        raise SlideError(path, f"{name} has the shape {getattr(found, 'shape', ())}; it must be (patches, features)")
+    if found.dtype.kind != "f":
+        raise SlideError(path, f"{name} is of {found.dtype}; features are floating point numbers")
+    return found

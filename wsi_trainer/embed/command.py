@@ -1,0 +1,83 @@
+"""The command `embed`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from wsi_trainer.data import check_files, read_manifest
+from wsi_trainer.data.patches.hdf5 import import_h5py
+from wsi_trainer.embed.layouts import Layout
+from wsi_trainer.embed.slides import Embedder
+from wsi_trainer.errors import UserError
+from wsi_trainer.explain.heatmaps import device_of
+from wsi_trainer.fit.engine import precision_of
+from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse
+from wsi_trainer.fit.parser import make_parser
+from wsi_trainer.fit.reach import within_reach
+from wsi_trainer.fit.training import check_bags, load_weights
+from wsi_trainer.models.low_rank import merge_low_rank
+from wsi_trainer.terminal import say
+
+
+@within_reach
+def embed(words: Sequence[str]) -> int:
+    """Write the features of the patches of slides."""
+    parser = make_parser(
+        "embed",
+        "Write the features of each slide's patches (data.patches) by an encoder that is not trained (model.backbone "
+        "PatchEncoder, with its weights as model.pretrained), one HDF5 file for each slide of the manifest, in the "
+        "folder --out. Files that are there are kept; a slide that was cut short goes on where it was.",
+    )
+    parser.add_argument("--batch", type=int, default=64, help="patches that are encoded at a time")
+    parser.add_argument(
+        "--layout",
+        type=Layout,
+        default="trident",
+        help="whose files: trident, which CLAM and MIL-Lab read too, or stamp",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=None,
+        help="a checkpoint of a run with this config, instead of model.pretrained: features of the encoder it trained",
+    )
+    options = parse(parser, words)
+    model, data, config = instantiate(parser, options)
+    if data.patches is None:
+        raise UserError("embed needs data.patches: which patches of a slide are encoded")
+    check_bags(model, data)
+    if model.pretrained is None and options.checkpoint is None:
+        raise UserError(
+            "embed needs model.pretrained, or --checkpoint: features of an encoder with random weights say nothing"
+        )
+    if options.batch < 1:
+        raise UserError(f"--batch is {options.batch}; it must be 1 or more")
+    out = Path(options.out)
+    import_h5py(out)
+    console = Console()
+    if options.checkpoint is not None:
+        load_weights(model, options.checkpoint)
+        merge_low_rank(model.backbone)
+    else:
+        for line in str(model.load_pretrained()).splitlines():
+            say(console, line)
+    records = read_manifest(data.manifest, data.root, labelled=False)
+    check_files(records)
+    out.mkdir(parents=True, exist_ok=True)
+    precision = precision_of(config)
+    model.to(device_of(config), torch.float64 if precision.startswith("64") else torch.float32)
+    embedder = Embedder(
+        model, data.patches, out, options.layout, options.batch, precision.startswith("bf16"), data.on_error == "skip"
+    )
+    with ending_at_once(), naming_workers():
+        for slide, count in embedder.embed(records):
+            if count:
+                say(console, f"{slide}: {count} patches")
+    say(console, f"features of {len(records) - len(embedder.skipped)} slides, {embedder.kept} of them kept: {out}")
+    for slide, reason in embedder.skipped.items():
+        say(console, f"left out: {slide}: {reason}")
+    return 0

@@ -1,0 +1,111 @@
+"""Files of features as other programs read them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wsi_trainer.data.patches.hdf5 import import_h5py
+from wsi_trainer.errors import UserError
+
+Layout = Literal["trident", "stamp"]
+ROWS = 1024
+"""Rows that are copied at a time, and of a chunk of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a file of features says of a slide beside the features."""
+
+    name: str
+    corners: NDArray[np.float64]
+    """x and y of the upper left corners of patches, in pixels of level 0 of the slide."""
+    slide: tuple[int, int]
+    """Height and width of level 0 of the slide."""
+    scale: float
+    """Pixels of level 0 along one pixel of a patch."""
+    size: int
+    step: int
+    mpp: float | None
+    """Micrometres per pixel of a patch, where they are known."""
+    encoder: str
+    weights: str
+    """Checksum of the encoder's weights."""
+
+
+def write(path: Path, features: NDArray[np.float32], about: Written, layout: Layout) -> None:
+    """Write a file at once: under another name first, so that a file of this name is whole."""
+    partial = path.with_name(f".{path.name}.partial")
+    with import_h5py(path).File(partial, "w") as file:
+        _LAYOUTS[layout](file, features, about)
+    with partial.open("rb") as opened:
+        os.fsync(opened.fileno())
+    os.replace(partial, path)
+
+
+def made_with(path: Path) -> str:
+    """The checksum of the weights that a file's features were made with; empty where another program wrote it."""
+    try:
+        with import_h5py(path).File(path, "r") as file:
+            found = file.attrs if "feats" in file else file["features"].attrs if "features" in file else {}
+            return str(found.get("weights_sha256", ""))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as HDF5 ({error}); remove it, and it is made again") from error
+
+
+def checksum(rows: NDArray[np.float32]) -> str:
+    """SHA-256 of the features, row by row in order."""
+    found = hashlib.sha256()
+    for start in range(0, len(rows), ROWS):
+        found.update(np.ascontiguousarray(rows[start : start + ROWS]).tobytes())
+    return found.hexdigest()
+
+
+def _trident(file: Any, features: NDArray[np.float32], about: Written) -> None:
+    """`features` and `coords` with TRIDENT's attributes; CLAM and MIL-Lab read the same two."""
+    rows = _copied(file, "features", features)
+    coords = file.create_dataset("coords", data=np.rint(about.corners).astype(np.int64))
+    for dataset in (rows, coords):
+        dataset.attrs["name"] = about.name
+        dataset.attrs["savetodir"] = ""
+    rows.attrs["encoder"], rows.attrs["weights_sha256"] = about.encoder, about.weights
+    rows.attrs["sha256"] = checksum(features)
+    coords.attrs["patch_size"] = about.size
+    coords.attrs["patch_size_level0"] = round(about.size * about.scale)
+    coords.attrs["overlap"] = about.size - about.step
+    coords.attrs["level0_height"], coords.attrs["level0_width"] = about.slide
+    if about.mpp is not None:
+        coords.attrs["mpp"] = about.mpp
+        coords.attrs["target_magnification"] = 10 / about.mpp
+        coords.attrs["level0_magnification"] = 10 / about.mpp * about.scale
+
+
+def _stamp(file: Any, features: NDArray[np.float32], about: Written) -> None:
+    """`feats` and `coords` in micrometres, and what STAMP asks for at the root."""
+    if about.mpp is None:
+        raise UserError(
+            f"{about.name}: STAMP counts in micrometres, which are not known; fill in the manifest's column mpp"
+        )
+    _copied(file, "feats", features)
+    file.create_dataset("coords", data=(about.corners / about.scale * about.mpp).astype(np.float32))
+    file.attrs["extractor"], file.attrs["unit"] = about.encoder, "um"
+    file.attrs["tile_size_um"], file.attrs["tile_size_px"] = about.size * about.mpp, about.size
+    file.attrs["sha256"], file.attrs["weights_sha256"] = checksum(features), about.weights
+
+
+def _copied(file: Any, name: str, features: NDArray[np.float32]) -> Any:
+    chunks = (min(ROWS, len(features)), features.shape[1])
+    made = file.create_dataset(name, features.shape, np.float32, chunks=chunks)
+    for start in range(0, len(features), ROWS):
+        made[start : start + ROWS] = features[start : start + ROWS]
+    return made
+
+
+_LAYOUTS: dict[str, Callable[[Any, NDArray[np.float32], Written], None]] = {"trident": _trident, "stamp": _stamp}
