@@ -1,8 +1,9 @@
 """The published encoders that a config may name.
 
-Architecture, normalisation and width are those of the encoders' own model cards, and of the public loaders in TRIDENT
-and CONCH. `mpp` is what the cards, or TRIDENT's table of encoders, advise: 20x is 0.5. Some are trained at further
-resolutions; what could not be looked up is said in `unverified`.
+Architecture, normalisation and width are those of the public loaders in TRIDENT and CONCH, of timm, and of published
+descriptions; none was compared with a file of weights, which are not public. `mpp` is what TRIDENT's table of encoders
+advises: 20x is 0.5. Some are trained at further resolutions; what could not be looked up is said in `unverified`.
+`wsi-train doctor --encoder NAME --weights FILE` compares an entry with the file at hand.
 """
 
 from __future__ import annotations
