@@ -104,7 +104,7 @@ class Slices(nn.Module):
         self.embed, self.stack = nn.Conv2d(3, 4, 2, 2), stack
 
     def forward(self, x: Tensor) -> Tensor:
-        cut = [x[:, :, a : a + 6, b : b + 6] for a in range(0, 12, 6) for b in range(0, 18, 6)]
+        cut = [x[:, :, a : a + 6, b : b + 6] for a in range(0, 12, 6) for b in range(0, 18, 6)][:5]
         patches = torch.stack([c[0] for c in cut]) if self.stack else torch.cat(cut)
         tokens = self.embed(patches).flatten(2).transpose(1, 2)
         found = nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).mean(1)
@@ -116,4 +116,4 @@ def test_slices_put_together_are_images_that_tiles_cut(stack: bool) -> None:
     assert_exact(Slices(stack), (1, 3, 12, 18), tiles=(1, 1, 4), backward_tiles=(1, 1, 5))
     with recorded(Slices(stack), (1, 3, 12, 18), torch.float32) as (network, _):
         (made,) = (n.outputs[0] for n in network.nodes if isinstance(n.op, Concat))
-        assert made.space.extent == (6, 6, 6) and not any(n.op.kind == "barrier" for n in network.nodes)
+        assert made.space.extent == (6, 6, 5) and not any(n.op.kind == "barrier" for n in network.nodes)
