@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
@@ -27,6 +27,7 @@ from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.site import Placement, Site
 from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
 from lightning_plugin.program.fixed import is_entire
 
@@ -36,36 +37,6 @@ MOST_CUTS = 48
 MOST_OPERATORS = 96
 #: Pieces in which keys are read: a piece is to be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a segment puts what it stores (also by identity, and how many bytes): the tier, and the bytes there and on
-    the device."""
-
-    stored: tuple[Value, ...]
-    maps: frozenset[int]
-    size: int
-    tier: str
-    device: int
-    below: int
-
-
-@dataclass(frozen=True)
-class Site:
-    """A tiled segment's surroundings: the maps it reads, the room there is, the bytes of tiles that make again what it
-    reads, and the seconds that its maps take to where they are put and from where they lie; those of ``keys``, of which
-    each tile of queries reads all."""
-
-    where: Where
-    placement: Placement
-    read: frozenset[int]
-    room: Room
-    trains: bool
-    again: int
-    writes: float
-    reads: float
-    keys: float
 
 
 class Search:

@@ -29,6 +29,7 @@ from lightning_plugin.rules.axes import along, projected
 from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reduce import VarMean, covers, wide
+from lightning_plugin.rules.running import move, norm_of_vectors
 from lightning_plugin.rules.table import API
 
 aten = torch.ops.aten
@@ -233,23 +234,19 @@ def normalize(
     return rec.emit(op, inputs, [out], x.space, "normalize")[0]
 
 
-def update(buffer: Tensor, value: Tensor, momentum: float) -> None:
-    buffer.mul_(1 - momentum).add_(value.to(buffer.dtype), alpha=momentum)
-
-
 def running(rec: Any, a: dict[str, Any], mean: Value, var: Value, size: int, momentum: float) -> None:
-    """Update running statistics once, when the batch's are known; the running variance is the unbiased one."""
-    targets = [(a["running_mean"], mean), (a["running_var"], var)]
-    for i, (target, value) in enumerate(targets):
-        if target is None:
-            continue
-        buffer = rec.session.tensor(target)
-        scale = size / max(1, size - 1) if i else 1.0
+    """Update running statistics when the batch's are known; the running variance is the unbiased one."""
+    for target, value, scale in (
+        (a["running_mean"], mean, 1.0),
+        (a["running_var"], var, size / max(1, size - 1)),
+    ):
+        channels = 1 if target is None else target.shape[0]
+        move(rec, target, [value], momentum, partial(each_channel, channels=channels, scale=scale))
 
-        def write(tensors: Sequence[Tensor], buffer: Tensor = buffer, scale: float = scale) -> None:
-            update(buffer, tensors[0].view(-1, buffer.numel()).mean(0) * scale, momentum)
 
-        rec.update([target], [value], write)
+def each_channel(tensors: Sequence[Tensor], channels: int, scale: float) -> Tensor:
+    """A statistic of each channel, the mean of those of images."""
+    return tensors[0].view(-1, channels).mean(0) * scale
 
 
 def given(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -378,32 +375,17 @@ def layer_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     return y
 
 
-def with_statistics(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channels: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A BatchNorm in train mode, and the statistics by which running ones move."""
-    mean, var = torch.zeros(2, channels, dtype=dtype, device=x.device)
-    return F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps), mean, var
-
-
 @API.on_vectors(F.batch_norm, torch.batch_norm)
 def batch_norm_of_vectors(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """A BatchNorm on vectors would move its buffers itself when it runs: in the order of the user's code they move
-    where others do that share them."""
     a = batch_norm_arguments(func, args, kwargs)
     if not a["training"] or a["running_mean"] is None:
         return NotImplemented
-    (channels,), dtype = a["running_mean"].shape, a["running_mean"].dtype
-    fakes = [rec.fake([channels], dtype, outs[0].device) for _ in range(2)]
-    given = [a["input"], a["weight"], a["bias"], a["eps"], channels, dtype]
-    out, *found = rec.vector(
-        with_statistics, given, {}, [outs[0], *fakes], autocast=rec.autocast, name="batch_norm"
-    )  # fmt: skip
-    for target, value in zip((a["running_mean"], a["running_var"]), found, strict=True):
-        buffer = rec.session.tensor(target)
-        rec.update([target], [value], partial(moved, buffer, a["momentum"]))
-    return out
+    operands = [a[name] for name in ("input", "weight", "bias", "eps")]
+    targets = [a["running_mean"], a["running_var"]]
+    return norm_of_vectors(rec, train_norm, operands, targets, a["momentum"], outs[0], autocast=rec.autocast)
 
 
-def moved(buffer: Tensor, momentum: float, tensors: Sequence[Tensor]) -> None:
-    update(buffer, tensors[0], momentum)
+def train_norm(
+    mean: Tensor, var: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:  # fmt: skip
+    return F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)

@@ -14,7 +14,7 @@ number means nothing; it makes forward follow the recorded order, and backward i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.private import FakeTensor
 from lightning_plugin.rules.norm import Normalization, normalize, statistics
 from lightning_plugin.rules.reduce import widen
+from lightning_plugin.rules.running import move, moved, norm_of_vectors
 from lightning_plugin.rules.table import API
 
 #: The last merge of each recording; see [Note: order].
@@ -91,19 +92,15 @@ def synced_batch_norm(
     var, mean = torch.var_mean(widen(x), dims, correction=0)
     mean, var, total, _ = Merge.apply(mean, var, torch.zeros((), requires_grad=mean.requires_grad), count, group)
     with torch.no_grad():
-        move(running_mean, mean, momentum)
-        move(running_var, unbiased(var, total), momentum)
+        for running, value in ((running_mean, mean), (running_var, unbiased(var, total))):
+            if running is not None:
+                moved(running, value, momentum)
     return Normalization.apply(x, mean, var, weight, bias, eps)  # type: ignore[no-any-return]
 
 
 def unbiased(var: Tensor, total: Tensor) -> Tensor:
     """The variance that running statistics take: by one element less."""
     return var * (total / (total - 1).clamp(min=1)).to(var.dtype)
-
-
-def move(running: Tensor | None, value: Tensor, momentum: float) -> None:
-    if running is not None:
-        running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
 @API.stand_in(synced_batch_norm)
@@ -122,8 +119,8 @@ def record_synced_batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: 
     fakes += [rec.fake([], torch.float64, x.device), rec.fake([], before.dtype, x.device)]
     mean, var, total, after = rec.vector(Merge.apply, (mean, var, before, size, group), {}, fakes, name="merge ranks")
     _latest[rec.session] = after
-    remember(rec, running_mean, (mean,), lambda t: t[0], momentum)
-    remember(rec, running_var, (var, total), lambda t: unbiased(*t), momentum)
+    move(rec, running_mean, [mean], momentum)
+    move(rec, running_var, [var, total], momentum, lambda t: unbiased(*t))
     return normalize(rec, x, mean, var, weight, bias, eps, outs[0], False)
 
 
@@ -132,38 +129,16 @@ def first(rec: Any, x: Value) -> Value:
     return rec.session.capture(torch.zeros((), device=x.device, requires_grad=True))  # type: ignore[no-any-return]
 
 
-def remember(
-    rec: Any,
-    running: Value | None,
-    values: tuple[Value, ...],
-    new: Callable[[Sequence[Tensor]], Tensor],
-    momentum: float,
-) -> None:
-    """Move a running statistic once, when the batch's is known."""
-    if running is None:
-        return
-    buffer = rec.session.tensor(running)
-    rec.update([running], values, lambda tensors: move(buffer, new(tensors), momentum))
-
-
 @API.on_vectors(synced_batch_norm)
 def of_vectors(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
-    """On vectors the whole call is run; running statistics move in the order of the user's code."""
     x, weight, bias, running_mean, running_var, momentum, eps, group = args
     if running_mean is None:
         return NotImplemented
-    (channels,), dtype = running_mean.shape, running_mean.dtype
-    fakes = [rec.fake([channels], dtype, x.device) for _ in range(2)]
-    given = (x, weight, bias, eps, group, channels, dtype)
-    out, mean, var = rec.vector(with_statistics, given, {}, [outs[0], *fakes], name="batch_norm")
-    remember(rec, running_mean, (mean,), lambda t: t[0], momentum)
-    remember(rec, running_var, (var,), lambda t: t[0], momentum)
-    return out
+    operands = [x, weight, bias, eps, group]
+    return norm_of_vectors(rec, train_norm, operands, [running_mean, running_var], momentum, outs[0])
 
 
-def with_statistics(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any, channels: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The call, and the statistics by which running ones move."""
-    mean, var = torch.zeros(2, channels, dtype=dtype, device=x.device)
-    return synced_batch_norm(x, weight, bias, mean, var, 1.0, eps, group), mean, var
+def train_norm(
+    mean: Tensor, var: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any
+) -> Tensor:
+    return synced_batch_norm(x, weight, bias, mean, var, 1.0, eps, group)  # type: ignore[no-any-return]

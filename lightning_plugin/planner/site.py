@@ -1,0 +1,39 @@
+"""Where a tiled segment stands in a partial plan: what lies there, what room there is, and where its maps go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_plugin.graph import Value
+from lightning_plugin.planner.interval import Where
+from lightning_plugin.planner.ways import Room
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a segment puts what it stores (also by identity, and how many bytes): the tier, and the bytes there and on
+    the device."""
+
+    stored: tuple[Value, ...]
+    maps: frozenset[int]
+    size: int
+    tier: str
+    device: int
+    below: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """A tiled segment's surroundings: the maps it reads, the room there is, the bytes of tiles that make again what it
+    reads, and the seconds that its maps take to where they are put and from where they lie; those of ``keys``, of which
+    each tile of queries reads all."""
+
+    where: Where
+    placement: Placement
+    read: frozenset[int]
+    room: Room
+    trains: bool
+    again: int
+    writes: float
+    reads: float
+    keys: float
