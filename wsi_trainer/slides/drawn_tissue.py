@@ -7,21 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from lightning_plugin import Box
-from wsi_trainer.errors import UserError
 from wsi_trainer.regions.geojson import read_geojson
 from wsi_trainer.regions.raster import edges_of, fill
 
 from .errors import SlideError
-from .tissue import TissueMask
-
-REMOVED = "Removed"
-"""Classes that begin so are of what a rule took out of the mask: they are in the file to be looked at."""
-
-
-def check_outlines(path: Path | None, slides: int) -> None:
-    """Refuse one file of outlines for several slides."""
-    if path is not None and path.is_file() and slides > 1:
-        raise UserError(f"--geojson {path} is one file for {slides} slides; give a folder with one for each")
+from .tissue import REMOVED, TissueMask
 
 
 def draw_tissue(

@@ -122,3 +122,9 @@ def part_of(listed: Sequence[Listed], shard: str | None) -> list[Listed]:
     if not 1 <= i <= n:
         raise UserError(f"--shard {shard}: expected i from 1 to {n}")
     return list(listed[i - 1 :: n])
+
+
+def check_outlines(path: Path | None, slides: int) -> None:
+    """Refuse one file of outlines for several slides."""
+    if path is not None and path.is_file() and slides > 1:
+        raise UserError(f"--geojson {path} is one file for {slides} slides; give a folder with one for each")

@@ -20,11 +20,10 @@ from .associated import save_associated
 from .bar import slide_bar
 from .cohort import MANIFEST, read_manifest_of, update_tables
 from .convert import THUMBNAILS, Converted, Job, recover, stored
-from .drawn_tissue import check_outlines
 from .errors import SlideError
 from .export import FOLDER, export_ngff04
 from .identity import source_bytes
-from .inputs import Listed, list_slides, part_of
+from .inputs import Listed, check_outlines, list_slides, part_of
 from .pool import Failure, Outcome, Report, run_all, workers_of
 from .results import show, write_failures
 from .review.overlay import SUFFIX

@@ -23,6 +23,9 @@ _DARK = 64  # grey level
 _GROW = 3  # px of the mask around tissue, so that its border is not cut
 _SMALLEST = 24  # px of the mask; smaller pieces are dust
 
+REMOVED = "Removed"
+"""Classes that begin so are of what a rule took out of the mask: they are in the file to be looked at."""
+
 
 @dataclass(frozen=True)
 class TissueMask:

@@ -12,9 +12,8 @@ from rich.console import Console
 from wsi_trainer.errors import UserError
 from wsi_trainer.slides.bar import slide_bar
 from wsi_trainer.slides.convert import Job
-from wsi_trainer.slides.drawn_tissue import check_outlines
 from wsi_trainer.slides.identity import source_bytes
-from wsi_trainer.slides.inputs import list_slides
+from wsi_trainer.slides.inputs import check_outlines, list_slides
 from wsi_trainer.slides.pool import Failure, work_on_all, workers_of
 from wsi_trainer.slides.results import write_failures
 from wsi_trainer.slides.review.one import EDITED, look_at

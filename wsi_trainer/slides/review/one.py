@@ -19,7 +19,6 @@ from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.slides.convert import THUMBNAILS, Job
-from wsi_trainer.slides.drawn_tissue import REMOVED
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.identity import quick_hash
 from wsi_trainer.slides.overview import draw_overview, find_mask, mask_scale, outline_of
@@ -34,7 +33,7 @@ from wsi_trainer.slides.rules.table import ROWS
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.slides.store.files import replace_file
 from wsi_trainer.slides.store.manifest import sha256_of
-from wsi_trainer.slides.tissue import Mask, TissueMask
+from wsi_trainer.slides.tissue import REMOVED, Mask, TissueMask
 
 RECORDS = "records"
 TISSUE = PathClass("Tissue", (0, 160, 0))
