@@ -103,3 +103,14 @@ def assert_exact(*args: Any, **kwargs: Any) -> dict[str, float]:
     wrong = {name: e for name, e in found.items() if not e < TOLERANCE}
     assert not wrong, f"tiled and plain differ: {wrong}"
     return found
+
+
+def assert_same_step(plain: nn.Module, tiled: nn.Module, expected: Tensor, actual: Tensor) -> None:
+    """Pull two losses back, and compare them and the gradients of two networks of the same weights."""
+    expected.backward()
+    actual.backward()
+    assert difference(actual, expected) < TOLERANCE
+    for p, q in zip(plain.parameters(), tiled.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if p.grad is not None and q.grad is not None:
+            assert difference(q.grad, p.grad, 1e-3) < TOLERANCE

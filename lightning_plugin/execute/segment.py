@@ -192,13 +192,8 @@ class SegmentRun:
                 kept.expect(found.get(key, 0))
 
     def first_pieces(self, need: Mapping[int, Box]) -> dict[int, Box]:
-        """The largest pieces of the boundaries that are read in pieces."""
-        found = {}
-        for key, strip in self.strips.items():
-            if key in need:
-                boxes = strip.boxes(need[key], self.plan.pieces)
-                found[key] = max(boxes, key=lambda box: box.positions)
-        return found
+        """Of the boundaries that are read in pieces, the first, than which none is larger."""
+        return {k: strip.boxes(need[k], self.plan.pieces)[0] for k, strip in self.strips.items() if k in need}
 
     def tapes(self, program: Program, grid: Grid) -> Tapes:
         """The tapes of a pass over a program's tiles."""

@@ -122,9 +122,7 @@ class Search:
         most = next(iter(found.values())).positions
         return (1, *(count for count in PIECES if count <= most))
 
-    def tiled(
-        self, before: Partial, begin: int, end: int, spill: bool, ahead: bool, pieces: int = 1
-    ) -> Iterator[Partial]:
+    def tiled(self, before: Partial, begin: int, end: int, spill: bool, ahead: bool, pieces: int) -> Iterator[Partial]:
         """One more segment, tiled; with ``spill``, what it stores goes to a lower tier, with ``ahead`` while other
         tiles are computed; its tiles read keys in so many pieces."""
         placement = self.placement(before, begin, end, spill)

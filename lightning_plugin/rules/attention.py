@@ -214,14 +214,14 @@ class Attention(TileOp):
         mask = None if self.mask is None else operands[self.mask]
         if isinstance(key, Pieces):
             return attend(self.looking(box, query), query, mask, key, value)
-        if self.plain and not self.by_hand:
+        if self.by_hand:
+            scores = query @ key.transpose(-2, -1) * self.scale
+            return torch.softmax(scores if mask is None else scores + mask, -1) @ value
+        if self.plain:
             with nullcontext() if self.autocast is None or self.autocast.idle else self.autocast.replay():
                 return F.scaled_dot_product_attention(
                     query, key, value, mask, is_causal=self.causal, scale=self.scale, enable_gqa=self.grouped
                 )
-        if self.by_hand:
-            scores = query @ key.transpose(-2, -1) * self.scale
-            return torch.softmax(scores if mask is None else scores + mask, -1) @ value
         looking = self.looking(box, query)
         scores = looking(query, key, mask, 0)
         blind = scores.isneginf().all(-1, keepdim=True)  # a query that may look at nothing finds zeros

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import LazyImage, TiledModule
-from tests.exactness import TOLERANCE, difference
+from tests.exactness import assert_same_step
 from wsi_trainer.models import (
     DualStreamPooling,
     FrozenFeatures,
@@ -154,13 +154,7 @@ def test_a_head_is_trained_in_tiles_as_whole(name: str) -> None:
     target = torch.tensor([1])
     expected = plain.task.loss(plain(features), target)
     actual = network.task.loss(TiledModule(network, tiles=(4, 1))(LazyImage.from_tensor(features)), target)
-    expected.backward()
-    actual.backward()
-    assert difference(actual, expected) < TOLERANCE
-    for p, q in zip(plain.parameters(), network.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None)
-        if p.grad is not None and q.grad is not None:
-            assert difference(q.grad, p.grad, 1e-3) < TOLERANCE
+    assert_same_step(plain, network, expected, actual)
 
 
 def test_some_positions_of_a_map_alone_count_or_are_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
-from tests.exactness import TOLERANCE, difference
+from tests.exactness import assert_same_step
 from tests.lightning_plugin.stubs import timm_alone
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import (
@@ -45,13 +45,7 @@ def check(encoder: PatchEncoder, head: type[Pooling], count: int) -> None:
     expected = plain.task.loss(plain(patches), target)
     tiled = TiledModule(network, tiles=(1, 1, 3) if count > 1 else (1, 1))
     actual = network.task.loss(tiled(LazyImage.from_tensor(patches)), target)
-    expected.backward()
-    actual.backward()
-    assert difference(actual, expected) < TOLERANCE
-    for p, q in zip(plain.parameters(), network.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None)
-        if p.grad is not None and q.grad is not None:
-            assert difference(q.grad, p.grad, 1e-3) < TOLERANCE
+    assert_same_step(plain, network, expected, actual)
 
 
 @pytest.mark.parametrize("head", HEADS)
