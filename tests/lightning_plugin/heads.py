@@ -1,11 +1,7 @@
 """Heads over the features of a slide's patches that attend: a plain transformer, and one with Nyström attention.
 
-Written from their papers. Nyström attention (Xiong et al., 2021) puts ``m`` landmarks, means of neighbouring tokens,
-between queries and keys:
-
-    softmax(q k̃ᵀ) · pinv(softmax(q̃ k̃ᵀ)) · softmax(q̃ kᵀ) v
-
-and TransMIL (Shao et al., 2021) two such layers around a convolution over tokens laid out as a square.
+Written from their papers; the layers of Nyström attention are the application's. TransMIL (Shao et al., 2021) puts two
+of them around a convolution over tokens laid out as a square.
 """
 
 from __future__ import annotations
@@ -15,6 +11,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from wsi_trainer.models.bag_heads.nystrom import NystromAttention
 
 
 class TransformerHead(nn.Module):
@@ -31,38 +29,6 @@ class TransformerHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = torch.cat([self.token, self.project(x).unsqueeze(0)], 1)
         return self.head(self.layers(tokens)[:, 0])  # type: ignore[no-any-return]
-
-
-class NystromAttention(nn.Module):
-    """Attention through landmarks, with a convolution of the values along tokens beside it."""
-
-    def __init__(self, width: int, heads: int, landmarks: int, kernel: int = 33, iterations: int = 6) -> None:
-        super().__init__()
-        self.heads, self.landmarks, self.iterations = heads, landmarks, iterations
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
-        self.beside = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        count = x.shape[1]
-        x = F.pad(x, (0, 0, -count % self.landmarks, 0))  # zeros before the first token
-        n, length, width = x.shape
-        q, k, v = (t.view(n, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        q = q * (width // self.heads) ** -0.5
-        few_q, few_k = (t.reshape(n, self.heads, self.landmarks, -1, t.shape[-1]).mean(3) for t in (q, k))
-        down = torch.softmax(q @ few_k.transpose(-2, -1), -1)
-        middle = torch.softmax(few_q @ few_k.transpose(-2, -1), -1)
-        up = torch.softmax(few_q @ k.transpose(-2, -1), -1)
-        found = down @ self.inverse(middle) @ (up @ v) + self.beside(v)
-        return self.out(found.transpose(1, 2).reshape(n, length, width))[:, -count:]  # type: ignore[no-any-return]
-
-    def inverse(self, a: Tensor) -> Tensor:
-        """The pseudoinverse, by an iteration of third order."""
-        identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-        z = a.transpose(-2, -1) / (a.abs().sum(-2).max() * a.abs().sum(-1).max())
-        for _ in range(self.iterations):
-            az = a @ z
-            z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
-        return z
 
 
 class Square(nn.Module):
