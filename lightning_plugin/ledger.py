@@ -214,6 +214,10 @@ class Ledger:
         if key not in self._refs:
             self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), 0, 0)
 
+    def discount(self, tensor: Tensor) -> None:
+        """A tensor's storage is not the device's any more, or its memory is counted elsewhere."""
+        self._gone(storage_key(tensor))
+
     def enter(self, who: Any, goes_on: bool = False) -> None:
         """From now on it is ``who``'s turn: a new one, or, where it ``goes_on``, the one that began before."""
         self.sums.forget()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 from lightning_plugin.units import parse_bytes
 
 Size = int | str | None
 Tiles = int | Sequence[int] | None
 Halo = Literal["auto", "recompute", "share"]
+HomeTier = Literal["auto", "device", "host", "disk"]
 
 
 class Words(TypedDict, total=False):
@@ -26,6 +27,7 @@ class Words(TypedDict, total=False):
     half: bool
     policy: str
     calls: int
+    parameters: HomeTier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,9 @@ class Options:
         policy: A published technique to plan by instead, for comparison (`planner.policies`).
         calls: How many calls wait for one backward, each under a plan of its own: the first then leave room in the
             budget for the others.
+        parameters: Where parameters live that do not fit the device, with their gradients and optimizer's state: on
+            the "host", on the "disk", or "auto", the first of the two that has room; "device" lets none leave. On a CPU
+            the host's memory is the device's: there "auto" is the disk, and "host" memory beside the budget.
     """
 
     budget: int | None = None
@@ -56,12 +61,15 @@ class Options:
     half: bool = False
     policy: str = "auto"
     calls: int = 1
+    parameters: HomeTier = "auto"
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.tiles is not None:
             raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
         if self.calls < 1:
             raise ValueError(f"calls={self.calls}: a step has one call or more")
+        if self.parameters not in get_args(HomeTier):
+            raise ValueError(f"parameters={self.parameters!r}: give {', '.join(map(repr, get_args(HomeTier)))}")
         if isinstance(self.disk, str) and not os.access(self.disk, os.W_OK | os.X_OK):
             raise ValueError(
                 f"disk={self.disk!r} is not a folder that can be written to. Give disk=True for the system's folder of "
@@ -84,6 +92,7 @@ class Options:
             half=words.get("half", False),
             policy=words.get("policy", "auto"),
             calls=words.get("calls", 1),
+            parameters=words.get("parameters", "auto"),
         )
 
     @property

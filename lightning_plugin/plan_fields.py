@@ -82,13 +82,18 @@ class BarePlan:
     """All that is decided before a step, and its ``forecast``; `Plan` adds how it is read, saved and drawn.
 
     Plans are equal if and only if they decide the same: ``segments``, within what ``budget``, for images of what
-    ``shape``, and which operators run whole (``barriers``).
+    ``shape``, and which operators run whole (``barriers``); which captured tensors (parameters, by the places of their
+    nodes) live below the device, ``on_host`` or ``on_disk``, and whether copies of them are ``fetched_ahead`` of the
+    use that they are for (see [Note: streamed] in `execute.homes`).
     """
 
     segments: tuple[SegmentPlan, ...]
     budget: int | None = None
     shape: tuple[int, ...] = ()
     barriers: tuple[str, ...] = ()
+    on_host: tuple[int, ...] = ()
+    on_disk: tuple[int, ...] = ()
+    fetched_ahead: bool = False
     forecast: Forecast = field(default=Forecast(), compare=False)
 
     @property

@@ -32,10 +32,11 @@ class SegmentForecast:
 class Forecast:
     """The figures of a whole step.
 
-    ``peak_bytes`` is the peak on the device, of which ``fixed_bytes`` are parameters and their gradients, and
-    ``reserve_bytes`` are left to the device's own libraries (see `planner.rates`). ``held_bytes`` is what the call
-    leaves there until its backward, ``plain_bytes`` what plain PyTorch would hold for backward: activations and input,
-    of which ``index_bytes`` are pooling indices and masks. ``seconds`` and ``recompute`` (a share of the forward work)
+    ``peak_bytes`` is the peak on the device, of which ``fixed_bytes`` are the parameters that live there, with their
+    gradients and what optimizers keep for them, and ``reserve_bytes`` are left to the device's own libraries (see
+    `planner.rates`). ``held_bytes`` is what the call leaves there until its backward, ``plain_bytes`` what plain
+    PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks.
+    ``streamed_bytes`` are the parameters that live below. ``seconds`` and ``recompute`` (a share of the forward work)
     are the cost.
     """
 
@@ -47,3 +48,4 @@ class Forecast:
     fixed_bytes: int = 0
     reserve_bytes: int = 0
     held_bytes: int = 0
+    streamed_bytes: int = 0

@@ -31,6 +31,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchModeBase
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
     "BatchNormBase",
@@ -38,6 +39,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "InstanceNormBase",
+    "WeakTensorKeyDictionary",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -257,6 +259,11 @@ def forget_step_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Have an optimizer call no hooks of its own when it steps."""
     optimizer._optimizer_step_pre_hooks = OrderedDict()
     optimizer._optimizer_step_post_hooks = OrderedDict()
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer calls hooks of its own when it steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def dispatch_mode() -> Any:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
+from lightning_plugin.execute.homes import Homes
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
-from lightning_plugin.ledger import Ledger
+from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
@@ -50,7 +51,8 @@ class Settings:
     ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
     when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
     ran, ``ledger`` what its step used where a budget is kept. ``progress`` tells of steps while they last,
-    ``library`` is what they have found of tiles.
+    ``library`` is what they have found of tiles. ``homes`` are where streamed tensors live, ``owed`` is what optimizers
+    keep for each tensor, by identity.
     """
 
     options: Options = field(default_factory=Options)
@@ -65,6 +67,8 @@ class Settings:
     reserved: int = field(default=0, init=False)
     progress: Progress = field(default_factory=Progress, init=False)
     library: Library = field(default_factory=Library, init=False)
+    homes: Homes = field(default_factory=Homes, init=False)
+    owed: dict[int, int] = field(default_factory=dict, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
@@ -86,8 +90,7 @@ class Settings:
         in `ledger`."""
 
         def fitting() -> list[Plan]:
-            room = usable(budget - self.reserved - held)
-            return [plan for plan in known if plan.peak_bytes - self.reserved <= room]
+            return [plan for plan in known if plan.peak_bytes <= usable(budget - held)]
 
         held = self.beside(recording)
         if held > SCRAPS and not fitting():
@@ -134,11 +137,13 @@ class Settings:
         lower = lower_tiers(device, self.options)
         policy = policy_of(self.options.policy, self.options.halo)
         described = repr((self.rates, lower, policy))
-        network = Network(recording, self.accumulates)
+        network = Network(recording, self.accumulates, self.owed, self.tiers_of(recording))
         weights = [(t.shape, t.dtype) for t in tensors_of(recording) if isinstance(t, nn.Parameter)]
         about = shelf.key_of(
-            structure(recording, not self.accumulates), weights, self.accumulates, budget, calls, described
-        )
+            structure(recording, not self.accumulates), weights, self.accumulates, budget, calls, described,
+            tuple(network.below.get(id(t)) for t in tensors_of(recording)),
+            tuple(map(network.owes, network.captured)),
+        )  # fmt: skip
         if about not in self._recipes:
             self._recipes[about] = shelf.load(about)
         recipes = self._recipes[about]
@@ -151,6 +156,25 @@ class Settings:
             shelf.keep(about, recipes)
         return replace(plan, shape=tuple(images[0].source.shape) if images else ())
 
+    def tiers_of(self, recording: Recording) -> dict[int, str]:
+        """The tiers of the tensors that live below the device, by identity."""
+        return {id(t): tier for t in tensors_of(recording) if (tier := self.homes.tier(t)) is not None}
+
+    def settle(self, plan: Plan, recording: Recording, ledger: Ledger) -> None:
+        """Have tensors live where a plan puts them, or where they live already."""
+        captures = recording.bindings.captures
+        planned = dict.fromkeys(plan.on_host, "host") | dict.fromkeys(plan.on_disk, "disk")
+        for place, node in enumerate(recording.nodes):
+            capture = captures.get(node.outputs[0]) if node.outputs else None
+            if capture is None:
+                continue
+            tier = self.homes.tier(capture.tensor) or planned.get(place)
+            if tier is not None:
+                for t in with_gradients([capture.tensor]):
+                    ledger.discount(t)
+                self.homes.settle(capture.tensor, tier, node.outputs[0].device)
+        self.homes.rest()
+
     def begin(self, plan: Plan, recording: Recording) -> Step:
         """Note what is about to run, and open the step's page of the ledger."""
         self.plan = plan
@@ -159,6 +183,8 @@ class Settings:
         device = images[0].device if images else torch.device("cpu")
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)
+        self.homes.folder = self.options.folder
+        self.settle(plan, recording, self.ledger)
         if self.beside(recording) <= SCRAPS:
             self.ledger.begin()
         self.ledger.limit = self.options.budget
@@ -166,8 +192,9 @@ class Settings:
             if image.tensor is not None:
                 self.ledger.ignore(image.tensor)
         for tensor in tensors_of(recording):
-            self.ledger.hold(tensor)
-        return Step(self.ledger, self.team, self.options.folder, self.progress, library=self.library)
+            if tensor not in self.homes:
+                self.ledger.hold(tensor)
+        return Step(self.ledger, self.team, self.options.folder, self.progress, library=self.library, homes=self.homes)
 
 
 def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:

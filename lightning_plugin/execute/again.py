@@ -27,6 +27,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.store import Handle
+from lightning_plugin.execute.streams import Saved, Streams
 from lightning_plugin.graph import Value
 from lightning_plugin.private import version
 from lightning_plugin.program.program import Program
@@ -34,23 +35,26 @@ from lightning_plugin.program.program import Program
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors that were used once and will be used again, and what they were."""
+    """Tensors that were used once and will be used again, and what they were; copies of streamed ones by name."""
 
-    tensors: Sequence[Tensor]
+    kept: Sequence[Tensor | Saved]
     versions: Sequence[int | None]
 
     @staticmethod
-    def of(tensors: Sequence[Tensor]) -> Inputs:
-        return Inputs(tensors, list(map(version, tensors)))
+    def of(tensors: Sequence[Tensor], streams: Streams | None) -> Inputs:
+        kept = tensors if streams is None else list(map(streams.pack, tensors))
+        return Inputs(kept, list(map(version, tensors)))
 
-    def check(self) -> None:
-        """Refuse to go on where one of them was changed."""
-        for t, before in zip(self.tensors, self.versions, strict=True):
+    def tensors(self) -> list[Tensor]:
+        """The tensors; refuses to go on where one of them was changed."""
+        found = [t if isinstance(t, Tensor) else t.again() for t in self.kept]
+        for t, before in zip(found, self.versions, strict=True):
             if version(t) != before:
                 raise RecordingError(
                     f"a tensor of shape {tuple(t.shape)} that the forward pass used was changed in place before "
                     "backward (an optimizer step between forward and backward, say). Its old value is needed."
                 )
+        return found
 
 
 class Again:
@@ -71,7 +75,7 @@ class Again:
     def __call__(self, deepest: int) -> None:
         """Make it; of what has to come back for that, the boundaries that are dropped deeper than ``deepest`` go
         again."""
-        self.inputs.check()
+        inputs = self.inputs.tensors()
         self.run.check_images()
         there = {v: handle for v, ref in self.stored.items() if (handle := ref()) is not None}
         missing = {v: handle for v, handle in there.items() if handle.gone}
@@ -85,13 +89,13 @@ class Again:
         for handle in missing.values():
             handle.make_room()
         with torch.no_grad(), torch.autocast(run.kind, enabled=False), run.turn("again"):
-            Forward(run, self.used(program), {**self.boundaries, **missing}).run()
+            Forward(run, self.used(program, inputs), {**self.boundaries, **missing}).run()
         for handle in passing:
             if handle.again is not None and handle.again.depth > deepest:
                 handle.let_go()
 
-    def used(self, program: Program) -> list[Tensor]:
+    def used(self, program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The inputs in the order in which the shorter program names them."""
-        of = dict(zip(map(id, self.run.program.vectors), self.inputs.tensors, strict=False))
-        spreads = self.inputs.tensors[len(self.run.program.vectors) :]
+        of = dict(zip(map(id, self.run.program.vectors), inputs, strict=False))
+        spreads = inputs[len(self.run.program.vectors) :]
         return [*(of[id(v)] for v in program.vectors), *spreads]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.store import Handle
+from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Spread
 from lightning_plugin.recording import Bindings
@@ -19,7 +21,8 @@ class Frame:
     """What a run is given, the step it is part of, and what it has made so far.
 
     ``vectors`` are those that were computed, with their autograd history; ``whole`` are maps that lie in ordinary
-    tensors. ``stored`` are boundaries, and ``tokens`` what stands for each of them in autograd's graph.
+    tensors. ``stored`` are boundaries, and ``tokens`` what stands for each of them in autograd's graph. ``streams`` has
+    the vectors that are there for a use only.
     """
 
     bindings: Bindings
@@ -28,6 +31,7 @@ class Frame:
     whole: dict[Value, Tensor] = field(default_factory=dict)
     stored: dict[Value, Handle] = field(default_factory=dict)
     tokens: dict[Value, Tensor] = field(default_factory=dict)
+    streams: Streams | None = None
 
     def __contains__(self, v: object) -> bool:
         return v in self.vectors or v in self.whole or v in self.stored
@@ -37,6 +41,14 @@ class Frame:
         if v not in self.vectors:
             raise AssertionError(f"{v.label} is needed before it is computed")
         return self.vectors[v]
+
+    def serves(self, v: Value) -> bool:
+        """Whether a vector is there for a use only."""
+        return self.streams is not None and v in self.streams.served
+
+    def use(self, use: Use, needed: Sequence[Value]) -> AbstractContextManager[None]:
+        """A block in which these vectors are there."""
+        return nullcontext() if self.streams is None else self.streams.use(use, needed, self.vectors)
 
     def resident(self, v: Value) -> Tensor | None:
         """The ordinary tensor that a map lies in, if it does: a spread vector, or a map that was made whole."""

@@ -26,6 +26,7 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.private import version
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,14 +84,15 @@ def connect(run: SegmentRun, frame: Frame, made: Evaluated) -> None:
     """Put a part's backward behind its results."""
     lease = Lease(tuple(frame.stored[v] for v in run.boundaries))
     marker = torch.empty(0)
+    streams = frame.streams
 
     def pack(t: Tensor) -> Any:
-        return lease if t is marker else t
+        return lease if t is marker else t if streams is None else streams.pack(t)
 
-    with (
-        torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: marker if isinstance(kept, Lease) else kept),
-    ):
+    def unpack(kept: Any) -> Tensor:
+        return marker if isinstance(kept, Lease) else kept if streams is None else streams.unpack(kept)
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         results = SegmentFunction.apply(run, frame, made, marker, *run.inputs(frame))
     made.results.update(zip((*run.outputs, *run.stored), results, strict=True))
     if run.ledger is not None and results and results[0].grad_fn is not None:
@@ -106,7 +108,7 @@ class SegmentFunction(torch.autograd.Function):
         stored = {v: frame.stored[v] for v in run.stored}
         boundaries = {v: frame.stored[v] for v in run.boundaries}
         if run.plan.drop:
-            again = Again(run, Inputs.of([t.detach() for t in inputs]), stored, boundaries)
+            again = Again(run, Inputs.of([t.detach() for t in inputs], frame.streams), stored, boundaries)
             for handle in stored.values():
                 handle.again = again
         ctx.carried = made.carried
@@ -115,7 +117,7 @@ class SegmentFunction(torch.autograd.Function):
         results = [made.results[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
-        ctx.versions = Inputs.of(inputs).versions
+        ctx.versions = list(map(version, inputs))
         ctx.save_for_backward(marker, *inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]
@@ -126,7 +128,7 @@ class SegmentFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         _, *inputs = ctx.saved_tensors
-        Inputs(inputs, ctx.versions).check()
+        Inputs(inputs, ctx.versions).tensors()
         ctx.run.check_images()
         ledger = ctx.run.ledger
         if ledger is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.store import Place
+from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.execute.transfer import Courier
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
@@ -33,8 +34,10 @@ def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
     says."""
     ledger = frame.step.ledger
     gathers = [n for n in nodes if isinstance(n.op, Gather)]
+    stages = prepare(plan, nodes, frame.step)
+    frame = replace(frame, streams=streams_of(plan, nodes, stages, frame))
     try:
-        for stage in prepare(plan, nodes, frame.step):
+        for stage in stages:
             if ledger is not None:
                 ledger.enter((stage.place, "forward"))
             stage.run(frame)
@@ -47,10 +50,31 @@ def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
             for v in node.outputs:
                 if not v.is_map:
                     compute(v, frame)
+        if frame.streams is not None:
+            frame.streams.rest()
         if ledger is not None:
             ledger.leave()
     finally:
         frame.forget_maps()
+
+
+def streams_of(plan: Plan, nodes: Sequence[Node], stages: Sequence[Stage], frame: Frame) -> Streams | None:
+    """The streamed tensors of a run: those that the plan puts below the device, and those that live there already."""
+    step = frame.step
+    captured: dict[Value, Tensor] = {}
+    placed = {*plan.on_host, *plan.on_disk}
+    for place, node in enumerate(nodes):
+        found = frame.bindings.captures.get(node.outputs[0]) if isinstance(node.op, Captured) else None
+        if found is not None and (place in placed or found.tensor in step.homes):
+            captured[node.outputs[0]] = found.tensor
+    if not captured:
+        return None
+    for v in captured:  # an earlier run may have had it on the device
+        frame.vectors.pop(v, None)
+    uses = {use: vectors for stage in stages for use, vectors in stage.uses_of()}
+    uses |= {(-1, n.serial): n.inputs for n in nodes if isinstance(n.op, (VectorOp, Barrier))}
+    below = step.homes if step.rehearsal is None else None
+    return Streams(captured, uses, nodes, below, step.ledger, plan.fetched_ahead)
 
 
 @dataclass(eq=False)
@@ -70,6 +94,15 @@ class Stage:
         if self.program is not None:
             return list(self.program.reads)
         return [v for t in self.targets for v in t.node.maps]
+
+    def uses_of(self) -> Iterator[tuple[Use, Sequence[Value]]]:
+        """The uses of a segment, with the vectors that each needs."""
+        if self.program is not None:
+            yield (self.place, -1), self.program.vectors
+            return
+        for t in self.targets:
+            partner = self.fused.get(t.node.serial)
+            yield (self.place, t.node.serial), t.node.vectors if partner is None else t.node.vectors[2:]
 
     def makes(self, value: Value) -> bool:
         return any(value in t.node.outputs for t in self.targets)
@@ -94,7 +127,8 @@ class Stage:
                 'halo="recompute"'
             )
         at = Place(self.plan.tier, self.courier)
-        run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
+        with frame.use((self.place, -1), program.vectors):
+            run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
 
     def run_kept(self, nodes: Sequence[Node], frame: Frame) -> None:
         ledger = frame.step.ledger
@@ -107,7 +141,9 @@ class Stage:
                         compute(v.node.inputs[0], frame)
                 elif partner is None or v.node is not partner:
                     compute(v, frame)
-            keep(node, frame, self.uses, self.fused)
+            needed = node.vectors if partner is None else node.vectors[2:]
+            with frame.use((self.place, node.serial), needed):
+                keep(node, frame, self.uses, self.fused)
             if ledger is not None:
                 self.mark(node, frame, place, ledger, guard)
 
@@ -150,19 +186,23 @@ def compute(value: Value, frame: Frame) -> None:
     if value.is_map:
         return
     ledger = frame.step.ledger
+    if frame.serves(value):
+        return
     for node in ancestors([value], frame):
         op = node.op
+        if any(map(frame.serves, node.outputs)):
+            continue
         if isinstance(op, Captured):
             (v,) = node.outputs
             frame.vectors[v] = as_used(frame.bindings.captures[v].tensor, v.requires_grad)
         elif isinstance(op, Gather):
             gather(node, frame)
         elif isinstance(op, (VectorOp, Barrier)):
-            with watched(ledger):
+            with watched(ledger), frame.use((-1, node.serial), node.inputs):
                 call(node, frame)
-            if ledger is not None:
-                for v in node.outputs:
-                    ledger.hook(frame.vector(v), {frame.vector(i).grad_fn for i in node.inputs})
+                if ledger is not None:
+                    for v in node.outputs:
+                        ledger.hook(frame.vector(v), {frame.vector(i).grad_fn for i in node.inputs})
 
 
 def call(node: Node, frame: Frame) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lightning_plugin.execute.homes import Homes
 from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.team import Team
 from lightning_plugin.ledger import Ledger
@@ -14,8 +15,8 @@ from lightning_plugin.progress import Progress
 @dataclass(frozen=True, eq=False)
 class Step:
     """How a plan is run: who counts what it holds, the ranks that share its tiles, the folder for maps on the disk
-    (None: the system's), who hears of its progress, what is rehearsed, if it is only a rehearsal, and what earlier
-    steps have found of tiles."""
+    (None: the system's), who hears of its progress, what is rehearsed, if it is only a rehearsal, what earlier
+    steps have found of tiles, and where streamed tensors live."""
 
     ledger: Ledger | None = None
     team: Team | None = None
@@ -23,3 +24,4 @@ class Step:
     progress: Progress = field(default_factory=Progress)
     rehearsal: Rehearsal | None = None
     library: Library = field(default_factory=Library)
+    homes: Homes = field(default_factory=Homes)

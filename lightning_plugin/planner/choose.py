@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Barrier
-from lightning_plugin.plan import Forecasts, Plan, SegmentPlan
+from lightning_plugin.plan import Forecasts, Plan
 from lightning_plugin.planner.account import account
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.parameters import Copies, Placed, placements
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.recipe import Recipe, with_account
@@ -51,7 +53,7 @@ class Chooser:
     lower: Lower
     policy: Policy = POLICIES["auto"]
     rehearsed: dict[tuple[Plan, Forecasts], Plan] = field(default_factory=dict)
-    notes: dict[tuple[SegmentPlan, ...], list[Note]] = field(default_factory=dict)
+    notes: dict[Hashable, list[Note]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.search = Search(self.network, self.rates, self.lower, self.policy)
@@ -61,7 +63,7 @@ class Chooser:
         reserve = self.reserve(budget)
         limit = usable(budget) - reserve
         self.refuse_barriers(limit)
-        best = self.try_rounds(limit) or self.frugal
+        best = self.shares(limit) or self.frugal
         if best.peak_bytes > limit:
             raise self.refusal(budget)
         return self.promised(best, budget)
@@ -120,7 +122,7 @@ class Chooser:
         """Barriers hold their maps whole: say so where even one of them alone is too much."""
         for node in self.network.barriers:
             assert isinstance(node.op, Barrier)
-            whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.network.fixed_bytes
+            whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.least_fixed
             if whole > limit:
                 # What is around a barrier counts too.
                 smallest = self.enough_for(max(whole, self.frugal.peak_bytes))
@@ -132,6 +134,31 @@ class Chooser:
                     smallest,
                     node.label,
                 )
+
+    @cached_property
+    def placements(self) -> list[Placed]:
+        """What may live below the device, from what has to."""
+        return placements(self.network, self.lower)
+
+    @cached_property
+    def least_fixed(self) -> int:
+        """What lies on the device all the time, where as much as can be lives below."""
+        return self.network.fixed_bytes - Copies(self.network, self.placements[-1], self.rates).freed
+
+    def shares(self, limit: int) -> Plan | None:
+        """The faster of two plans: one that leaves as many parameters on the device as any, and one that leaves a share
+        fewer. Copies are fetched ahead where that fits."""
+        found: list[Plan] = []
+        for placed in self.placements:
+            for ahead in (True, False) if placed.all else (False,):
+                self.search.place(placed, ahead)
+                plan = None if self.search.fixed > limit else self.try_rounds(limit)
+                if plan is not None:
+                    found.append(plan)
+                    break
+            if len(found) == 2 or (found and not placed.all):
+                break
+        return min(found, key=lambda plan: plan.seconds, default=None)
 
     def try_rounds(self, limit: int, rounds: int = ROUNDS) -> Plan | None:
         best: Plan | None = None
@@ -165,9 +192,9 @@ class Chooser:
         """
         said = plan, plan.forecasts
         if said not in self.rehearsed:
-            if plan.segments not in self.notes:
-                self.notes[plan.segments] = noted(plan, self.network)
-            found = account(self.notes[plan.segments])
+            if decisions(plan) not in self.notes:
+                self.notes[decisions(plan)] = noted(plan, self.network)
+            found = account(self.notes[decisions(plan)])
             self.search.learn(plan, found.forward, found.backward)
             segments = tuple(
                 dataclasses.replace(s, forecast=with_account(s.forecast, i, found)) for i, s in enumerate(plan.segments)
@@ -178,13 +205,14 @@ class Chooser:
 
     def recipe(self, plan: Plan) -> Recipe:
         """A plan that was chosen, for other sizes too."""
-        return Recipe.of(plan, self.network, self.notes[plan.segments])
+        return Recipe.of(plan, self.network, self.notes[decisions(plan)])
 
     @cached_property
     def frugal(self) -> Plan:
         """The plan with the smallest true peak, to a few percent; it does not depend on what was asked before."""
+        self.search.place(self.placements[-1])
         best = self.thriftiest()
-        low = self.network.fixed_bytes
+        low = self.search.fixed
         for _ in range(HALVINGS):
             middle = (low + best.peak_bytes) // 2
             found = self.try_rounds(middle, FEW)
@@ -194,7 +222,7 @@ class Chooser:
     def thriftiest(self) -> Plan:
         """The plan that needs least as far as the model knows, found by halving."""
         self.search.intervals.lessons.clear()  # the answer must not depend on what was asked before
-        low, high = self.network.fixed_bytes, max(2 * self.network.fixed_bytes, 1 << 20)
+        low, high = self.search.fixed, max(2 * self.search.fixed, 1 << 20)
         while self.search.run(high) is None:
             low, high = high, high * 2
         while high - low > max(low // 200, 1 << 14):
@@ -207,16 +235,30 @@ class Chooser:
         assert found is not None
         return self.true(found)
 
+    def parts(self) -> str:
+        """What parameters take, in words."""
+        owes = any(map(self.network.owes, self.network.captured))
+        what = "arameters, gradients and the optimizer's state" if owes else "arameters and gradients"
+        every, here = format_bytes(self.network.fixed_bytes), format_bytes(self.least_fixed)
+        if self.least_fixed == self.network.fixed_bytes:
+            return f"P{what} alone take {every}"
+        return f"Of {every} of p{what}, {here} stay on the device; the rest is fetched where it is used"
+
     def refusal(self, budget: int) -> BudgetError:
         plan = self.frugal
         smallest = self.enough_for(plan.peak_bytes)
         operator = worst(plan)
         return BudgetError(
             f"no plan keeps {format_bytes(budget)}. The smallest budget that works is {exact_bytes(smallest)}; "
-            f"'{operator}' sets it. Parameters and gradients alone take {format_bytes(self.network.fixed_bytes)}.",
+            f"'{operator}' sets it. {self.parts()}.",
             smallest,
             operator,
         )
+
+
+def decisions(plan: Plan) -> Hashable:
+    """What a rehearsal of a plan depends on."""
+    return plan.segments, plan.on_host, plan.on_disk, plan.fetched_ahead
 
 
 def usable(budget: int) -> int:

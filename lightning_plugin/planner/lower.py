@@ -16,11 +16,18 @@ HOST = 64 * 2**30
 @dataclass(frozen=True)
 class Lower:
     """The tiers below the device: how much the host may hold (None where there is no host below), and whether the disk
-    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits."""
+    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits. Parameters
+    may live on the tiers ``parameters``."""
 
     host: int | None = None
     disk: bool = True
     half: bool = False
+    parameters: tuple[str, ...] = ()
+
+    def tier_of_parameter(self, used: int, size: int) -> str | None:
+        """Where the next parameter goes if it leaves the device, with all that goes with it."""
+        fits = {"host": self.host is None or used + size <= self.host, "disk": True}
+        return next((tier for tier in self.parameters if fits[tier]), None)
 
     def tier(self, used: int, size: int) -> str | None:
         """Where the next map goes if it leaves the device."""
@@ -46,4 +53,12 @@ def one_way(rates: Rates, tier: str, size: int) -> float:
 def lower_tiers(device: str | None, options: Options) -> Lower:
     """The tiers below a device that a user allows: a CPU has no host below it."""
     host = HOST if options.host_budget is None else options.host_budget
-    return Lower(None if device is None or device.split(":")[0] == "cpu" else host, bool(options.disk), options.half)
+    alone = device is None or device.split(":")[0] == "cpu"
+    there = {"host": not alone and host > 0, "disk": bool(options.disk)}
+    parameters = {
+        "auto": tuple(tier for tier, is_there in there.items() if is_there),
+        "device": (),
+        "host": ("host",),
+        "disk": ("disk",),
+    }
+    return Lower(None if alone else host, bool(options.disk), options.half, parameters[options.parameters])

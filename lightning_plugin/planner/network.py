@@ -8,7 +8,7 @@ ones are where little is alive.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,10 +27,13 @@ from lightning_plugin.recording import Recording
 @dataclass(eq=False)
 class Network:
     """``accumulates``: parameters have gradients already when a step begins, as in all steps of a training but the
-    first; else they have those that they have now."""
+    first; else they have those that they have now. ``owed`` is what an optimizer keeps, or will keep, for each tensor;
+    ``below`` are the tiers of those that live below the device already: both by identity."""
 
     recording: Recording
     accumulates: bool = False
+    owed: Mapping[int, int] = field(default_factory=dict)
+    below: Mapping[int, str] = field(default_factory=dict)
     #: What rehearsals have run; see [Note: known] in `execute.rehearsal`.
     rehearsed: dict[Hashable, Pass] = field(default_factory=dict)
     #: Which programs are alike; see [Note: repeats] in `planner.repeats`.
@@ -156,9 +159,27 @@ class Network:
 
     @cached_property
     def fixed_bytes(self) -> int:
-        """Parameters and other tensors the network uses, and the gradients of those that have one."""
-        tensors = [capture.tensor for capture in self.recording.captures]
-        return sum(t.numel() * t.element_size() * (2 if t.requires_grad else 1) for t in tensors)
+        """Parameters and other tensors the network uses, with all that goes with them."""
+        return sum(map(self.weight, self.captured))
+
+    @cached_property
+    def captured(self) -> list[Value]:
+        """The tensors that the network uses."""
+        captures = self.recording.bindings.captures
+        return [v for n in self.nodes for v in n.outputs if v in captures]
+
+    def weight(self, v: Value) -> int:
+        """The bytes of a tensor that the network uses, with its gradient and what an optimizer keeps for it."""
+        t = self.recording.bindings.captures[v].tensor
+        return t.numel() * t.element_size() * (2 if t.requires_grad else 1) + self.owes(v)
+
+    def owes(self, v: Value) -> int:
+        """What an optimizer keeps for a tensor that the network uses."""
+        return self.owed.get(id(self.recording.bindings.captures[v].tensor), 0)
+
+    def tier_of(self, v: Value) -> str | None:
+        """Where a tensor lives that lives below the device."""
+        return self.below.get(id(self.recording.bindings.captures[v].tensor))
 
     @cached_property
     def image_bytes(self) -> int:

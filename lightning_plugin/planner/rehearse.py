@@ -31,7 +31,7 @@ from lightning_plugin.planner.account import Account, account
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.representative import effort, representative
 from lightning_plugin.program.program import Program
-from lightning_plugin.recording import Bindings, Image
+from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.source import TensorSource, prefetches
 
 
@@ -114,7 +114,7 @@ def noted(plan: Plan, network: Network) -> list[Note]:
 
     step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.likeness, network.rehearsed, network.repeats.once))
     with torch.inference_mode(False), MODES.planning:
-        frame = scenery(network, step)
+        frame = scenery(plan, network, step)
         given = list(frame.vectors.values())  # a step's parameters stay when its results go
         with ledger.watcher:
             ledger.notes = []
@@ -139,7 +139,8 @@ def left(nodes: Sequence[Node], frame: Frame) -> list[Tensor]:
     """
 
     def differentiable(v: Value) -> bool:
-        return not v.is_map and frame.vector(v).grad_fn is not None
+        found = frame.vectors.get(v)  # what was there for a use only is no result
+        return found is not None and found.grad_fn is not None
 
     read = {id(v) for n in nodes if any(o.is_map or differentiable(o) for o in n.outputs) for v in n.inputs}
     return [frame.vector(v) for n in nodes for v in n.outputs if id(v) not in read and differentiable(v)]
@@ -152,13 +153,18 @@ def backward(results: Sequence[Tensor]) -> None:
         torch.autograd.backward(results, cotangents)
 
 
-def scenery(network: Network, step: Step) -> Frame:
-    """A frame whose images and vectors hold no data."""
+def scenery(plan: Plan, network: Network, step: Step) -> Frame:
+    """A frame whose images and vectors hold no data. What lives below the device counts nowhere."""
     recording, ledger = network.recording, step.ledger
     assert ledger is not None
     known: dict[Value, Tensor] = {}
+    captures: dict[Value, Capture] = {}
+    below = {network.nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)}
+    for v in below:
+        captures[v] = Capture(away(v, ledger), None)
+    ledger.live += sum(network.owes(v) for v in network.captured if v not in below)
     for v in dict.fromkeys(v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
-        if v in recording.known or v in recording.bindings.captures:
+        if v not in below and (v in recording.known or v in recording.bindings.captures):
             known[v] = leaf(v)
             ledger.see(known[v])
             if v not in recording.known and network.has_gradient(v):
@@ -169,7 +175,7 @@ def scenery(network: Network, step: Step) -> Frame:
     for v in (v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
         if v in recording.bindings.images and v not in images:
             images[v] = blank(v, recording.bindings.images[v], ledger)
-    return Frame(Bindings(images), known, step)
+    return Frame(Bindings(images, captures), known, step)
 
 
 def blank(v: Value, image: Image, ledger: Ledger) -> Image:
@@ -181,6 +187,16 @@ def blank(v: Value, image: Image, ledger: Ledger) -> Image:
     tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
     ledger.ignore(tensor)
     return Image.now(TensorSource(tensor, image.instances), image.device)
+
+
+def away(v: Value, ledger: Ledger) -> Tensor:
+    """A fake tensor for one that lives below the device, with the gradient that it will have there."""
+    tensor = leaf(v)
+    ledger.ignore(tensor)
+    if v.requires_grad:
+        tensor.grad = torch.empty_like(tensor)
+        ledger.ignore(tensor.grad)
+    return tensor
 
 
 def leaf(v: Value) -> Tensor:

@@ -24,6 +24,7 @@ from lightning_plugin.planner.images import few, free_stages
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network, is_given
+from lightning_plugin.planner.parameters import Copies, Placed
 from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
@@ -50,17 +51,29 @@ class Search:
         self.budget = 0
         self.depth = 0
         self.streaming = False
+        self.copies = Copies(network, Placed(), rates)
         #: Of the plan that was found last among those that decide the same, what each segment is made of.
         self._pieces: dict[Plan, list[list[Piece]]] = {}
-        self._free: dict[int, dict[int, tuple[int, int]]] = {}
+        self._free: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
         self._stored: dict[tuple[int, int], tuple[tuple[Value, ...], frozenset[int], int, int]] = {}
 
     @property
     def free(self) -> dict[int, tuple[int, int]]:
         """The stages in which images are on their own; see [Note: images] in `images`."""
-        if self.budget not in self._free:
-            self._free[self.budget] = free_stages(self.intervals, self.budget - self.network.fixed_bytes)
-        return self._free[self.budget]
+        key = self.budget, self.fixed
+        if key not in self._free:
+            self._free[key] = free_stages(self.intervals, self.budget - self.fixed)
+        return self._free[key]
+
+    @property
+    def fixed(self) -> int:
+        """What lies on the device all the time."""
+        return self.network.fixed_bytes - self.copies.freed
+
+    def place(self, placed: Placed, ahead: bool = False) -> None:
+        """From now on, plan with these parameters below the device, and copies of them that are fetched ahead."""
+        if (placed, ahead) != (self.copies.placed, self.copies.ahead):
+            self.copies = Copies(self.network, placed, self.rates, ahead)
 
     @property
     def cuts(self) -> list[int]:
@@ -166,7 +179,7 @@ class Search:
         alive = intervals.alive(begin)
         gone = before.back - sum(d.size for d in before.dropped if not d.maps.isdisjoint(alive))
         room = Room(
-            self.budget - self.network.fixed_bytes - before.held,
+            self.budget - self.fixed - before.held - self.copies.flight(begin, end),
             placement.device - gone,
             intervals.ends(begin, before.spilled) + intervals.ends(end, spilled) if trains else 0,
         )
@@ -202,13 +215,16 @@ class Search:
             dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, site.read), drop))
         extra = way.work - plain + sum(d.work for d in again)
         reads = site.reads + (way.forward[0].tiles - 1) * site.keys
-        seconds = way.with_transfers(site.writes, reads, where.ahead) + sum(d.seconds for d in again)
-        base = before.held + self.network.fixed_bytes
+        back = None if way.backward is None else way.backward[1].seconds
+        waiting = self.copies.waiting(where.begin, where.end, way.forward[1].seconds, back)
+        seconds = way.with_transfers(site.writes, reads, where.ahead) + waiting + sum(d.seconds for d in again)
+        flight = self.copies.flight(where.begin, where.end)
+        base = before.held + self.fixed + flight
         peak = max(way.peak, site.room.ends + site.again)
         return Partial(
             before.keeps + way.carried + (0 if drop else placement.device),
             before.seconds + seconds,
-            max(before.peak, before.held + peak),
+            max(before.peak, before.held + flight + peak),
             before.spilled | placement.maps if where.leaving else before.spilled,
             before.lower + (placement.below + placement.size if where.leaving else 0),
             before.extra + extra,
@@ -252,21 +268,25 @@ class Search:
         if still_needed(before.dropped, {id(v) for n in network.order[begin:end] for v in n.maps}):
             return None  # what is kept would hold on to what was dropped
         brought = {id(v): v.bytes for n in network.order[begin:end] for v in n.maps if id(v) in before.spilled}
+        flight = self.copies.kept_flight(begin, end)
         base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
         held = base + (intervals.saved_bytes(begin, end) if network.trains else 0)
         tiled_before = network.trains and before.piece and not before.keep
         ends = intervals.ends(begin, before.spilled) if tiled_before else 0
         work = intervals.kept_peak(begin, end)
-        most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends
-        if most + network.fixed_bytes > self.budget:
+        most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends + flight
+        if most + self.fixed > self.budget:
             return None
         way_back = one_way(self.rates, self.lower.there, sum(brought.values()))
-        seconds = intervals.kept_seconds(begin, end) + (4 if network.trains else 1) * way_back
-        peak, part = max(before.peak, most), Part(begin, end, "kept", base + ends + network.fixed_bytes, work)
+        work_seconds = intervals.kept_seconds(begin, end)
+        seconds = work_seconds + (4 if network.trains else 1) * way_back
+        parts = (work_seconds / 3, 2 * work_seconds / 3) if network.trains else (work_seconds, None)
+        seconds += self.copies.waiting(begin, end, *parts)
+        peak, part = max(before.peak, most), Part(begin, end, "kept", base + ends + flight + self.fixed, work)
         forecast = SegmentForecast(
             stored_bytes=held - before.held,
-            forward_bytes=held + network.fixed_bytes,
-            backward_bytes=most + network.fixed_bytes,
+            forward_bytes=held + self.fixed,
+            backward_bytes=most + self.fixed,
             seconds=seconds,
         )
         done = replace(
@@ -373,13 +393,17 @@ class Search:
             segments=tuple(merge_kept(segments)),
             budget=self.budget,
             barriers=tuple(n.label for n in network.barriers),
+            on_host=self.copies.placed.on_host,
+            on_disk=self.copies.placed.on_disk,
+            fetched_ahead=self.copies.ahead,
             forecast=Forecast(
-                peak_bytes=best.peak + network.fixed_bytes,
+                peak_bytes=best.peak + self.fixed,
                 plain_bytes=network.plain_bytes,
                 index_bytes=network.index_bytes,
                 seconds=best.seconds,
                 recompute=best.extra / total if total else 0.0,
-                fixed_bytes=network.fixed_bytes,
+                fixed_bytes=self.fixed,
+                streamed_bytes=sum(v.bytes for v in self.copies.tiers),
             ),
         )
         rest = iter(pieces)

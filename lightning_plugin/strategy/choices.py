@@ -13,7 +13,7 @@ from lightning_plugin.planner.choose import exact_bytes
 from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.recording import Recording
-from lightning_plugin.settings import Settings
+from lightning_plugin.settings import Settings, tensors_of
 from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.units import format_bytes
 
@@ -65,21 +65,23 @@ class RunSettings(Settings):
         return held if self.team is None else max(self.team.gather(held))
 
     def search(self, recording: Recording, budget: int, calls: int = 1) -> Plan:
-        """A plan within what the optimizers leave of a budget."""
+        """A plan within what optimizers leave of a budget that keep something for parameters which are no part of this
+        recording."""
+        others = self.reserved - sum(self.owed.get(id(t), 0) for t in tensors_of(recording))
         try:
-            plan = super().search(recording, max(1, budget - self.reserved), calls)
+            plan = super().search(recording, max(1, budget - others), calls)
         except BudgetError as refused:
-            if not self.reserved:
+            if not others:
                 raise
-            smallest = refused.smallest + self.reserved
+            smallest = refused.smallest + others
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the optimizers will take "
-                f"{format_bytes(self.reserved)}. Give at least {exact_bytes(smallest)}. "
+                f"{format_bytes(others)} for other parameters. Give at least {exact_bytes(smallest)}. "
                 f"For a step without them: {refused}",
                 smallest,
                 refused.operator,
             ) from refused
-        forecast = replace(plan.forecast, peak_bytes=plan.peak_bytes + self.reserved)
+        forecast = replace(plan.forecast, peak_bytes=plan.peak_bytes + others)
         plan = replace(plan, budget=budget, forecast=forecast)
         # Ranks that share an image may know its size from a formula or from a rehearsal: they go by the first.
         return plan if self.team is None else Plan.from_json(self.team.gather(plan.to_json())[0])
@@ -93,7 +95,9 @@ class RunSettings(Settings):
     @property
     def peak_bytes(self) -> int:
         """What the last step really held on the device at its worst moment, optimizers' state included."""
-        return 0 if self.ledger is None else self.ledger.peak_bytes + self.reserved
+        if self.ledger is None:
+            return 0
+        return self.ledger.peak_bytes + self.reserved - sum(self.owed.get(id(t), 0) for t in self.homes)
 
     def begin(self, plan: Plan, recording: Recording) -> Step:
         self.feedback.runs(plan, 1 if self.team is None else self.team.size)

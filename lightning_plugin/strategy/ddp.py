@@ -84,7 +84,7 @@ class ParallelTiling(Tiling):
         )
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, half=half,
+            halo=halo, half=half, parameters="device",  # ranks add up gradients where their parameters are
         )  # fmt: skip
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
         self.split = split

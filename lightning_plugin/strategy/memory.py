@@ -1,24 +1,16 @@
-"""What the device has, which is the budget where the user gave none, and what optimizers will take of it."""
+"""What the device has, which is the budget where the user gave none."""
 
 from __future__ import annotations
 
-import logging
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
-
-from lightning_plugin.private import forget_step_hooks, tree_leaves
 
 #: The part of a device's free memory that is left to what no ledger sees: the context, fragments, other
 #: libraries.
 SPARE = 0.1
-
-log = logging.getLogger(__name__)
 
 #: The files that hold a control group's limit, by the kind of file system that the group is in.
 LIMITS = {"cgroup2": "memory.max", "cgroup": "memory.limit_in_bytes"}
@@ -108,39 +100,3 @@ def _lines(path: Path) -> list[str]:
 def _read_limit(file: Path) -> int | None:
     text = "".join(_lines(file)).strip()
     return int(text) if text.isdigit() else None
-
-
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What an optimizer will hold on the device once it has made a step."""
-    return max(held_bytes(optimizer), sum(group_bytes(optimizer, group) for group in optimizer.param_groups))
-
-
-def held_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What an optimizer holds now, beside single numbers such as counts of steps."""
-    tensors = [t for t in tree_leaves(dict(optimizer.state)) if isinstance(t, Tensor) and t.dim()]
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def group_bytes(optimizer: torch.optim.Optimizer, group: dict[str, object]) -> int:
-    """The state of a group, found by a step of PyTorch's own class on parameters without data. The user's own code is
-    not run: a step is called once a step. An optimizer that is not PyTorch's, or needs data for its step, is taken to
-    hold two numbers for each parameter, as Adam does, until it has made a step."""
-    parameters = [p for p in group["params"] if p.requires_grad]  # type: ignore[attr-defined]
-    own: Any = next(
-        (c for c in type(optimizer).__mro__ if c.__module__.startswith("torch.optim.")), torch.optim.Optimizer
-    )
-    twin: Any = torch.optim.Optimizer.__new__(own)
-    twins = [torch.empty_like(p, device="meta").requires_grad_() for p in parameters]
-    for t in twins:
-        t.grad = torch.empty_like(t)
-    vars(twin).update(vars(optimizer))
-    twin.state = defaultdict(dict)
-    twin.param_groups = [{**group, "params": twins, "fused": False}]
-    forget_step_hooks(twin)  # the user's are for real steps
-    try:
-        own.step(twin)
-    except Exception as error:  # whatever an optimizer may not do without data
-        log.debug("%s does not step without data: %s", type(optimizer).__name__, error)
-        return 2 * sum(p.numel() * p.element_size() for p in parameters)
-    tensors = [t for t in tree_leaves(dict(twin.state)) if isinstance(t, Tensor) and t.is_meta]
-    return sum(t.numel() * t.element_size() for t in tensors if not any(t is p for p in twins))

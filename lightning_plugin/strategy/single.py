@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lightning_plugin.options import Halo, Size, Tiles
+from lightning_plugin.options import Halo, HomeTier, Size, Tiles
 from lightning_plugin.strategy.tiling import Tiling
 
 
@@ -26,6 +26,8 @@ class SingleTiling(Tiling):
         halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
             them on ("share"), or "auto", which is faster.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
+        parameters: Where parameters live that do not fit the device, with their gradients and optimizer's state:
+            "host", "disk", or "auto", the first of the two that has room; "device" lets none leave.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         parallel_devices: The device, as Lightning's Trainer sets it.
@@ -46,6 +48,7 @@ class SingleTiling(Tiling):
         tile_over: Size = None,
         halo: Halo = "auto",
         half: bool = False,
+        parameters: HomeTier = "auto",
         parallel_devices: list[torch.device] | None = None,
         accelerator: Any = None,
         checkpoint_io: Any = None,
@@ -54,7 +57,7 @@ class SingleTiling(Tiling):
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, half=half,
+            halo=halo, half=half, parameters=parameters,
         )  # fmt: skip
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 

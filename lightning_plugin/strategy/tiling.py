@@ -7,6 +7,7 @@ scaling, accumulation, logging, optimizers) sees ordinary tensors with ordinary 
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,16 +20,21 @@ from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor, materialize
 from lightning_plugin.options import Options, Size, Words
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.optimizers import held_bytes, state_bytes, state_of
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
-from lightning_plugin.strategy.memory import default_budget, held_bytes, state_bytes
+from lightning_plugin.strategy.memory import default_budget
 from lightning_plugin.strategy.report import StepReport
 from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.settle import settle
+from lightning_plugin.strategy.update import Updates, separable
 from lightning_plugin.units import parse_bytes
 
 #: Networks keep at most about this many bytes for each byte of their input, so smaller inputs need no tiles.
 MOST_BYTES_PER_INPUT_BYTE = 1024
+
+
+log = logging.getLogger(__name__)
 
 
 class Tiling:
@@ -50,6 +56,8 @@ class Tiling:
         self._images = []
         self._batch = ""
         self._resumed = None
+        self._updates = Updates(self.settings.homes)
+        self._told = False
 
     @property
     def plan(self) -> Plan | None:
@@ -78,6 +86,8 @@ class Tiling:
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
+        for optimizer in filter(separable, optimizers):
+            self.settings.owed |= state_of(optimizer)
         self.settings.reserve(sum(map(state_bytes, optimizers)))
         self.settings.feedback.connect(trainer)
 
@@ -140,10 +150,22 @@ class Tiling:
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Automatic optimization has an ordinary loss by now, ``manual_backward`` may have a lazy one."""
-        loss: Tensor = super().backward(materialize(closure_loss), optimizer, *args, **kwargs)  # type: ignore[misc]
+        value = materialize(closure_loss)
+        self._update()
+        loss: Tensor = super().backward(value, optimizer, *args, **kwargs)  # type: ignore[misc]
         if self._images:
             self._pause(more=not self.lightning_module.automatic_optimization)  # type: ignore[attr-defined]
         return loss
+
+    def _update(self) -> None:
+        """Make the optimizers ready to update what is streamed; see [Note: update] in `update`."""
+        if not self.settings.homes:
+            return
+        why = self._updates.prepare(self.optimizers, self.lightning_module.trainer)  # type: ignore[attr-defined]
+        if not self._told:
+            self._told = True
+            how = f"when the optimizer steps: {'; '.join(why)}" if why else "within backward"
+            log.info("streamed parameters are updated %s", how)
 
     def _pause(self, more: bool) -> None:
         """The step, or one of its backward passes, is over; ``more`` of it may follow."""

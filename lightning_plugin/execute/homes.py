@@ -1,0 +1,148 @@
+"""Where streamed tensors live: on the host, or in files on the disk.
+
+[Note: streamed] A parameter lives on the tier that a plan puts it on. Below the device it *is* what lies there: the
+user's `Parameter` keeps its identity, and its memory is pinned memory of the host, or that of a mapped file. Whoever
+reads or writes it outside a segment (an optimizer, a ``state_dict``, an average of weights, a regulariser, a norm that
+is logged) reads and writes the one value that there is, on the device where it lies. Only segments compute with
+*copies*, which are fetched for a use and let go after it. Autograd keeps a copy by the name of what it is a copy of,
+with the version that was used: a tensor that was written to since is refused, as everywhere. Gradients come to where
+their parameter lives, and so does what an optimizer keeps for it. What lives below once stays there.
+
+On a CPU the host's memory is the device's too. There the tier "host" is no other place, only other accounts: memory
+that is not the budget's, from which copies are made all the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.execute.mapped import MappedFile, fills_its_memory, flat_bytes
+from lightning_plugin.private import WeakTensorKeyDictionary, storage_key
+
+
+class Below(Protocol):
+    """The homes as a run knows them: what lives below, how it is read, and where its gradient goes."""
+
+    def fetching(self, tensor: Tensor, room: Tensor) -> Callable[[], None]: ...
+
+    def lower(self, tensor: Tensor, gradient: Tensor) -> Tensor: ...
+
+
+class Homes:
+    """The homes of tensors, from step to step."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.folder = folder
+        self._tiers = WeakTensorKeyDictionary()
+        #: The file of each tensor's memory that is one, as long as somebody holds that memory.
+        self._files: dict[int, tuple[weakref.ref[torch.UntypedStorage], MappedFile]] = {}
+
+    def __contains__(self, tensor: object) -> bool:
+        return tensor in self._tiers
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(list(self._tiers))
+
+    def __bool__(self) -> bool:
+        return len(self._tiers) > 0
+
+    def tier(self, tensor: Tensor) -> str | None:
+        """The tier that a tensor lives on, where that is not the device."""
+        found: str | None = self._tiers.get(tensor)
+        return found
+
+    def file(self, tensor: Tensor) -> MappedFile | None:
+        """The file that a tensor's memory is."""
+        found = self._files.get(storage_key(tensor))
+        return None if found is None else found[1]
+
+    @torch.no_grad()
+    def settle(self, tensor: Tensor, tier: str, device: torch.device) -> None:
+        """Have a tensor live below a device. What it lies in now is its home, or is copied there: somebody may have
+        given it other memory since."""
+        if tensor not in self._tiers and tier == "disk" and tensor.requires_grad:
+            tensor.register_post_accumulate_grad_hook(self.settle_gradient)
+        self._tiers[tensor] = tier
+        if not self.at_home(tensor, tier, device):
+            gradient, tensor.grad = tensor.grad, None
+            tensor.data = self.moved(tensor.detach(), tier, device)
+            tensor.grad = gradient if gradient is None else self.moved(gradient, tier, device)
+
+    def at_home(self, tensor: Tensor, tier: str, device: torch.device) -> bool:
+        if tier == "disk":
+            return self.file(tensor) is not None
+        return tensor.device.type == "cpu" and (device.type != "cuda" or tensor.is_pinned())
+
+    def settle_gradient(self, tensor: Tensor) -> None:
+        """Have a gradient that autograd made itself, a sum of several uses', live where its parameter does."""
+        gradient, tier = tensor.grad, self.tier(tensor)
+        if gradient is not None and tier == "disk" and self.file(gradient) is None:
+            tensor.grad = self.moved(gradient, tier, gradient.device)
+
+    def moved(self, values: Tensor, tier: str, device: torch.device) -> Tensor:
+        """Values in memory of a tier."""
+        room = self.room(values, tier, device)
+        file = self.file(room)
+        if file is None or not fills_its_memory(values):
+            return room.copy_(values)
+        file.write_from(values.cpu())
+        return room
+
+    def room(self, like: Tensor, tier: str, device: torch.device) -> Tensor:
+        """Memory of a tier for a tensor like another, below a device."""
+        if tier == "host":
+            pinned = device.type == "cuda"
+            return torch.empty_strided(*dense(like), dtype=like.dtype, device="cpu", pin_memory=pinned)
+        file = MappedFile(max(1, like.nbytes), self.folder)
+        room = file.tensor_like(torch.empty_strided(*dense(like), dtype=like.dtype, device="meta"))
+        storage, key = room.untyped_storage(), storage_key(room)
+        self._files[key] = weakref.ref(storage, partial(self._closed, key)), file
+        return room
+
+    def _closed(self, key: int, _: object = None) -> None:
+        self._files.pop(key, None)
+
+    def fetching(self, tensor: Tensor, room: Tensor) -> Callable[[], None]:
+        """The work of copying a tensor into room on the device, for any thread."""
+        file = self.file(tensor)
+        if room.device.type == "cpu":
+            if file is not None:
+                return lambda: file.read_into(room)
+            # By numpy: a thread beside the one that computes must not ask PyTorch's threads for help.
+            there, here = flat_bytes(tensor).numpy(), flat_bytes(room).numpy()
+            return lambda: here.__setitem__(slice(None), there)
+        if file is None:
+            return lambda: copied(room, tensor.detach())
+
+        def read() -> None:
+            staged = torch.empty_strided(*dense(tensor), dtype=tensor.dtype, pin_memory=room.device.type == "cuda")
+            file.read_into(staged)
+            copied(room, staged)
+
+        return read
+
+    def lower(self, tensor: Tensor, gradient: Tensor) -> Tensor:
+        """A gradient where its parameter lives."""
+        return self.moved(gradient, self.tier(tensor) or "host", gradient.device)
+
+    def rest(self) -> None:
+        """Let the pages of all files go that were read or written through their mappings."""
+        for _, file in list(self._files.values()):
+            file.rest()
+
+
+def copied(room: Tensor, values: Tensor) -> None:
+    room.copy_(values, non_blocking=True)
+
+
+def dense(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape and the strides of a tensor that fills its memory, in the order of another's dimensions."""
+    if fills_its_memory(like):
+        return tuple(like.shape), like.stride()
+    return tuple(like.shape), torch.empty(like.shape, device="meta").stride()

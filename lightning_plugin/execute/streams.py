@@ -1,0 +1,324 @@
+"""Copies of streamed tensors, fetched for a use and let go after it; see [Note: streamed] in `homes`.
+
+A *use* is a tiled segment, a node of a kept one, or a node of the vector part. While one goes on, what the next will
+need is fetched beside it; in backward, where uses come in reverse, what the one before has left by name. A *derived*
+vector is one that is made of streamed tensors only (cast to another type, transposed, cut): it is made again from a
+copy wherever it is used, so that it does not stay either.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_plugin.errors import RecordingError
+from lightning_plugin.execute.homes import Below
+from lightning_plugin.execute.host import side_stream
+from lightning_plugin.execute.leaves import as_used
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.ledger import Ledger, watched
+from lightning_plugin.ops import Call, VectorOp
+from lightning_plugin.private import schema, storage_key, tree_leaves, version
+
+#: A derived vector of fewer bytes is kept as others are.
+SMALL = 1 << 12
+
+
+#: A use: the place of its segment (-1 is the vector part), and the serial of its node, if it is one node's.
+Use = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What autograd keeps instead of a tensor in the memory of a copy: which value's memory it was, of which use, and
+    where in it."""
+
+    streams: Streams
+    value: Value
+    use: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def again(self) -> Tensor:
+        """The tensor once more; nothing is fetched beside it."""
+        streams, v = self.streams, self.value
+        with torch.no_grad(), torch.autocast(kind(v), enabled=False), watched(streams.ledger):
+            return streams.value(v).as_strided(self.shape, self.stride, self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class Coming:
+    """A copy that is being fetched."""
+
+    room: Tensor
+    future: Future[Any] | None
+
+    def arrived(self) -> Tensor:
+        done = None if self.future is None else self.future.result()
+        if done is not None:
+            torch.cuda.current_stream(self.room.device).wait_event(done)
+        return self.room
+
+
+class Streams:
+    """The streamed tensors of one run, and the copies of them that are there.
+
+    ``uses`` are the vectors that each use needs, in the order in which they are expected; ``captured`` the streamed
+    tensors by their values; with ``ahead``, copies are fetched before they are asked for. It leads to nothing that a
+    run has made, since autograd's graph leads to it.
+    """
+
+    def __init__(
+        self,
+        captured: Mapping[Value, Tensor],
+        uses: Mapping[Use, Sequence[Value]],
+        nodes: Sequence[Node],
+        below: Below | None,
+        ledger: Ledger | None,
+        ahead: bool,
+    ) -> None:
+        self.captured = captured
+        self.versions = {v: version(t) for v, t in captured.items()}
+        self.below = below
+        self.ledger = ledger
+        self.ahead = ahead
+        self.served = frozenset({*captured, *derived(captured, nodes)})
+        self.needs = [self.leaves(v for v in vectors if v in self.served) for vectors in uses.values()]
+        self.place = {use: i for i, use in enumerate(uses)}
+        self.at = 0
+        self.done: set[int] = set()
+        #: The uses of which autograd keeps something.
+        self.named: set[int] = set()
+        self.coming: dict[Value, Coming] = {}
+        self.live: dict[Value, weakref.ref[Tensor]] = {}
+        self.memory: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
+        self.brought: list[Value] = []
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="streams") if ahead and below is not None else None
+
+    def leaves(self, values: Iterator[Value]) -> tuple[Value, ...]:
+        """The streamed tensors that values are made of."""
+        found: dict[Value, None] = {}
+        stack = list(values)
+        while stack:
+            v = stack.pop()
+            if v in self.captured:
+                found[v] = None
+            elif v.node is not None:
+                stack += v.node.inputs
+        return tuple(found)
+
+    # Forward
+
+    @contextmanager
+    def use(self, use: Use, needed: Sequence[Value], vectors: dict[Value, Tensor]) -> Iterator[None]:
+        """A use: what is ``needed`` is there as long as the block lasts, among the ``vectors`` of a frame."""
+        place = self.place[use]
+        if not self.needs[place]:
+            yield
+            return
+        self.at = place
+        self.begin(place)
+        if self.ahead:
+            following = (i for i in range(place + 1, len(self.needs)) if self.needs[i] and i not in self.done)
+            self.begin(next(following, place))
+        self.done.add(place)
+        try:
+            for v in needed:
+                if v in self.served:
+                    self.bring(v, vectors)
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+                yield
+        finally:
+            self.let_go(vectors)
+
+    def bring(self, v: Value, vectors: dict[Value, Tensor]) -> Tensor:
+        """A served value as a use has it: on the device, and with its way back."""
+        if v not in vectors:
+            with torch.set_grad_enabled(v.requires_grad), torch.autocast(kind(v), enabled=False), watched(self.ledger):
+                if v in self.captured:
+                    made: list[Tensor] = [Copy.apply(as_used(self.captured[v], v.requires_grad), self, v)]
+                    values: Sequence[Value] = (v,)
+                else:
+                    node = operation(v)
+                    made = run(node, [self.bring(i, vectors) for i in node.inputs])
+                    values = node.outputs
+            for value, t in zip(values, made, strict=True):
+                vectors[value] = t
+                self.brought.append(value)
+                self.remember(value, t)
+        return vectors[v]
+
+    def let_go(self, vectors: dict[Value, Tensor]) -> None:
+        """A use is over."""
+        for v in self.brought:
+            vectors.pop(v, None)
+        self.brought.clear()
+
+    def rest(self) -> None:
+        """Forward is over: nothing is fetched for it any more."""
+        while self.coming:
+            self.coming.popitem()[1].arrived()
+
+    # Copies
+
+    def begin(self, use: int) -> None:
+        """Begin to fetch what a use needs, unless it is there."""
+        for v in self.needs[use]:
+            if v not in self.coming and self.living(v) is None:
+                self.coming[v] = self.fetching(v)
+
+    def fetching(self, v: Value) -> Coming:
+        tensor = self.captured[v]
+        self.check(v)
+        with torch.no_grad(), watched(self.ledger):
+            room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=v.device)
+        if self.below is None:  # a rehearsal
+            return Coming(room, None)
+        work: Callable[[], Any] = self.below.fetching(tensor, room)
+        if room.device.type == "cuda":
+            side, ready = side_stream(room.device), torch.cuda.current_stream(room.device).record_event()
+            work = partial(beside, side, ready, work)
+        if self.thread is not None:
+            return Coming(room, self.thread.submit(work))
+        future: Future[Any] = Future()
+        future.set_result(work())
+        return Coming(room, future)
+
+    def take(self, v: Value) -> Tensor:
+        """A copy that nobody else has."""
+        found = self.coming.pop(v, None)
+        return (found or self.fetching(v)).arrived()
+
+    def living(self, v: Value) -> Tensor | None:
+        """A copy that somebody still holds."""
+        ref = self.live.get(v)
+        return None if ref is None else ref()
+
+    def remember(self, v: Value, t: Tensor) -> None:
+        """Know the memory of a value again, as long as it is there."""
+        self.live[v] = weakref.ref(t)
+        storage, key = t.untyped_storage(), storage_key(t)
+        if key not in self.memory:  # what a view lies in is another value's already
+            self.memory[key] = weakref.ref(storage, partial(self._gone, key)), v
+
+    def _gone(self, key: int, _: object = None) -> None:
+        self.memory.pop(key, None)
+
+    def check(self, v: Value) -> None:
+        """Refuse to fetch what is not any more what the run began with."""
+        if version(self.captured[v]) != self.versions[v]:
+            raise RecordingError(
+                f"a streamed parameter of shape {v.shape} was changed in place while a step that uses it was under way "
+                "(an optimizer step between forward and backward, say). Its old value is needed: pull back before."
+            )
+
+    # Backward
+
+    def pack(self, t: Tensor) -> Tensor | Saved:
+        """What autograd is to keep instead of a tensor."""
+        found = self.memory.get(storage_key(t)) if t.layout == torch.strided else None
+        if found is None:
+            return t
+        self.named.add(self.at)
+        return Saved(self, found[1], self.at, tuple(t.shape), t.stride(), int(t.storage_offset()))
+
+    def unpack(self, kept: Tensor | Saved) -> Tensor:
+        """What autograd has kept."""
+        if not isinstance(kept, Saved):
+            return kept
+        found = kept.again()
+        if self.ahead:
+            before = max((i for i in self.named if i < kept.use), default=None)
+            if before is not None:
+                self.begin(before)
+        return found
+
+    def value(self, v: Value) -> Tensor:
+        """A served value once more, as a tensor without a way back."""
+        found = self.living(v)
+        if found is not None:
+            return found.detach()
+        if v in self.captured:
+            found = self.take(v)
+            self.live[v] = weakref.ref(found)
+            return found
+        node = operation(v)
+        made = run(node, [self.value(i) for i in node.inputs])
+        for value, t in zip(node.outputs, made, strict=True):
+            self.live[value] = weakref.ref(t)
+        return made[node.outputs.index(v)]
+
+    def lower(self, v: Value, gradient: Tensor) -> Tensor | None:
+        """A gradient where its parameter lives. A rehearsal's tensors have theirs, which counts nowhere."""
+        tensor = self.captured[v]
+        return tensor.grad if self.below is None else self.below.lower(tensor, gradient)
+
+
+class Copy(torch.autograd.Function):
+    """A streamed tensor's copy; on the way back its gradient goes to where it lives."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, streams: Streams, value: Value) -> Tensor:
+        ctx.streams, ctx.value = streams, value
+        return streams.take(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        return ctx.streams.lower(ctx.value, gradient), None, None
+
+
+def derived(captured: Mapping[Value, Tensor], nodes: Sequence[Node]) -> list[Value]:
+    """The vectors that are made of streamed tensors only, by what gives the same each time."""
+    found: dict[Value, None] = {}
+    read = {v for n in nodes for v in n.inputs}
+    for n in nodes:
+        if not isinstance(n.op, VectorOp) or not n.inputs or not repeatable(n.op.call) or n.op.rebind:
+            continue
+        if all(v in captured or v in found for v in n.inputs) and all(
+            v in read and v.bytes >= SMALL for v in n.outputs
+        ):
+            found.update(dict.fromkeys(n.outputs))
+    return list(found)
+
+
+def repeatable(call: Call) -> bool:
+    """Whether a call gives the same each time, and does nothing else."""
+    func = call.func
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
+    return not schema(func).is_mutable and torch.Tag.nondeterministic_seeded not in func.tags
+
+
+def operation(v: Value) -> Node:
+    assert v.node is not None and isinstance(v.node.op, VectorOp)
+    return v.node
+
+
+def run(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that a call on vectors gives."""
+    assert isinstance(node.op, VectorOp)
+    return [t for t in tree_leaves(node.op.run(tensors)) if isinstance(t, Tensor)]
+
+
+def kind(v: Value) -> str:
+    """The type of a value's device, as autocast knows it."""
+    return v.device.type if torch.amp.is_autocast_available(v.device.type) else "cpu"
+
+
+def beside(side: torch.cuda.Stream, ready: torch.cuda.Event, work: Any) -> torch.cuda.Event:
+    """Work on a stream of its own, after what is to be ready; the event is when it is done."""
+    with torch.cuda.stream(side):
+        side.wait_event(ready)
+        work()
+        return side.record_event()

@@ -1,0 +1,169 @@
+"""Which parameters live below the device, and what their copies cost; see [Note: streamed] in `execute.homes`.
+
+A search is asked about one *share* of the parameters after the other, from none to all, until it finds a plan: nothing
+is streamed where all fits. A share is spread evenly over the network, so that what is fetched for one segment has the
+time of several. With a parameter go its gradient and what an optimizer keeps for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from lightning_plugin.execute.mapped import fills_its_memory
+from lightning_plugin.execute.streams import derived
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import Captured, Spread, VectorOp
+from lightning_plugin.planner.lower import Lower, one_way
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.rates import Rates
+
+#: Smaller tensors stay on the device: they take no room, and a call each to be fetched.
+LEAST = 1 << 16
+#: The shares of the parameters that are tried, in order.
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The captured tensors that live below the device, by the places of their nodes."""
+
+    on_host: tuple[int, ...] = ()
+    on_disk: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> frozenset[int]:
+        return frozenset({*self.on_host, *self.on_disk})
+
+
+def placements(network: Network, lower: Lower) -> list[Placed]:
+    """What may live below, share by share; what does already is part of each."""
+    may = list(candidates(network)) if lower.parameters else []
+    sizes = {place: network.weight(network.nodes[place].outputs[0]) for place in may}
+    found: dict[Placed, None] = {}
+    for share in SHARES:
+        chosen, wanted, got = [], 0.0, 0
+        for place in may:
+            wanted += share * sizes[place]
+            if got + sizes[place] / 2 <= wanted:
+                chosen.append(place)
+                got += sizes[place]
+        placed = tiers(network, lower, chosen, sizes)
+        if placed is not None:
+            found[placed] = None
+    return list(found)
+
+
+def tiers(network: Network, lower: Lower, chosen: Iterable[int], sizes: Mapping[int, int]) -> Placed | None:
+    """The tiers of what was chosen and of what lives below already, the host first; None where there is no room."""
+    used, on = 0, {"host": list[int](), "disk": list[int]()}
+    before = {place: tier for place in captured(network) if (tier := network.tier_of(network.nodes[place].outputs[0]))}
+    for place in sorted({*chosen, *before}):
+        size = sizes.get(place) or network.weight(network.nodes[place].outputs[0])
+        tier = before.get(place) or lower.tier_of_parameter(used, size)
+        if tier is None:
+            return None
+        used += size if tier == "host" else 0
+        on[tier].append(place)
+    return Placed(tuple(on["host"]), tuple(on["disk"]))
+
+
+def captured(network: Network) -> Iterator[int]:
+    """The places of the tensors that a network uses."""
+    captures = network.recording.bindings.captures
+    return (i for i, n in enumerate(network.nodes) if isinstance(n.op, Captured) and n.outputs[0] in captures)
+
+
+def candidates(network: Network) -> Iterator[int]:
+    """The places of those that may be streamed: leaves of some size, alone in their memory, that nobody writes while
+    the network runs, and of which no map is made that lasts."""
+    captures = network.recording.bindings.captures
+    lasting = spread_from(network.nodes)
+    for place in captured(network):
+        v = network.nodes[place].outputs[0]
+        capture = captures[v]
+        if (
+            v.bytes >= LEAST
+            and capture.version is not None
+            and capture.tensor.is_leaf
+            and v not in lasting
+            and fills_its_memory(capture.tensor)
+        ):
+            yield place
+
+
+class Copies:
+    """What the copies of streamed tensors take, interval by interval. Those that are fetched ``ahead`` come while the
+    interval before works, beside its own."""
+
+    def __init__(self, network: Network, placed: Placed, rates: Rates, ahead: bool = False) -> None:
+        self.network = network
+        self.placed = placed
+        self.ahead = ahead
+        self.rates = rates
+        values = {network.nodes[place].outputs[0]: "host" for place in placed.on_host}
+        self.tiers = values | {network.nodes[place].outputs[0]: "disk" for place in placed.on_disk}
+        self.freed = sum(map(network.weight, self.tiers))
+        for name in ("used", "flight", "kept_flight", "transfers"):  # for this search alone
+            setattr(self, name, cache(getattr(self, name)))
+
+    @cached_property
+    def of_node(self) -> dict[int, frozenset[Value]]:
+        """What each node needs: streamed tensors, and vectors that are made of them."""
+        tensors = {v: self.network.recording.bindings.captures[v].tensor for v in self.tiers}
+        served = {*tensors, *derived(tensors, self.network.nodes)}
+        return {n.serial: frozenset(closure(n.vectors, served)) for n in self.network.order}
+
+    def used(self, begin: int, end: int) -> frozenset[Value]:
+        """What an interval needs."""
+        return frozenset().union(*(self.of_node[n.serial] for n in self.network.order[begin:end]))
+
+    def flight(self, begin: int, end: int) -> int:
+        """The bytes of an interval's copies and of their gradients; the copies of the one that is next are taken to be
+        as many."""
+        used = self.used(begin, end) if self.tiers else ()
+        return sum(v.bytes * (1 + v.requires_grad + self.ahead) for v in used)
+
+    def kept_flight(self, begin: int, end: int) -> int:
+        """The same where the interval is kept: its nodes have their copies one after the other."""
+        return max((self.flight(i, i + 1) for i in range(begin, end)), default=0) if self.tiers else 0
+
+    def transfers(self, begin: int, end: int) -> tuple[float, float]:
+        """The seconds in which an interval's copies come, and those in which they come again and gradients go."""
+        found = [(v, self.tiers[v]) for v in (self.used(begin, end) if self.tiers else ()) if v in self.tiers]
+        forward = sum(one_way(self.rates, tier, v.bytes) for v, tier in found)
+        return forward, forward + sum(one_way(self.rates, tier, v.bytes) for v, tier in found if v.requires_grad)
+
+    def waiting(self, begin: int, end: int, forward: float, backward: float | None) -> float:
+        """The seconds for which an interval, which works for so long, waits for copies."""
+        if not self.tiers:
+            return 0.0
+        there, back = self.transfers(begin, end)
+        if not self.ahead:
+            return there + (0.0 if backward is None else back)
+        return max(0.0, there - forward) + (0.0 if backward is None else max(0.0, back - backward))
+
+
+def closure(values: Iterable[Value], served: set[Value]) -> Iterator[Value]:
+    """Those of some values that are served, and all that they are made of."""
+    stack = list(values)
+    while stack:
+        v = stack.pop()
+        if v in served:
+            yield v
+            if v.node is not None and isinstance(v.node.op, VectorOp):
+                stack += v.node.inputs
+
+
+def spread_from(nodes: Iterable[Node]) -> frozenset[Value]:
+    """The vectors of which maps are made that last, and all that these are made of."""
+    found: set[Value] = set()
+    stack = [v for n in nodes if isinstance(n.op, Spread) for v in n.inputs]
+    while stack:
+        v = stack.pop()
+        if v not in found:
+            found.add(v)
+            if v.node is not None and isinstance(v.node.op, VectorOp):
+                stack += v.node.inputs
+    return frozenset(found)
