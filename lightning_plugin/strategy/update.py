@@ -23,9 +23,9 @@ from lightning_plugin.private import forget_step_hooks, has_step_hooks
 
 #: Optimizers whose step on a parameter depends on no other parameter; of others the step is made whole.
 BY_PARAMETER = (
-    torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax,
-    torch.optim.ASGD, torch.optim.Muon, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop,
-    torch.optim.SGD,
+    torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.Adam, torch.optim.Adamax,
+    torch.optim.AdamW, torch.optim.ASGD, torch.optim.Muon, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop,
+    torch.optim.Rprop, torch.optim.SGD,
 )  # fmt: skip
 #: Hooks of modules and callbacks that may look at gradients, or do something between backward and the step.
 LOOKING = (
