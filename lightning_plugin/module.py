@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialize
+from lightning_plugin.execute.build import Initialize, build
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import tree_map
@@ -57,6 +59,20 @@ class TiledModule(nn.Module):
         if image and not isinstance(a, LazyTensor):
             return LazyImage.from_tensor(a, settings=self.settings)
         return a
+
+    def build(
+        self,
+        weights: Mapping[str, Tensor] | None = None,
+        initialize: Initialize | None = None,
+    ) -> None:
+        """Give memory to a module that was made on the meta device because it is too large, below the device: on the
+        tier that the option ``parameters`` names, the disk if it names none. Values come from ``weights``, by name (a
+        checkpoint that ``torch.load(..., mmap=True)`` maps is not held), else from ``initialize``, called module by
+        module, else from each module's ``reset_parameters``."""
+        options = self.settings.options
+        self.settings.homes.folder = options.folder
+        tier = "host" if options.parameters == "host" else "disk"
+        build(self.module, self.settings.homes, tier, weights, initialize)
 
     @property
     def plan(self) -> Plan | None:

@@ -12,8 +12,8 @@ from lightning_plugin.plan_table import kind, stored_on
 from lightning_plugin.units import format_bytes, format_seconds
 
 COLOURS = {
-    "fixed": "#9aa0a6", "device": "#4878a8", "tiles": "#d1605e", "host": "#e49444", "disk": "#85b6b2",
-    "dropped": "#b8c9dc", "kept": "#d9d9d9", "tiled": "#f2cfce", "scanned": "#d8c9e4",
+    "fixed": "#9aa0a6", "copies": "#c9b27c", "device": "#4878a8", "tiles": "#d1605e", "host": "#e49444",
+    "disk": "#85b6b2", "dropped": "#b8c9dc", "kept": "#d9d9d9", "tiled": "#f2cfce", "scanned": "#d8c9e4",
 }  # fmt: skip
 #: Of more segments than this, only some have their name below them.
 MOST_NAMES = 48
@@ -23,12 +23,14 @@ LAST_PARTS = 3
 
 @dataclass(frozen=True)
 class Moment:
-    """A segment's forward or backward: when, what is stored on each tier, and the most that is on the device."""
+    """A segment's forward or backward: when, what is stored on each tier, the most that is on the device, and what of
+    it are copies of parameters."""
 
     begin: float
     seconds: float
     stored: dict[str, int]
     peak: int
+    copied: int = 0
 
 
 def moments(plan: BarePlan) -> list[Moment]:
@@ -51,11 +53,11 @@ def moments(plan: BarePlan) -> list[Moment]:
     begin = 0.0
     for s, there in forward:
         seconds = s.forecast.seconds / 3
-        found.append(Moment(begin, seconds, there, s.forecast.forward_bytes))
+        found.append(Moment(begin, seconds, there, s.forecast.forward_bytes, s.forecast.copied_bytes))
         begin += seconds
     for s, there in reversed(backward):
         seconds = 2 * s.forecast.seconds / 3
-        found.append(Moment(begin, seconds, there, s.forecast.backward_bytes))
+        found.append(Moment(begin, seconds, there, s.forecast.backward_bytes, s.forecast.copied_bytes))
         begin += seconds
     return found
 
@@ -94,9 +96,12 @@ def draw_device(axes: Any, plan: BarePlan, steps: list[Moment]) -> None:
     left, width = spans(steps)
     layers = {
         "tiles": ("tiles, gradients of maps", [m.peak for m in steps]),
-        "device": ("stored maps", [fixed + m.stored["device"] for m in steps]),
+        "device": ("stored maps", [fixed + m.copied + m.stored["device"] for m in steps]),
+        "copies": ("copies of parameters", [fixed + m.copied for m in steps]),
         "fixed": ("parameters and\ntheir gradients", [fixed for _ in steps]),
     }
+    if not any(m.copied for m in steps):
+        del layers["copies"]
     for name, (label, sizes) in layers.items():  # each in front of the one before, from the same floor
         heights = [min(size, m.peak) / scale for size, m in zip(sizes, steps, strict=True)]
         axes.bar(left, heights, width, align="edge", color=COLOURS[name], label=label)

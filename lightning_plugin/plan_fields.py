@@ -91,10 +91,10 @@ class BarePlan:
     budget: int | None = None
     shape: tuple[int, ...] = ()
     barriers: tuple[str, ...] = ()
+    forecast: Forecast = field(default=Forecast(), compare=False)
     on_host: tuple[int, ...] = ()
     on_disk: tuple[int, ...] = ()
     fetched_ahead: bool = False
-    forecast: Forecast = field(default=Forecast(), compare=False)
 
     @property
     def forecasts(self) -> Forecasts:

@@ -16,6 +16,7 @@ class SegmentForecast:
     ``stored_bytes`` are those of its stored maps, ``forward_bytes`` and ``backward_bytes`` the most that is on the
     device at its turns. ``backward_needs`` is what its backward needs beyond what is held when it begins,
     ``retained_needs`` the same under ``retain_graph=True``, where nothing that is held is let go on the way.
+    ``copied_bytes`` are the copies of parameters that live below, which each pass fetches.
     ``seconds`` and ``recompute`` (a share of its forward work) are its cost.
     """
 
@@ -26,6 +27,7 @@ class SegmentForecast:
     retained_needs: int = 0
     seconds: float = 0.0
     recompute: float = 0.0
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Forecast:
     gradients and what optimizers keep for them, and ``reserve_bytes`` are left to the device's own libraries (see
     `planner.rates`). ``held_bytes`` is what the call leaves there until its backward, ``plain_bytes`` what plain
     PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks.
-    ``streamed_bytes`` are the parameters that live below. ``seconds`` and ``recompute`` (a share of the forward work)
+    ``streamed_bytes`` are the parameters that live below, ``traffic_bytes`` what of them, and of
+    their gradients, travels in a step. ``seconds`` and ``recompute`` (a share of the forward work)
     are the cost.
     """
 
@@ -49,3 +52,4 @@ class Forecast:
     reserve_bytes: int = 0
     held_bytes: int = 0
     streamed_bytes: int = 0
+    traffic_bytes: int = 0

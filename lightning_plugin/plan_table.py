@@ -8,6 +8,8 @@ from lightning_plugin.plan_fields import BarePlan, SegmentPlan
 from lightning_plugin.units import format_bytes, format_seconds
 
 HEADINGS = ("segment", "mode", "forward", "backward", "stored", "on", "peak", "time", "recompute")
+#: One more column, where parameters are streamed.
+FETCHES = "fetches"
 
 
 def rows(plan: BarePlan) -> list[tuple[str, ...]]:
@@ -23,6 +25,7 @@ def rows(plan: BarePlan) -> list[tuple[str, ...]]:
             format_bytes(max(f.forward_bytes, f.backward_bytes)),
             format_seconds(f.seconds),
             f"{100 * f.recompute:.0f} %",
+            *((format_bytes(f.copied_bytes),) if plan.forecast.streamed_bytes else ()),
         )
         for s, f in ((s, s.forecast) for s in plan.segments)
     ]
@@ -64,8 +67,16 @@ def table(plan: BarePlan) -> str:
     spilled = [f"{format_bytes(size)} of maps on the {tier}" for tier, size in lower.items() if size]
     if spilled:
         sums += "\n" + " and ".join(spilled) + ", and as much again for their gradients"
+    if expected.streamed_bytes:
+        tiers = " and ".join(f"the {tier}" for tier, on in (("host", plan.on_host), ("disk", plan.on_disk)) if on)
+        sums += (
+            f"\n{format_bytes(expected.streamed_bytes)} of parameters live on {tiers}, with their gradients and "
+            f"what an optimizer keeps; {format_bytes(expected.traffic_bytes)} travel in a step"
+            + (", copies ahead of their use" if plan.fetched_ahead else "")
+        )
     barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
-    return "\n".join([head, *columns(HEADINGS, rows(plan)), sums, *barriers])
+    headings = (*HEADINGS, FETCHES) if expected.streamed_bytes else HEADINGS
+    return "\n".join([head, *columns(headings, rows(plan)), sums, *barriers])
 
 
 def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:

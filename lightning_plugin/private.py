@@ -170,6 +170,12 @@ def schema(func: Any) -> Any:
     return getattr(func, "_schema", None)
 
 
+def repeatable(func: Any) -> bool:
+    """Whether a function is an operator that gives the same each time, and does nothing else."""
+    operator = isinstance(func, torch._ops.OpOverload)
+    return operator and not func._schema.is_mutable and torch.Tag.nondeterministic_seeded not in func.tags
+
+
 def operator_name(func: Any) -> str:
     """The name of an operator, as in ``torch.ops.aten``."""
     return str(func._schema.name.removeprefix("aten::"))

@@ -26,8 +26,8 @@ from lightning_plugin.execute.host import side_stream
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
-from lightning_plugin.ops import Call, VectorOp
-from lightning_plugin.private import schema, storage_key, tree_leaves, version
+from lightning_plugin.ops import VectorOp
+from lightning_plugin.private import repeatable, storage_key, tree_leaves, version
 
 #: A derived vector of fewer bytes is kept as others are.
 SMALL = 1 << 12
@@ -283,21 +283,13 @@ def derived(captured: Mapping[Value, Tensor], nodes: Sequence[Node]) -> list[Val
     found: dict[Value, None] = {}
     read = {v for n in nodes for v in n.inputs}
     for n in nodes:
-        if not isinstance(n.op, VectorOp) or not n.inputs or not repeatable(n.op.call) or n.op.rebind:
+        if not isinstance(n.op, VectorOp) or not n.inputs or not repeatable(n.op.call.func) or n.op.rebind:
             continue
         if all(v in captured or v in found for v in n.inputs) and all(
             v in read and v.bytes >= SMALL for v in n.outputs
         ):
             found.update(dict.fromkeys(n.outputs))
     return list(found)
-
-
-def repeatable(call: Call) -> bool:
-    """Whether a call gives the same each time, and does nothing else."""
-    func = call.func
-    if not isinstance(func, torch._ops.OpOverload):
-        return False
-    return not schema(func).is_mutable and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def operation(v: Value) -> Node:

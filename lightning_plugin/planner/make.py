@@ -20,6 +20,7 @@ from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.optimizers import state_for
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates, rates_of
 from lightning_plugin.private import tree_leaves, version
@@ -47,6 +48,7 @@ def make_plan(
     *,
     device: str | None = None,
     dtype: torch.dtype = torch.float32,
+    optimizer: str | None = None,
     **options: Unpack[Words],
 ) -> Plan:
     """The plan for one training step (or, in ``torch.no_grad``, one evaluation) of ``module`` on an image.
@@ -55,12 +57,13 @@ def make_plan(
     allocated: parameters may even be on the meta device. ``device`` names the device whose rates rank the plans
     (``"cuda:a100"``, ``"cpu"``); it need not be there. Where it is this machine's own and was calibrated (see
     `calibrate`), what was measured counts; without ``device`` it is where the module's parameters are, and for a CPU
-    the built-in figures count. The options, of which ``budget`` is one that has to be given, are those of `Options`.
+    the built-in figures count. What an ``optimizer`` of PyTorch's, by its name, keeps for each parameter is part of the
+    plan. The options, of which ``budget`` is one that has to be given, are those of `Options`.
     """
     asked = Options.parse(options)
     if asked.budget is None:
         raise ValueError('a plan is made for a budget, such as budget="2GiB"')
-    with recorded(module, image, dtype) as (network, shape):
+    with recorded(module, image, dtype, optimizer) as (network, shape):
         policy, device = policy_of(asked.policy, asked.halo), device or accelerator(network)
         plan = choose_plan(network, rates_for(device), asked.budget, lower_tiers(device, asked), policy, asked.calls)
     return dataclasses.replace(plan, shape=shape)
@@ -68,7 +71,7 @@ def make_plan(
 
 @contextmanager
 def recorded(
-    module: nn.Module, image: Sequence[int] | Tensor, dtype: torch.dtype
+    module: nn.Module, image: Sequence[int] | Tensor, dtype: torch.dtype, optimizer: str | None = None
 ) -> Iterator[tuple[Network, tuple[int, ...]]]:
     """What a step of a module on an image runs, and the image's shape; the recording is gone after the block."""
     if isinstance(image, LazyImage):
@@ -87,7 +90,9 @@ def recorded(
     if not leaves:
         raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
     scalars = [scalar(t) for t in leaves]
-    yield Network(lazy._session.root().recorded([t._value for t in scalars])), tuple(lazy.shape)
+    recording = lazy._session.root().recorded([t._value for t in scalars])
+    owed = {} if optimizer is None else state_for(optimizer, [capture.tensor for capture in recording.captures])
+    yield Network(recording, owed=owed), tuple(lazy.shape)
 
 
 def accelerator(network: Network) -> str | None:

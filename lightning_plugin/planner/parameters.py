@@ -75,7 +75,7 @@ def captured(network: Network) -> Iterator[int]:
     return (i for i, n in enumerate(network.nodes) if isinstance(n.op, Captured) and n.outputs[0] in captures)
 
 
-def candidates(network: Network) -> Iterator[int]:
+def candidates(network: Network, least: int = LEAST) -> Iterator[int]:
     """The places of those that may be streamed: leaves of some size, alone in their memory, that nobody writes while
     the network runs, and of which no map is made that lasts."""
     captures = network.recording.bindings.captures
@@ -84,7 +84,7 @@ def candidates(network: Network) -> Iterator[int]:
         v = network.nodes[place].outputs[0]
         capture = captures[v]
         if (
-            v.bytes >= LEAST
+            v.bytes >= least
             and capture.version is not None
             and capture.tensor.is_leaf
             and v not in lasting
@@ -124,6 +124,20 @@ class Copies:
         as many."""
         used = self.used(begin, end) if self.tiers else ()
         return sum(v.bytes * (1 + v.requires_grad + self.ahead) for v in used)
+
+    def copied(self, begin: int, end: int) -> int:
+        """The bytes that an interval fetches in a pass."""
+        return sum(v.bytes for v in self.used(begin, end) if v in self.tiers) if self.tiers else 0
+
+    def traffic(self, intervals: Iterable[tuple[int, int]]) -> int:
+        """The bytes that travel in a step: each way fetches its copies, and gradients go back."""
+        trains = self.network.trains
+        return sum(
+            v.bytes * (1 + trains + v.requires_grad)
+            for begin, end in intervals
+            for v in (self.used(begin, end) if self.tiers else ())
+            if v in self.tiers
+        )
 
     def kept_flight(self, begin: int, end: int) -> int:
         """The same where the interval is kept: its nodes have their copies one after the other."""

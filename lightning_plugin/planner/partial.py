@@ -150,4 +150,5 @@ def merged_forecast(one: SegmentForecast, other: SegmentForecast) -> SegmentFore
         forward_bytes=max(one.forward_bytes, other.forward_bytes),
         backward_bytes=max(one.backward_bytes, other.backward_bytes),
         seconds=one.seconds + other.seconds,
+        copied_bytes=one.copied_bytes + other.copied_bytes,
     )

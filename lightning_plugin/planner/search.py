@@ -258,6 +258,7 @@ class Search:
                 backward_bytes=base + peak,
                 seconds=seconds,
                 recompute=extra / plain if plain else 0.0,
+                copied_bytes=self.copies.copied(where.begin, where.end),
             ),
         )
         return Piece(segment, tuple(self.ways.parts(where, way, base)))
@@ -288,6 +289,7 @@ class Search:
             forward_bytes=held + self.fixed,
             backward_bytes=most + self.fixed,
             seconds=seconds,
+            copied_bytes=self.copies.copied(begin, end),
         )
         done = replace(
             before,
@@ -404,6 +406,7 @@ class Search:
                 recompute=best.extra / total if total else 0.0,
                 fixed_bytes=self.fixed,
                 streamed_bytes=sum(v.bytes for v in self.copies.tiers),
+                traffic_bytes=self.copies.traffic([(p.begin, p.end) for piece in pieces for p in piece.parts[:1]]),
             ),
         )
         rest = iter(pieces)

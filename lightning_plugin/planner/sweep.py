@@ -52,6 +52,7 @@ def sweep(
     count: int = 10,
     device: str | None = None,
     dtype: torch.dtype = torch.float32,
+    optimizer: str | None = None,
     tell: Callable[[range], Iterable[int]] = iter,
     **options: Unpack[Words],
 ) -> Sweep:
@@ -61,7 +62,7 @@ def sweep(
     be made, so that a progress bar can count them.
     """
     chosen = Options.parse(options)
-    with recorded(module, image, dtype) as (network, shape):
+    with recorded(module, image, dtype, optimizer) as (network, shape):
         policy = policy_of(chosen.policy, chosen.halo)
         device = device or accelerator(network)
         chooser = Chooser(network, rates_for(device), lower_tiers(device, chosen), policy)

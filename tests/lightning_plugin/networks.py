@@ -18,6 +18,8 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.parameters import candidates
 from lightning_plugin.program.fixed import by_stage, crossing, fit, sharing, stages, stored_kind
 from lightning_plugin.program.pieces import strips, uncut_from
 from lightning_plugin.program.program import Program, resolve
@@ -63,7 +65,8 @@ class AnyPlan(Settings):
     network. With ``rows``, segments are cut into so many rows of tiles, which share halos where they can. Of four
     segments, those at the places ``spilled`` store on the disk, those at ``ahead`` transfer tiles beside others,
     and of those that store on the device and recompute halos, those at ``dropped`` drop what they store, to depths of 1
-    to ``deepest``. Keys are stored, and read in so many ``pieces``, wherever they can be.
+    to ``deepest``. Keys are stored, and read in so many ``pieces``, wherever they can be. Of four parameters, those at
+    ``on_host`` and ``on_disk`` live there, and copies of them are fetched ahead or not.
     """
 
     stored: frozenset[int] = frozenset()
@@ -76,10 +79,14 @@ class AnyPlan(Settings):
     dropped: frozenset[int] = frozenset()
     deepest: int = 1
     pieces: int = 1
+    on_host: frozenset[int] = frozenset()
+    on_disk: frozenset[int] = frozenset()
+    fetched_ahead: bool = False
     scans: int = 0
     transfers: int = 0
     drops: int = 0
     streams: int = 0
+    streamed: int = 0
     noted: list[str] = field(default_factory=list)
 
     def choose(self, recording: Recording) -> Plan:
@@ -105,7 +112,15 @@ class AnyPlan(Settings):
             plan = self.in_pieces(plan, nodes)
         self.transfers += any(s.tier == "disk" for s in plan.segments) and any(s.ahead for s in plan.segments)
         self.drops += any(s.drop for s in plan.segments)
-        return plan
+        return self.homed(plan, recording)
+
+    def homed(self, plan: Plan, recording: Recording) -> Plan:
+        """A plan with parameters below the device."""
+        places = list(enumerate(candidates(Network(recording), least=1)))
+        host = tuple(place for i, place in places if i % 4 in self.on_host)
+        disk = tuple(place for i, place in places if i % 4 in self.on_disk - self.on_host)
+        self.streamed += bool(host or disk)
+        return replace(plan, on_host=host, on_disk=disk, fetched_ahead=self.fetched_ahead)
 
     def placed(self, i: int, s: SegmentPlan) -> SegmentPlan:
         if s.keep:
@@ -204,6 +219,9 @@ def plans() -> st.SearchStrategy[AnyPlan]:
         dropped=few,
         deepest=st.integers(1, 3),
         pieces=st.sampled_from([1, 1, 2, 3, 7]),
+        on_host=few,
+        on_disk=few,
+        fetched_ahead=st.booleans(),
     )
 
 

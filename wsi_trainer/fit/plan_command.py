@@ -65,6 +65,15 @@ def add_options(parser: ArgumentParser, bags: bool = False) -> None:
     parser.add_argument("--half", type=bool, default=False, help="keep maps there as bfloat16, which loses digits")
     parser.add_argument("--halo", type=str, default="auto", help="what tiles share is computed twice or handed on")
     parser.add_argument("--policy", type=str, default="auto", help="another way to plan: overl, 2ps, ...")
+    parser.add_argument(
+        "--parameters",
+        type=str,
+        default="auto",
+        help="where parameters live that do not fit: host, disk, auto (the first with room); device lets none leave",
+    )
+    parser.add_argument(
+        "--optimizer", type=str, default=None, help="count what it keeps for each parameter: adamw, sgd, ..."
+    )
     parser.add_argument("--json", type=Path, default=None, help="also write the plan to this file")
     parser.add_argument("--picture", type=Path, default=None, help="also draw memory over the step, as PNG")
     parser.add_argument(
@@ -152,7 +161,7 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: 
     if options.sweep_picture is not None and options.sweep is None:
         raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
     console = Console(width=200)
-    names = ("device", "host_budget", "disk", "half", "halo", "policy")
+    names = ("device", "host_budget", "disk", "half", "halo", "policy", "parameters", "optimizer")
     arguments: dict[str, Any] = {"budget": budget, **{name: options[name] for name in names}}
 
     def run(module: nn.Module, dtype: torch.dtype) -> tuple[Plan, Any]:

@@ -163,8 +163,8 @@ def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
 @pytest.mark.parametrize(
     ("version", "change", "says"),
     [
-        (3, lambda d: d.update(version=4), "version 4, and this lightning_plugin reads versions up to 3: update"),
-        (3, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3"),
+        (3, lambda d: d.update(version=5), "version 5, and this lightning_plugin reads versions up to 4: update"),
+        (3, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4"),
         (3, lambda d: d.update(version="2"), 'its version is "2"'),
         (3, lambda d: d.update(version=True), "its version is true"),
         (3, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'; its keys are segments"),
