@@ -52,11 +52,13 @@ def make_room(run: SegmentRun, read: Sequence[Handle], inputs: Sequence[Tensor])
 
 
 def gradients(run: SegmentRun, read: Sequence[Handle], grid: Grid) -> int:
-    """The bytes of the gradients that backward makes whole, whatever its tiles are."""
+    """The bytes of the gradients that backward makes whole, whatever its tiles are; of vectors, each of several tiles
+    makes its own before they are added up."""
     added = [v for v in run.program.vectors if v.requires_grad]
     wholes = [v for v in (*run.spreads, *run.images) if v.requires_grad]
     made = [h.cotangent for h in read if h.place.tier == "device" and not h.cotangent.begun]
     sizes = [(math.prod(v.shape), type_of_sum(v.dtype, v.device, grid.tiles)) for v in added]
+    sizes += [(math.prod(v.shape), v.dtype) for v in added] if grid.tiles > 1 else []
     sizes += [(math.prod(v.shape), wide(v.dtype)) for v in wholes]
     sizes += [(math.prod(c.layout.shape), wide(c.dtype)) for c in made]
     return sum(count * dtype.itemsize for count, dtype in sizes)
@@ -157,12 +159,17 @@ def largest_tile(run: SegmentRun, grid: Grid) -> float:
 
 
 def finer(run: SegmentRun, grid: Grid) -> Iterator[Grid]:
-    """Grids of smaller and smaller tiles, each cut where its tiles are longest."""
+    """Grids of smaller and smaller tiles, each cut where that makes them smallest: along some axes of attention, tiles
+    are all as large."""
     extents = [t.map.space.extent for t in run.program.targets]
     longest = [max(sizes) for sizes in zip(*extents, strict=True)]
-    counts = list(grid.counts)
-    while any(c < size for c, size in zip(counts, longest, strict=True)):
-        sides = [size / c if c < size else 0.0 for c, size in zip(counts, longest, strict=True)]
-        axis = sides.index(max(sides))
-        counts[axis] = min(2 * counts[axis], longest[axis])
-        yield Grid(tuple(counts))
+    while True:
+        cuts = [
+            grid.counts[:axis] + (min(2 * count, size),) + grid.counts[axis + 1 :]
+            for axis, (count, size) in enumerate(zip(grid.counts, longest, strict=True))
+            if count < size
+        ]
+        if not cuts:
+            return
+        grid = min(map(Grid, cuts), key=lambda g: largest_tile(run, g))
+        yield grid

