@@ -165,7 +165,7 @@ def finer(run: SegmentRun, grid: Grid) -> Iterator[Grid]:
     longest = [max(sizes) for sizes in zip(*extents, strict=True)]
     while True:
         cuts = [
-            grid.counts[:axis] + (min(2 * count, size),) + grid.counts[axis + 1 :]
+            (*grid.counts[:axis], min(2 * count, size), *grid.counts[axis + 1 :])
             for axis, (count, size) in enumerate(zip(grid.counts, longest, strict=True))
             if count < size
         ]

@@ -10,7 +10,7 @@ same steps are made when the optimizer's step is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import MethodType
 from typing import Any
 
@@ -89,6 +89,7 @@ def by_parameter(optimizer: Optimizer, updates: Updates) -> None:
     rest."""
     whole: Callable[..., Any] = optimizer.step
 
+    @wraps(whole)
     def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:

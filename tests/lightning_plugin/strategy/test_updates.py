@@ -1,0 +1,167 @@
+"""Streamed parameters are updated one by one, within backward where nobody looks, and the training is the same."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_plugin import SFTStrategy
+from lightning_plugin.strategy.update import BY_PARAMETER, LOOKING
+from tests.exactness import TOLERANCE, difference
+from tests.lightning_plugin.strategy.training import trainer
+from tests.lightning_plugin.test_streamed import Encoder, parameter_bytes
+
+STEPS = 3
+
+
+class Bags(Dataset):
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return {"bag": torch.randn(4, 3, 16, 16, dtype=torch.float64, generator=generator)}
+
+
+class Module(pl.LightningModule):
+    """An encoder with any optimizer; with ``manual``, it calls the optimizer itself."""
+
+    def __init__(self, net: nn.Module, optimizer: str, manual: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.net, self.kind, self.options = net, optimizer, options
+        self.automatic_optimization = not manual
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        loss: Tensor = (self.net(batch["bag"]) - 1).square().sum()
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = getattr(torch.optim, self.kind)(self.parameters(), **self.options)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def tight(net: nn.Module, tier: str) -> SFTStrategy:
+    return SFTStrategy(budget=int(1.3 * parameter_bytes(net)), parameters=tier, tile_over=1)
+
+
+def fitted(module: pl.LightningModule, strategy: Any = "auto", steps: int = STEPS, **options: Any) -> pl.Trainer:
+    run = trainer(strategy, max_steps=steps, max_epochs=-1, precision="64-true", **options)
+    run.fit(module, DataLoader(Bags(), batch_size=None))
+    return run
+
+
+def same(one: nn.Module, other: nn.Module) -> None:
+    for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert difference(p.detach(), q.detach()) < TOLERANCE, name
+
+
+@pytest.fixture
+def net() -> Encoder:
+    torch.manual_seed(2)
+    return Encoder(2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "trained", "fused"),
+    [
+        ("SGD", {"lr": 1e-2, "momentum": 0.9}, {}, True),
+        ("AdamW", {"lr": 1e-3}, {}, True),
+        ("AdamW", {"lr": 1e-3, "foreach": True}, {}, True),
+        ("RMSprop", {"lr": 1e-3}, {}, True),
+        ("AdamW", {"lr": 1e-3}, {"gradient_clip_val": 0.1}, False),
+        ("SGD", {"lr": 1e-2}, {"accumulate_grad_batches": 2}, False),
+        ("SGD", {"lr": 1e-2, "manual": True}, {}, False),
+    ],
+)
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_training_is_the_same(
+    net: Encoder, optimizer: str, options: dict[str, Any], trained: dict[str, Any], fused: bool, tier: str
+) -> None:
+    plain, streamed = (Module(copy.deepcopy(net), optimizer, **options) for _ in range(2))
+    fitted(plain, **trained)
+    strategy = tight(streamed.net.double(), tier)
+    run = fitted(streamed, strategy, **trained)
+    same(streamed, plain)
+    assert strategy.plan is not None and (strategy.plan.on_host or strategy.plan.on_disk)
+    assert strategy.peak_bytes <= 1.3 * parameter_bytes(streamed.net)
+    homes, updates = strategy.settings.homes, strategy._updates
+    assert updates.fused is fused
+    below = [p for p in streamed.parameters() if p in homes]
+    assert below and all((p.grad is None) is fused for p in below)
+    if tier == "disk":
+        state = run.optimizers[0].state
+        assert all(
+            homes.file(t) is not None for p in below for t in state[p].values() if torch.is_tensor(t) and t.dim()
+        )
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_whoever_looks_at_gradients_sees_them(net: Encoder, name: str) -> None:
+    seen: list[int] = []
+
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(sum(p.grad is not None for p in self.parameters()))
+        return getattr(pl.LightningModule, name)(self, *args, **kwargs)
+
+    module = type("Looking", (Module,), {name: look})(net, "SGD", lr=1e-2)
+    strategy = tight(net.double(), "host")
+    fitted(module, strategy, steps=2)
+    assert seen and not strategy._updates.fused
+    assert max(seen) == len(list(net.parameters()))
+
+
+def test_hooks_of_an_optimizer_and_others_than_pytorchs_own(net: Encoder) -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    assert Own not in BY_PARAMETER
+    plain = copy.deepcopy(net)
+    calls: list[str] = []
+    for which, module in (("plain", plain), ("streamed", net)):
+
+        class Hooked(Module):
+            def configure_optimizers(self, which: str = which) -> Any:
+                optimizer = Own(self.parameters(), lr=1e-2)
+                optimizer.register_step_post_hook(lambda *_: calls.append(which))
+                return optimizer
+
+        fitted(Hooked(module, "SGD"), "auto" if which == "plain" else tight(module.double(), "disk"))
+    same(net, plain)
+    assert calls.count("plain") == calls.count("streamed") == STEPS
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_checkpoints_go_on_and_go_both_ways(net: Encoder, tier: str, tmp_path: Path) -> None:
+    def module() -> Module:
+        return Module(copy.deepcopy(net).double(), "AdamW", lr=1e-3)
+
+    def strategy() -> SFTStrategy:
+        return tight(net.double(), tier)
+
+    whole, first, second, plain, other = (module() for _ in range(5))
+    fitted(whole, strategy(), steps=6)
+    fitted(first, strategy(), steps=3).save_checkpoint(tmp_path / "half.ckpt")
+    for resumed, how in ((second, strategy()), (plain, "auto")):
+        run = trainer(how, max_steps=6, max_epochs=-1, precision="64-true")
+        run.fit(resumed, DataLoader(Bags(), batch_size=None), ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+    for p, q in zip(second.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(p, q), "as if it had not been interrupted, to the bit"
+    same(plain, whole)
+    fitted(other, steps=3).save_checkpoint(tmp_path / "plain.ckpt")
+    third = module()
+    run = trainer(strategy(), max_steps=6, max_epochs=-1, precision="64-true")
+    run.fit(third, DataLoader(Bags(), batch_size=None), ckpt_path=tmp_path / "plain.ckpt", weights_only=False)
+    same(third, whole)
