@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
-from lightning_plugin.execute.homes import Homes
+from lightning_plugin.execute.homes import Homes, move
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
@@ -160,6 +160,12 @@ class Settings:
         """The tiers of the tensors that live below the device, by identity."""
         return {id(t): tier for t in tensors_of(recording) if (tier := self.homes.tier(t)) is not None}
 
+    def places(self, tensor: Tensor) -> bool:
+        """Whether a plan says where a tensor on the CPU is to live: under a budget, a parameter need not be where the
+        image is."""
+        free = self.options.budget is not None and self.options.parameters != "device"
+        return tensor in self.homes or (free and isinstance(tensor, nn.Parameter))
+
     def settle(self, plan: Plan, recording: Recording, ledger: Ledger) -> None:
         """Have tensors live where a plan puts them, or where they live already."""
         captures = recording.bindings.captures
@@ -173,6 +179,8 @@ class Settings:
                 for t in with_gradients([capture.tensor]):
                     ledger.discount(t)
                 self.homes.settle(capture.tensor, tier, node.outputs[0].device)
+            elif self.places(capture.tensor):
+                move(capture.tensor, node.outputs[0].device)
         self.homes.rest()
 
     def begin(self, plan: Plan, recording: Recording) -> Step:

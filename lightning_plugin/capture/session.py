@@ -33,6 +33,7 @@ class ExecutionSettings(Protocol):
     """How a recording is to be run: `settings.Settings` to a recording, which knows nothing of budgets."""
 
     def choose(self, recording: Recording) -> Plan: ...
+    def places(self, tensor: Tensor) -> bool: ...
     def begin(self, plan: Plan, recording: Recording) -> Step: ...
 
 
@@ -137,8 +138,10 @@ class Session:
         known = self.captured.get(key)
         if known is not None and self.bindings.captures[known].version in (now, None):
             return known
-        # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's.
-        device = self.device if tensor.is_meta else tensor.device
+        # A parameter on the meta device has no data: such a network is only planned, as if it were on the image's. One
+        # that lives below that device, or waits there for a plan that says where it is to live, is used on it too.
+        placed = self.settings is not None and tensor.device.type == "cpu" and self.settings.places(tensor)
+        device = self.device if tensor.is_meta or placed else tensor.device
         with self.mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         value = Value(fake, None, tensor.requires_grad)

@@ -137,6 +137,15 @@ class Homes:
             file.rest()
 
 
+@torch.no_grad()
+def move(tensor: Tensor, device: torch.device) -> None:
+    """Have a tensor live on a device, where it was made on the CPU to be placed by a plan."""
+    if tensor.device.type == "cpu" != device.type and not tensor.is_meta:
+        gradient, tensor.grad = tensor.grad, None
+        tensor.data = tensor.detach().to(device)
+        tensor.grad = gradient if gradient is None else gradient.to(device)
+
+
 def copied(room: Tensor, values: Tensor) -> None:
     room.copy_(values, non_blocking=True)
 

@@ -91,6 +91,18 @@ class Tiling:
         self.settings.reserve(sum(map(state_bytes, optimizers)))
         self.settings.feedback.connect(trainer)
 
+    def model_to_device(self) -> None:
+        """As Lightning's; a model larger than the budget stays where it is, and plans say where it is to live."""
+        device: torch.device = self.root_device  # type: ignore[attr-defined]
+        module = self.lightning_module  # type: ignore[attr-defined]
+        budget = self.settings.options.budget
+        size = sum(p.nbytes * (2 if p.requires_grad else 1) for p in module.parameters())
+        if device.type == "cpu" or budget is None or size < budget or self.settings.options.parameters == "device":
+            super().model_to_device()  # type: ignore[misc]
+            return
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(device)
+
     def _least_bytes(self) -> int:
         """The size from which on a dense tensor is tiled."""
         if self._tile_over is not None:
