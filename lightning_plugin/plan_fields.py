@@ -89,6 +89,7 @@ class BarePlan:
     budget: int | None = None
     shape: tuple[int, ...] = ()
     barriers: tuple[str, ...] = ()
+    approximation: str = ""
     forecast: Forecast = field(default=Forecast(), compare=False)
 
     @property

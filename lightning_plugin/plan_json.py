@@ -3,6 +3,7 @@
 - Version 1 says no version; what is decided and what is predicted lie side by side.
 - In version 2 predictions have an object of their own, ``forecast``, in each segment and in the plan.
 - In version 3 a segment may say in how many ``pieces`` its tiles read keys.
+- In version 4 a plan may say what is approximate in it (``approximation``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lightning_plugin.plan_fields import BarePlan, SegmentPlan
 from lightning_plugin.plan_forecast import Forecast, SegmentForecast
 
 #: The version that is written.
-VERSION = 3
+VERSION = 4
 
 P = TypeVar("P", bound=BarePlan)
 
@@ -72,7 +73,7 @@ def with_forecast(data: Any, kind: type, whose: str) -> Any:
 
 
 #: How a plan of each version gets the form of the latest.
-FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: apart, 2: dict, 3: dict}
+FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: apart, 2: dict, 3: dict, 4: dict}
 
 
 def built(kind: type[Any], data: Any, what: str) -> Any:

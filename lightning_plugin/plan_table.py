@@ -65,7 +65,8 @@ def table(plan: BarePlan) -> str:
     if spilled:
         sums += "\n" + " and ".join(spilled) + ", and as much again for their gradients"
     barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
-    return "\n".join([head, *columns(HEADINGS, rows(plan)), sums, *barriers])
+    approximate = [f"an approximation in training: {plan.approximation}"] if plan.approximation else []
+    return "\n".join([head, *columns(HEADINGS, rows(plan)), sums, *barriers, *approximate])
 
 
 def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:

@@ -32,6 +32,8 @@ from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording
+from lightning_plugin.rules.split import approximation
+from lightning_plugin.splitting import Splitting
 from lightning_plugin.units import format_bytes
 
 #: What is held beside a network is rounded up to such a part of the budget, so that a plan does for many steps.
@@ -68,15 +70,20 @@ class Settings:
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
+    @property
+    def splitting(self) -> Splitting | None:
+        """How the network is split, if it is."""
+        return self.options.splitting
+
     def choose(self, recording: Recording) -> Plan:
         if self.given is not None:
             validate(self.given, recording)
-            return self.given
+            return marked(self.given, recording)
         options = self.options
         if options.budget is None:
             forward = Grid(options.tiles) if options.tiles else None
             backward = Grid(options.backward_tiles) if options.backward_tiles else None
-            return fixed(recording.nodes, forward, backward, halo=options.halo)
+            return marked(fixed(recording.nodes, forward, backward, halo=options.halo), recording)
 
         known = self._plans.setdefault(signature(recording, gradients=not self.accumulates), [])
         return self.within(known, recording, options.budget)
@@ -149,7 +156,7 @@ class Settings:
             plan = recipes[-1].plan
         if sum(recipe.taught for recipe in recipes) > taught:
             shelf.keep(about, recipes)
-        return replace(plan, shape=tuple(images[0].source.shape) if images else ())
+        return marked(replace(plan, shape=tuple(images[0].source.shape) if images else ()), recording)
 
     def begin(self, plan: Plan, recording: Recording) -> Step:
         """Note what is about to run, and open the step's page of the ledger."""
@@ -168,6 +175,11 @@ class Settings:
         for tensor in tensors_of(recording):
             self.ledger.hold(tensor)
         return Step(self.ledger, self.team, self.options.folder, self.progress, library=self.library)
+
+
+def marked(plan: Plan, recording: Recording) -> Plan:
+    """A plan that says what is approximate in what it runs."""
+    return replace(plan, approximation=approximation(recording.nodes))
 
 
 def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:

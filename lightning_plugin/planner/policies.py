@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lightning_plugin.options import SPLITS
 from lightning_plugin.plan import HALOS
 
 
@@ -51,12 +52,14 @@ POLICIES: dict[str, Policy] = {
 
 
 def policy_of(name: str, halo: str = "auto") -> Policy:
-    """A policy by name, with what the user says of halos."""
+    """A policy by name, with what the user says of halos. Tiles of a split network compute what is left of them twice."""
     if name not in POLICIES:
         raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
     policy = POLICIES[name]
     if halo == "auto":
         return policy
+    if halo in SPLITS:
+        return replace(policy, halos=ONE)
     if halo not in HALOS:
-        raise ValueError(f'halo is "auto", {" or ".join(repr(h) for h in HALOS)}, not {halo!r}')
+        raise ValueError(f"halo is 'auto', {', '.join(map(repr, HALOS))} or {' or '.join(map(repr, SPLITS))}, not {halo!r}")
     return replace(policy, halos=(halo,))
