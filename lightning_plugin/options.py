@@ -76,7 +76,7 @@ class Options:
             raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
         if (self.splits is None) == (self.halo in SPLITS):
             raise ValueError(
-                f"halo={self.halo!r} with splits={self.splits}: splits are given with halo=\"split\" or "
+                f'halo={self.halo!r} with splits={self.splits}: splits are given with halo="split" or '
                 'halo="stochastic_split", such as splits=2, and with no other halo'
             )
         _ = self.splitting  # which says what is wrong with it

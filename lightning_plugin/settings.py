@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
-from lightning_plugin.errors import BudgetError
+from lightning_plugin.errors import BudgetError, PlanError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
@@ -32,7 +32,7 @@ from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording
-from lightning_plugin.rules.split import approximation
+from lightning_plugin.rules.split import approximation, drawn
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.units import format_bytes
 
@@ -78,6 +78,11 @@ class Settings:
     def choose(self, recording: Recording) -> Plan:
         if self.given is not None:
             validate(self.given, recording)
+            if self.given.approximation and self.splitting is None:
+                raise PlanError(
+                    f"the plan is for a network with {self.given.approximation}, and this one is exact: give the halo, "
+                    "splits and split_depth it was made with, or make a plan without them"
+                )
             return marked(self.given, recording)
         options = self.options
         if options.budget is None:
@@ -85,6 +90,8 @@ class Settings:
             backward = Grid(options.backward_tiles) if options.backward_tiles else None
             return marked(fixed(recording.nodes, forward, backward, halo=options.halo), recording)
 
+        if drawn(recording.nodes):  # the next step's splits are others, and so is what their tiles need
+            return self.within([], recording, options.budget)
         known = self._plans.setdefault(signature(recording, gradients=not self.accumulates), [])
         return self.within(known, recording, options.budget)
 
@@ -142,6 +149,10 @@ class Settings:
         policy = policy_of(self.options.policy, self.options.halo)
         described = repr((self.rates, lower, policy))
         network = Network(recording, self.accumulates)
+        shape = tuple(images[0].source.shape) if images else ()
+        if drawn(recording.nodes):
+            plan = choose_recipe(network, self.rates, budget, lower, policy, calls).plan
+            return marked(replace(plan, shape=shape), recording)
         weights = [(t.shape, t.dtype) for t in tensors_of(recording) if isinstance(t, nn.Parameter)]
         about = shelf.key_of(
             structure(recording, not self.accumulates), weights, self.accumulates, budget, calls, described
@@ -150,13 +161,13 @@ class Settings:
             self._recipes[about] = shelf.load(about)
         recipes = self._recipes[about]
         taught = sum(recipe.taught for recipe in recipes)
-        plan = known_for(recipes, network, budget, calls)
-        if plan is None:
+        found = known_for(recipes, network, budget, calls)
+        if found is None:
             recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
-            plan = recipes[-1].plan
+            found = recipes[-1].plan
         if sum(recipe.taught for recipe in recipes) > taught:
             shelf.keep(about, recipes)
-        return marked(replace(plan, shape=tuple(images[0].source.shape) if images else ()), recording)
+        return marked(replace(found, shape=shape), recording)
 
     def begin(self, plan: Plan, recording: Recording) -> Step:
         """Note what is about to run, and open the step's page of the ledger."""
@@ -179,7 +190,8 @@ class Settings:
 
 def marked(plan: Plan, recording: Recording) -> Plan:
     """A plan that says what is approximate in what it runs."""
-    return replace(plan, approximation=approximation(recording.nodes))
+    found = approximation(recording.nodes)
+    return plan if plan.approximation == found else replace(plan, approximation=found)
 
 
 def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:

@@ -28,7 +28,9 @@ class Splitting:
 
     def __post_init__(self) -> None:
         if not self.counts or any(c < 1 for c in self.counts) or max(self.counts) == 1:
-            raise ValueError(f"splits={self.counts}: at least one axis is cut into two splits or more, such as splits=2")
+            raise ValueError(
+                f"splits={self.counts}: at least one axis is cut into two splits or more, such as splits=2"
+            )
         if not isinstance(self.depth, str) and not 0 < self.depth <= 1:
             raise ValueError(
                 f"split_depth={self.depth}: a share of the network's window operators is more than 0 and at most 1; a "

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.errors import PlanError
@@ -96,9 +97,7 @@ class Region:
                 f"{node.label} cannot be split: convolutions can, and pooling whose indices nobody reads. {WAY_OUT}"
             )
         for a, window in zip(op.axes, op.windows, strict=True):
-            self.demand(
-                node, node.maps[0], a, tuple(bounds(window, cut) for cut in self.of(node.outputs[0], a)[1:-1])
-            )
+            self.demand(node, node.maps[0], a, tuple(bounds(window, cut) for cut in self.of(node.outputs[0], a)[1:-1]))
 
     def carry(self, node: Node) -> None:
         """What leaves positions as they are has its inputs cut as its result is."""
@@ -108,7 +107,7 @@ class Region:
             if (out, a) not in self.limits:
                 continue
             cuts = self.of(out, a)
-            for lo, hi in zip(cuts, cuts[1:], strict=False):
+            for lo, hi in pairwise(cuts):
                 box = Box.whole(extent).replace(a, lo, hi)
                 for v, wanted in zip(node.maps, node.op.need(box), strict=True):  # type: ignore[attr-defined]
                     if len(v.space.extent) != len(extent) or wanted != box.broadcast(v.space.extent):

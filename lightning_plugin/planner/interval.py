@@ -240,6 +240,10 @@ class Intervals:
     def kept_seconds(self, begin: int, end: int) -> float:
         return self.coster.kept_seconds(self.network.order[begin:end])
 
+    def once(self, node: Node) -> float:
+        """The seconds of a node's forward, run whole."""
+        return self.coster.time(node, 1.0, 1)
+
     def given_whole(self, begin: int, end: int) -> int:
         """Images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network

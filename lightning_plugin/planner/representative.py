@@ -86,9 +86,7 @@ def candidates(program: Program, grid: Grid) -> list[Candidate]:
     """
     extents = [t.map.space.extent for t in program.targets]
     ends = grid.ends(extents)
-    picks = [
-        sorted({*telling(count), *at_seams(program, ends, axis)}) for axis, count in enumerate(grid.counts)
-    ]
+    picks = [sorted({*telling(count), *at_seams(program, ends, axis)}) for axis, count in enumerate(grid.counts)]
     along = [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
     whole = all(len(v.space.extent) == len(picks) for v in maps.values()) and all(

@@ -78,9 +78,11 @@ def sweep(
                 between = spaced(plans[0].budget or 1, plans[1].budget or 1, count)
             elif turn - 2 < len(between):
                 plans.append(chooser.choose(between[turn - 2]))
-    about = {"shape": shape, "approximation": approximation(network.nodes)}
-    found = [dataclasses.replace(p, **about) for p in never_slower(plans)]
-    return Sweep(tuple(found), found[-1], None if asked is None else dataclasses.replace(asked, **about))
+    about = approximation(network.nodes)
+    found = [dataclasses.replace(p, shape=shape, approximation=about) for p in never_slower(plans)]
+    if asked is not None:
+        asked = dataclasses.replace(asked, shape=shape, approximation=about)
+    return Sweep(tuple(found), found[-1], asked)
 
 
 def smallest(chooser: Chooser) -> Plan:

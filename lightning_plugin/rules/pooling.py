@@ -156,9 +156,7 @@ class AvgPool(Pool):
                 out = out * scale.view(shape)
         return out
 
-    def on_split(
-        self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]
-    ) -> SlidingOp:
+    def on_split(self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]) -> SlidingOp:
         """Padding counts at the border of a split as it does at the map's."""
         padding = tuple(p if a is None else a for p, a in zip(self.padding, after, strict=True))
         return replace(self, windows=windows, extent=extent, padding=padding)

@@ -149,9 +149,7 @@ class Split(TileOp):
                 for share in shares:
                     clip = self.clip(d, share)
                     places = [share.place if e == d else 0 for e in range(len(self.seams))]
-                    found.append(
-                        (clip.lo - start, clip.hi - start, self.alone(places).mark(axis, share.lo, share.hi))
-                    )
+                    found.append((clip.lo - start, clip.hi - start, self.alone(places).mark(axis, share.lo, share.hi)))
         return tuple(found)
 
     def pads(self, box: Box) -> list[int]:
@@ -199,6 +197,11 @@ def split_of(op: Op) -> Split | None:
 def splits_of(nodes: Iterable[Node]) -> list[tuple[Node, Split]]:
     """The nodes that are split."""
     return [(n, split) for n in nodes if (split := split_of(n.op)) is not None]
+
+
+def drawn(nodes: Iterable[Node]) -> bool:
+    """Whether nodes are split at places that the step has drawn."""
+    return any(split.by.wobble is not None for _, split in splits_of(nodes))
 
 
 def approximation(nodes: Iterable[Node]) -> str:

@@ -96,9 +96,7 @@ class SlidingOp(WindowOp):
         """What padding consists of."""
         return 0.0
 
-    def on_split(
-        self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]
-    ) -> SlidingOp:
+    def on_split(self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]) -> SlidingOp:
         """The operator on a split, by itself a map of this extent. ``after`` is how far windows reach behind it, or
         None where it is the map's last. See [Note: split] in `split`."""
         return replace(self, windows=windows, extent=extent)

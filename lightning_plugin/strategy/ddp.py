@@ -39,7 +39,12 @@ class ParallelTiling(Tiling):
         host_budget: Host memory for what does not fit the device.
         disk: Whether what fits neither may go to temporary files.
         halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
-            them on ("share"), or "auto", which is faster.
+            them on ("share"), or "auto", which is faster. Two are approximations: with "split" the windows of the first
+            operators see nothing beyond their own split of the image while a module trains, and "stochastic_split" cuts
+            it at other places in each step.
+        splits: Into how many splits to cut each spatial axis, where ``halo`` says that it is split.
+        split_depth: Up to where: a share of the network's window operators, or the path of a module.
+        wobble: How far "stochastic_split" moves each cut at most, as a part of a split's side, below 0.5.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
@@ -65,6 +70,9 @@ class ParallelTiling(Tiling):
         disk: bool | str = True,
         tile_over: Size = None,
         halo: Halo = "auto",
+        splits: Tiles = None,
+        split_depth: float | str = 0.5,
+        wobble: float = 0.2,
         half: bool = False,
         split: Literal["batch", "image"] = "batch",
         find_unused_parameters: bool = False,
@@ -84,7 +92,7 @@ class ParallelTiling(Tiling):
         )
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, half=half,
+            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half,
         )  # fmt: skip
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
         self.split = split

@@ -80,6 +80,7 @@ class Tiling:
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
         self.settings.reserve(sum(map(state_bytes, optimizers)))
         self.settings.feedback.connect(trainer)
+        self.settings.feedback.warn(self.settings.approximation)
 
     def _least_bytes(self) -> int:
         """The size from which on a dense tensor is tiled."""
