@@ -8,7 +8,7 @@ from functools import cache
 
 from lightning_plugin.boxes import Grid, pieces_of, reference_of
 from lightning_plugin.errors import PlanError
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.cost import Cost, Coster
 from lightning_plugin.planner.network import Network, is_given

@@ -51,7 +51,8 @@ class Feedback:
     def announce(self, plan: Plan, alike: str = "") -> None:
         """A new plan, before it runs: printed on rank 0, and kept where the run's logs are.
 
-        A step's logging may differ from one to the next, and with it the plan's key; the same plan is told once, and so is one of many that are ``alike``.
+        A step's logging may differ from one to the next, and with it the plan's key; the same plan is told once,
+        and so is one of many that are ``alike``.
         """
         if self.trainer is None or not self.trainer.is_global_zero:
             return
