@@ -1,12 +1,13 @@
 """What splitting a network costs in accuracy: split and stochastic split against exact training, as in Split-CNN.
 
-    python -m benchmarks.split_study [--steps 120] [--seeds 3] [--minutes 28]
+    python -m benchmarks.split_study [--steps 120] [--seeds 0 1 2] [--minutes 28]
 
 A ResNet-18 with a stem of 3 x 3 and an eighth of its width learns from images made here how a wave is turned: one of
 eight directions, one of three wavelengths, any phase, under noise. Of a short wave every place shows the direction; a
 wave as long as the image shows it only where much of the image is seen together, across the borders of splits. All
-runs of one seed see the same images, begin with the same weights and take as many steps; evaluation is unsplit. Runs go
-round by round of seeds, and no new one begins after so many minutes.
+runs of one seed see the same images, begin with the same weights and take as many steps. Evaluation is unsplit, as the
+engine's is; what was trained on even splits is evaluated on them, too. Runs go round by round of seeds, no new one
+begins after so many minutes, and runs of other seeds that were kept before stay.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import json
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 
 from benchmarks.keep import keep_case
 from lightning_plugin import Plan, TiledModule, make_plan
+from tests.conftest import RESULTS
 from tests.zoo.resnet import BasicBlock, ResNet
 
 SIDE, BATCH, TESTED = 32, 64, 1536
@@ -70,7 +74,10 @@ def train(seed: int, steps: int, **options: Any) -> dict[str, Any]:
         optimizer.step()
         schedule.step()
     seconds = time.process_time() - begin
-    return {**tested(net), "steps": steps, "processor_seconds": seconds}
+    found = {**tested(copy.deepcopy(net).eval()), "steps": steps, "processor_seconds": seconds}
+    if options.get("halo") == "split":
+        found["accuracy if split"] = tested(on_splits(net, options))["accuracy"]
+    return found
 
 
 def whole(net: nn.Module, options: dict[str, Any]) -> Plan:
@@ -78,9 +85,17 @@ def whole(net: nn.Module, options: dict[str, Any]) -> Plan:
     return make_plan(net, (BATCH, 3, SIDE, SIDE), budget="1TiB", **options)
 
 
+def on_splits(net: nn.Module, options: dict[str, Any]) -> nn.Module:
+    """A network that is evaluated as it was trained: its windows are split, its statistics are those it has learnt."""
+    net = copy.deepcopy(net).eval()
+    for m in net.modules():
+        if isinstance(m, nn.Conv2d):
+            m.train()
+    return TiledModule(net, tiles=1, **options)
+
+
 @torch.no_grad()
 def tested(net: nn.Module) -> dict[str, float]:
-    net = copy.deepcopy(net).eval()
     x, y, place = batch(TESTED, torch.Generator().manual_seed(1))
     right = torch.cat([net(part).argmax(1) for part in x.split(256)]) == y
     by_wave = {f"accuracy at {w}": right[place == i].float().mean().item() for i, w in enumerate(WAVES)}
@@ -96,22 +111,29 @@ def runs() -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def kept(name: str, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """The runs of other seeds that a former call has left."""
+    path = RESULTS / "split_study.json"
+    cases = json.loads(path.read_text())["cases"] if path.exists() else {}
+    return [run for run in cases.get(name, {}).get("runs", []) if run["seed"] not in seeds]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--minutes", type=float, default=28, help="after so many no run begins")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
-    found: dict[str, list[dict[str, Any]]] = {}
-    for seed, (name, how) in itertools.product(range(options.seeds), runs()):
+    found = {name: kept(name, options.seeds) for name, _ in runs()}
+    for seed, (name, how) in itertools.product(options.seeds, runs()):
         if time.monotonic() > end:
             break
-        found.setdefault(name, []).append({"seed": seed, **train(seed, options.steps, **how)})
+        found[name].append({"seed": seed, **train(seed, options.steps, **how)})
         print(name, found[name][-1], flush=True)
         keep_case("split_study", name, {"how": how, "runs": found[name]})
     table = Table("training", "seeds", "accuracy", *(f"wave {w}" for w in WAVES))
-    for name, made in found.items():
+    for name, made in ((name, made) for name, made in found.items() if made):
         names = ("accuracy", *(f"accuracy at {w}" for w in WAVES))
         table.add_row(name, str(len(made)), *(f"{100 * statistics.mean(m[n] for m in made):.1f}" for n in names))
     Console().print(table)

@@ -48,7 +48,8 @@ class Splitting:
     def cuts(self, axis: int, size: int, key: int) -> Cuts:
         """Where a map is split whose splits no operator behind it says: evenly, or as this step's ``key`` has it.
 
-        The i-th of N - 1 cuts is ⌊i·L/N⌋, or uniform among the whole numbers from ⌈(i-ω)·L/N⌉ to ⌊(i+ω)·L/N⌋.
+        The i-th of N - 1 cuts is ⌊i·L/N⌋, or uniform among the whole numbers from ⌈(i-ω)·L/N⌉ to ⌊(i+ω)·L/N⌋;
+        where there are none, it is even.
         """
         count = self.count(axis)
         if size < count:
@@ -62,7 +63,7 @@ class Splitting:
             even = i * size // count
             wobble = self.wobble or 0.0
             low, high = math.ceil((i - wobble) * size / count), math.floor((i + wobble) * size / count)
-            inner.append(even if self.wobble is None or high <= low else dice.randint(low, high))
+            inner.append(even if self.wobble is None or high < low else dice.randint(low, high))
         return (0, *inner, size)
 
     def __str__(self) -> str:

@@ -108,6 +108,8 @@ def test_cuts_keep_to_the_bounds_of_the_paper() -> None:
     for i, cuts in enumerate(zip(*drawn, strict=True), 1):
         assert set(cuts) == set(range(20 * i - 4, 20 * i + 5))
     assert Splitting((3,), 1.0).cuts(0, 10, 0) == (0, 3, 6, 10)
+    assert Splitting((3,), 1.0, 0.2).cuts(0, 8, 5) == (0, 3, 5, 8)  # the bounds hold one number for each
+    assert Splitting((3,), 1.0, 0.0).cuts(0, 8, 5) == (0, 2, 5, 8)  # and here none
 
 
 @pytest.mark.parametrize(
