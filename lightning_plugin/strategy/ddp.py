@@ -39,12 +39,11 @@ class ParallelTiling(Tiling):
         host_budget: Host memory for what does not fit the device.
         disk: Whether what fits neither may go to temporary files.
         halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
-            them on ("share"), or "auto", which is faster. Two are approximations: with "split" the windows of the first
-            operators see nothing beyond their own split of the image while a module trains, and "stochastic_split" cuts
-            it at other places in each step.
-        splits: Into how many splits to cut each spatial axis, where ``halo`` says that it is split.
-        split_depth: Up to where: a share of the network's window operators, or the path of a module.
-        wobble: How far "stochastic_split" moves each cut at most, as a part of a split's side, below 0.5.
+            them on ("share"), or "auto", which is faster; or how the network is split ("split", "stochastic_split"),
+            which is an approximation: see `SFTStrategy`.
+        splits: Into how many splits each axis of space is then cut, on every process alike.
+        split_depth: The share of window operators, or the module, where splits end.
+        wobble: The most that a stochastic cut moves, in sides of a split.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
