@@ -22,6 +22,7 @@ ALL = {
     "view": "the viewer: the first tile of a large slide, and a thousand pans and zooms",
     "invisible_label": "a label that only whole slides show",
     "segmentation": "a training step of a U-Net on a slide of 20,000 x 20,000 pixels",
+    "split_study": "what splitting a network costs in accuracy",
     "time_ranking": "whether predicted times rank plans as measured ones do",
     "policies": "published techniques beside ours",
     "largest_image": "the largest image under a limit",

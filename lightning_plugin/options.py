@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
+from lightning_plugin.splitting import Splitting
 from lightning_plugin.units import parse_bytes
 
 Size = int | str | None
 Tiles = int | Sequence[int] | None
-Halo = Literal["auto", "recompute", "share"]
+Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
 HomeTier = Literal["auto", "device", "host", "disk"]
+#: Those that split the network: approximations.
+SPLITS = ("split", "stochastic_split")
 
 
 class Words(TypedDict, total=False):
@@ -24,6 +27,9 @@ class Words(TypedDict, total=False):
     host_budget: Size
     disk: bool | str
     halo: Halo
+    splits: Tiles
+    split_depth: float | str
+    wobble: float
     half: bool
     policy: str
     calls: int
@@ -42,7 +48,12 @@ class Options:
             none if 0.
         disk: Whether what fits neither may go to temporary files, or the folder for them.
         halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands them
-            on ("share"), or "auto", which is faster.
+            on ("share"), or "auto", which is faster. Two are approximations: "split" has the windows of the first
+            operators see nothing beyond their own split of the image while a module trains, and "stochastic_split" cuts
+            it at other places in each step.
+        splits: Into how many splits to cut each spatial axis, where ``halo`` says that it is split.
+        split_depth: Up to where: a share of the network's window operators, or the path of a module.
+        wobble: How far "stochastic_split" moves each cut at most, as a part of a split's side, below 0.5.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
         policy: A published technique to plan by instead, for comparison (`planner.policies`).
         calls: How many calls wait for one backward, each under a plan of its own: the first then leave room in the
@@ -58,6 +69,9 @@ class Options:
     host_budget: int | None = None
     disk: bool | str = True
     halo: Halo = "auto"
+    splits: tuple[int, ...] | None = None
+    split_depth: float | str = 0.5
+    wobble: float = 0.2
     half: bool = False
     policy: str = "auto"
     calls: int = 1
@@ -66,6 +80,12 @@ class Options:
     def __post_init__(self) -> None:
         if self.budget is not None and self.tiles is not None:
             raise ValueError("give a budget or tiles, not both: a budget decides about tiles itself")
+        if (self.splits is None) == (self.halo in SPLITS):
+            raise ValueError(
+                f'halo={self.halo!r} with splits={self.splits}: splits are given with halo="split" or '
+                'halo="stochastic_split", such as splits=2, and with no other halo'
+            )
+        _ = self.splitting  # which says what is wrong with it
         if self.calls < 1:
             raise ValueError(f"calls={self.calls}: a step has one call or more")
         if self.parameters not in get_args(HomeTier):
@@ -89,11 +109,21 @@ class Options:
             host_budget=0 if words.get("host_budget") == 0 else size(words.get("host_budget")),
             disk=words.get("disk", True),
             halo=words.get("halo", "auto"),
+            splits=grid(words.get("splits")),
+            split_depth=words.get("split_depth", 0.5),
+            wobble=words.get("wobble", 0.2),
             half=words.get("half", False),
             policy=words.get("policy", "auto"),
             calls=words.get("calls", 1),
             parameters=words.get("parameters", "auto"),
         )
+
+    @property
+    def splitting(self) -> Splitting | None:
+        """How the network is split, if it is."""
+        if self.splits is None:
+            return None
+        return Splitting(self.splits, self.split_depth, self.wobble if self.halo == "stochastic_split" else None)
 
     @property
     def folder(self) -> str | None:

@@ -87,6 +87,8 @@ def draw(plan: BarePlan, path: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         shown = {"handles": meaning} if axes is network else {}
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, **shown)
+    if plan.approximation:
+        figure.suptitle(f"an approximation in training: {plan.approximation}", fontsize=9, wrap=True)
     figure.savefig(path, dpi=130)
 
 

@@ -91,6 +91,7 @@ class BarePlan:
     budget: int | None = None
     shape: tuple[int, ...] = ()
     barriers: tuple[str, ...] = ()
+    approximation: str = ""
     forecast: Forecast = field(default=Forecast(), compare=False)
     on_host: tuple[int, ...] = ()
     on_disk: tuple[int, ...] = ()

@@ -3,7 +3,8 @@
 - Version 1 says no version; what is decided and what is predicted lie side by side.
 - In version 2 predictions have an object of their own, ``forecast``, in each segment and in the plan.
 - In version 3 a segment may say in how many ``pieces`` its tiles read keys.
-- In version 4 a plan may say which parameters live ``on_host`` and ``on_disk``, and whether they are ``fetched_ahead``.
+- In version 4 a plan may say which parameters live ``on_host`` and ``on_disk``, and whether they are ``fetched_ahead``;
+  and what is approximate in it (``approximation``).
 """
 
 from __future__ import annotations

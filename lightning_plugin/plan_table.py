@@ -76,7 +76,8 @@ def table(plan: BarePlan) -> str:
         )
     barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
     headings = (*HEADINGS, FETCHES) if expected.streamed_bytes else HEADINGS
-    return "\n".join([head, *columns(headings, rows(plan)), sums, *barriers])
+    approximate = [f"an approximation in training: {plan.approximation}"] if plan.approximation else []
+    return "\n".join([head, *columns(headings, rows(plan)), sums, *barriers, *approximate])
 
 
 def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:

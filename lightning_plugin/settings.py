@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
-from lightning_plugin.errors import BudgetError
+from lightning_plugin.errors import BudgetError, PlanError
 from lightning_plugin.execute.homes import Homes, move
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.team import Team
@@ -33,6 +33,8 @@ from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording
+from lightning_plugin.rules.split import approximation, drawn
+from lightning_plugin.splitting import Splitting
 from lightning_plugin.units import format_bytes
 
 #: What is held beside a network is rounded up to such a part of the budget, so that a plan does for many steps.
@@ -72,16 +74,28 @@ class Settings:
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
+    @property
+    def splitting(self) -> Splitting | None:
+        """How the network is split, if it is."""
+        return self.options.splitting
+
     def choose(self, recording: Recording) -> Plan:
         if self.given is not None:
             validate(self.given, recording)
-            return self.given
+            if self.given.approximation and self.splitting is None:
+                raise PlanError(
+                    f"the plan is for a network with {self.given.approximation}, and this one is exact: give the halo, "
+                    "splits and split_depth it was made with, or make a plan without them"
+                )
+            return marked(self.given, recording)
         options = self.options
         if options.budget is None:
             forward = Grid(options.tiles) if options.tiles else None
             backward = Grid(options.backward_tiles) if options.backward_tiles else None
-            return fixed(recording.nodes, forward, backward, halo=options.halo)
+            return marked(fixed(recording.nodes, forward, backward, halo=options.halo), recording)
 
+        if drawn(recording.nodes):  # the next step's splits are others, and so is what their tiles need
+            return self.within([], recording, options.budget)
         known = self._plans.setdefault(signature(recording, gradients=not self.accumulates), [])
         return self.within(known, recording, options.budget)
 
@@ -138,6 +152,10 @@ class Settings:
         policy = policy_of(self.options.policy, self.options.halo)
         described = repr((self.rates, lower, policy))
         network = Network(recording, self.accumulates, self.owed, self.tiers_of(recording))
+        shape = tuple(images[0].source.shape) if images else ()
+        if drawn(recording.nodes):
+            plan = choose_recipe(network, self.rates, budget, lower, policy, calls).plan
+            return marked(replace(plan, shape=shape), recording)
         weights = [(t.shape, t.dtype) for t in tensors_of(recording) if isinstance(t, nn.Parameter)]
         about = shelf.key_of(
             structure(recording, not self.accumulates), weights, self.accumulates, budget, calls, described,
@@ -148,13 +166,13 @@ class Settings:
             self._recipes[about] = shelf.load(about)
         recipes = self._recipes[about]
         taught = sum(recipe.taught for recipe in recipes)
-        plan = known_for(recipes, network, budget, calls)
-        if plan is None:
+        found = known_for(recipes, network, budget, calls)
+        if found is None:
             recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
-            plan = recipes[-1].plan
+            found = recipes[-1].plan
         if sum(recipe.taught for recipe in recipes) > taught:
             shelf.keep(about, recipes)
-        return replace(plan, shape=tuple(images[0].source.shape) if images else ())
+        return marked(replace(found, shape=shape), recording)
 
     def tiers_of(self, recording: Recording) -> dict[int, str]:
         """The tiers of the tensors that live below the device, by identity."""
@@ -203,6 +221,12 @@ class Settings:
             if tensor not in self.homes:
                 self.ledger.hold(tensor)
         return Step(self.ledger, self.team, self.options.folder, self.progress, library=self.library, homes=self.homes)
+
+
+def marked(plan: Plan, recording: Recording) -> Plan:
+    """A plan that says what is approximate in what it runs."""
+    found = approximation(recording.nodes)
+    return plan if plan.approximation == found else replace(plan, approximation=found)
 
 
 def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:

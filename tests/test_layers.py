@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("graph", "picture"),
     ("ops", "dropped", "plan_table", "plan_json"),
     ("layout", "source", "plan_fields", "options"),
+    ("splitting",),  # what a user says of splits
     ("boxes", "errors", "fakes", "ledger", "plan_forecast", "progress", "units"),
     ("sums", "dispatch"),
     ("passes",),  # what autograd says of the pass under way

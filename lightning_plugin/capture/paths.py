@@ -38,6 +38,16 @@ def module_path() -> str:
     return type(modules[0]).__name__
 
 
+def in_train_mode() -> bool:
+    """Whether the innermost module that is being called is in train mode; where no module is, nothing says so."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            return bool(frame.f_locals["self"].training)
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def label(func: Callable[..., Any]) -> str:
     """A call as messages name it: the function, and the module that calls it."""
     name, path = getattr(func, "__name__", str(func)), module_path()

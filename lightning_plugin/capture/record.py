@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lightning_plugin.capture.alias import current, note_views, rebind, remember_storage, same_memory, view_of
 from lightning_plugin.capture.buffers import await_update
-from lightning_plugin.capture.paths import module_path
+from lightning_plugin.capture.paths import in_train_mode, module_path
 from lightning_plugin.capture.session import Session, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
@@ -114,7 +114,9 @@ class Recorder:
         for v in outputs:
             if v.layout is not None and v.layout.shape != v.shape:
                 raise AssertionError(f"rule for {name or self.name}: layout says {v.layout.shape}, tensor is {v.shape}")
-        Node(op, tuple(inputs), outputs, name or self.name, self.path)
+        node = Node(op, tuple(inputs), outputs, name or self.name, self.path)
+        if op.kind == "window" and in_train_mode():
+            self.session.trained.add(node.serial)
         last = min(self.session.instances, default=None)
         self.session.extents.update(v.layout.extent[:last] for v in outputs if v.layout is not None)
         return outputs

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.capture.buffers import ordinary
+from lightning_plugin.capture.splits import split
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.fakes import MODES, unbound
@@ -20,6 +21,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, plain, version
 from lightning_plugin.recording import Bindings, Capture, Image, Recording
 from lightning_plugin.source import TileSource, prefetches
+from lightning_plugin.splitting import Splitting
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Stale:
 class ExecutionSettings(Protocol):
     """How a recording is to be run: `settings.Settings` to a recording, which knows nothing of budgets."""
 
+    @property
+    def splitting(self) -> Splitting | None: ...
     def choose(self, recording: Recording) -> Plan: ...
     def places(self, tensor: Tensor) -> bool: ...
     def begin(self, plan: Plan, recording: Recording) -> Step: ...
@@ -45,7 +49,8 @@ class Session:
     ``execute`` runs what is recorded: it computes the value that is wanted, if any, and all that is waiting.
     ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
     values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
-    axes that count images.
+    axes that count images. ``trained`` are the numbers of window operators that a module in train mode has called, as
+    long as no run has met them; they are split as ``splitting`` says, or else the settings.
     """
 
     execute: Callable[[Session, Value | None, Sequence[Value]], Tensor]
@@ -57,6 +62,8 @@ class Session:
     storages: dict[int, list[Tensor]] = field(default_factory=dict)
     extents: set[tuple[int, ...]] = field(default_factory=set)
     instances: set[int] = field(default_factory=set)
+    trained: set[int] = field(default_factory=set)
+    splitting: Splitting | None = None
     effects: list[Effect] = field(default_factory=list)
     pending: list[Any] = field(default_factory=list)
     tensors: list[weakref.ref[Any]] = field(default_factory=list)
@@ -68,7 +75,13 @@ class Session:
 
     def recorded(self, wanted: Iterable[Value]) -> Recording:
         """What has to run to make the wanted values."""
-        return Recording(tuple(ancestors(wanted, self.vectors)), self.bindings, frozenset(self.vectors))
+        nodes = tuple(ancestors(wanted, self.vectors))
+        how = self.splitting or (None if self.settings is None else self.settings.splitting)
+        if how is not None:
+            space = min(self.instances, default=max(map(len, self.extents), default=0))
+            nodes = split(nodes, self.trained, how, space, lambda: sum(self.random_key()))
+            self.trained.difference_update(n.serial for n in nodes)
+        return Recording(nodes, self.bindings, frozenset(self.vectors))
 
     def forget(self) -> None:
         """Let go of everything that no tensor of the user leads to any more."""
@@ -119,6 +132,8 @@ class Session:
             self.storages.setdefault(storage, []).extend(fakes)
         self.extents |= other.extents
         self.instances |= other.instances
+        self.trained |= other.trained
+        self.splitting = self.splitting or other.splitting
         self.effects += other.effects
         self.pending += other.pending
         self.tensors += other.tensors

@@ -8,7 +8,7 @@ from functools import cache
 
 from lightning_plugin.boxes import Grid, pieces_of, reference_of
 from lightning_plugin.errors import PlanError
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.cost import Cost, Coster
 from lightning_plugin.planner.network import Network, is_given
@@ -239,6 +239,10 @@ class Intervals:
 
     def kept_seconds(self, begin: int, end: int) -> float:
         return self.coster.kept_seconds(self.network.order[begin:end])
+
+    def once(self, node: Node) -> float:
+        """The seconds of a node's forward, run whole."""
+        return self.coster.time(node, 1.0, 1)
 
     def given_whole(self, begin: int, end: int) -> int:
         """Images that a kept segment is the first to read whole and that are not on the device yet."""

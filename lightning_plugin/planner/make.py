@@ -24,6 +24,8 @@ from lightning_plugin.planner.optimizers import state_for
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates, rates_of
 from lightning_plugin.private import tree_leaves, version
+from lightning_plugin.rules.split import approximation
+from lightning_plugin.splitting import Splitting
 
 __all__ = ["Blank", "make_plan"]
 
@@ -63,17 +65,22 @@ def make_plan(
     asked = Options.parse(options)
     if asked.budget is None:
         raise ValueError('a plan is made for a budget, such as budget="2GiB"')
-    with recorded(module, image, dtype, optimizer) as (network, shape):
+    with recorded(module, image, dtype, asked.splitting, optimizer) as (network, shape):
         policy, device = policy_of(asked.policy, asked.halo), device or accelerator(network)
         plan = choose_plan(network, rates_for(device), asked.budget, lower_tiers(device, asked), policy, asked.calls)
-    return dataclasses.replace(plan, shape=shape)
+    return dataclasses.replace(plan, shape=shape, approximation=approximation(network.nodes))
 
 
 @contextmanager
 def recorded(
-    module: nn.Module, image: Sequence[int] | Tensor, dtype: torch.dtype, optimizer: str | None = None
+    module: nn.Module,
+    image: Sequence[int] | Tensor,
+    dtype: torch.dtype,
+    splitting: Splitting | None = None,
+    optimizer: str | None = None,
 ) -> Iterator[tuple[Network, tuple[int, ...]]]:
-    """What a step of a module on an image runs, and the image's shape; the recording is gone after the block."""
+    """What a step of a module on an image runs, split if it is to be, and the image's shape; the recording is gone
+    after the block."""
     if isinstance(image, LazyImage):
         lazy = LazyImage(image.source, device=image.device)
     elif isinstance(image, Tensor):
@@ -81,6 +88,7 @@ def recorded(
     else:
         device = next((p.device for p in module.parameters() if not p.is_meta), None)
         lazy = LazyImage(Blank(tuple(image), dtype), device=device)
+    lazy._session.root().splitting = splitting
     with unchanged(module):
         try:
             out = module(lazy)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lightning_plugin.options import SPLITS
 from lightning_plugin.plan import HALOS
 
 
@@ -17,16 +18,17 @@ from lightning_plugin.plan import HALOS
 class Policy:
     """What is allowed.
 
-    ``cuts``: everywhere, or only where a statistic forces one. ``shape``: tiles, rows of tiles or whole maps. ``keep``:
-    parts run whole with what backward needs left in memory. ``spill``: lower tiers. ``drop``: how deep stored maps
-    may be dropped (`execute.again`). ``same``: forward and backward on one grid. ``uniform``: all segments on one grid.
+    ``cuts``: everywhere, only where a statistic forces one, or where a transfer is paid for (`planner.offload`).
+    ``shape``: tiles, rows of tiles or whole maps. ``keep``: parts run whole with what backward needs left in memory.
+    ``spill``: whether maps go to lower tiers, or all that can. ``drop``: how deep stored maps may be dropped
+    (`execute.again`). ``same``: forward and backward on one grid. ``uniform``: all segments on one grid.
     """
 
-    cuts: Literal["all", "stages"] = "all"
+    cuts: Literal["all", "stages", "paid"] = "all"
     shape: Literal["tiles", "rows", "whole"] = "tiles"
     halos: tuple[str, ...] = HALOS
     keep: bool = True
-    spill: bool = True
+    spill: bool | Literal["all"] = True
     drop: int = 3
     same: bool = False
     uniform: bool = False
@@ -45,18 +47,23 @@ POLICIES: dict[str, Policy] = {
     # Rows that hand boundary rows on, with and without stored boundaries between (LR-CNN).
     "2ps": Policy(cuts="stages", shape="rows", halos=("share",), keep=False, spill=False, drop=0),
     "2ps-h": Policy(shape="rows", halos=("share",), keep=False, spill=False, drop=0),
+    # Everything goes to a lower tier while the device computes, and is cut where that costs no waiting (HMMS's
+    # Algorithm 1; what differs is said in `planner.offload`).
+    "hmms": Policy(cuts="paid", halos=ONE, keep=False, spill="all", drop=0),
     # torch.utils.checkpoint.checkpoint_sequential: whole segments, the last of them kept.
     "checkpoint_sequential": Policy(shape="whole", halos=ONE, spill=False, drop=0),
 }
 
 
 def policy_of(name: str, halo: str = "auto") -> Policy:
-    """A policy by name, with what the user says of halos."""
+    """A policy by name, with what the user says of halos; what splits leave of them is computed twice."""
     if name not in POLICIES:
         raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
     policy = POLICIES[name]
     if halo == "auto":
         return policy
+    if halo in SPLITS:
+        return replace(policy, halos=ONE)
     if halo not in HALOS:
-        raise ValueError(f'halo is "auto", {" or ".join(repr(h) for h in HALOS)}, not {halo!r}')
+        raise ValueError(f"halo is one of 'auto', {', '.join(map(repr, (*HALOS, *SPLITS)))}, not {halo!r}")
     return replace(policy, halos=(halo,))

@@ -7,6 +7,7 @@ holds most. Of those that hold and pad the same one is run, and none where anoth
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.peak import is_padded, tile_bytes
 from lightning_plugin.program.program import Program
+from lightning_plugin.rules.split import splits_of
 
 #: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
 EFFORT = 240
@@ -77,14 +79,14 @@ def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
 
 
 def candidates(program: Program, grid: Grid) -> list[Candidate]:
-    """Corners, edges and the inside; of grids of few tiles, all.
+    """Corners, edges, the inside and where splits meet; of grids of few tiles, all.
 
     What a box is on one axis depends on nothing but the tile's index there: the boxes of as many tiles as an axis has
     telling indices are found, and put together for all others.
     """
     extents = [t.map.space.extent for t in program.targets]
     ends = grid.ends(extents)
-    picks = [telling(count) for count in grid.counts]
+    picks = [sorted({*telling(count), *at_seams(program, ends, axis)}) for axis, count in enumerate(grid.counts)]
     along = [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
     maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
     whole = all(len(v.space.extent) == len(picks) for v in maps.values()) and all(
@@ -98,6 +100,17 @@ def candidates(program: Program, grid: Grid) -> list[Candidate]:
         need = put_together(along, places) if whole else program.boxes(owned)
         found.append(candidate(program, maps, owned, need))
     return found
+
+
+def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:
+    """The indices of tiles in which a map is cut into splits: they join the splits' results."""
+    for _, split in splits_of(program.steps):
+        for a, seam in zip(split.inner.axes, split.seams, strict=True):
+            if a == axis:
+                size = seam.makes[-1]
+                for cut in seam.makes[1:-1]:
+                    index = bisect_right(ends[0][axis], cut * ends[0][axis][-1] // size) - 1
+                    yield from (i for i in (index - 1, index, index + 1) if 0 <= i < len(ends[0][axis]) - 1)
 
 
 def put_together(along: Sequence[Mapping[int, Box]], places: Sequence[int]) -> dict[int, Box]:

@@ -13,7 +13,7 @@ than something after it is made in passing there, and costs its forward once mor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -24,6 +24,7 @@ from lightning_plugin.planner.images import few, free_stages
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network, is_given
+from lightning_plugin.planner.offload import paid
 from lightning_plugin.planner.parameters import Copies, Placed
 from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
 from lightning_plugin.planner.policies import POLICIES, Policy
@@ -95,6 +96,8 @@ class Search:
         must = {0, end} | {i for i in range(1, end) if stage[order[i].serial] != stage[order[i - 1].serial]}
         if self.policy.cuts == "stages":
             return sorted(must)
+        if self.policy.cuts == "paid":
+            return sorted(must | set(paid(self.network, self.intervals.once, self.transfer)))
         size = [sum(v.bytes for v in maps if not is_given(v)) for maps in alive]
         valley = [
             i
@@ -108,6 +111,10 @@ class Search:
             valley = sorted(valley, key=lambda i: size[i])[:MOST_CUTS]
         return sorted(must | set(valley))
 
+    def transfer(self, maps: Sequence[Value]) -> float:
+        """The seconds in which maps reach the tier below."""
+        return one_way(self.rates, self.lower.there, self.lower.size(maps))
+
     def heavy(self, cut: int) -> bool:
         """Whether real work begins at a cut; a cut before an activation would only store what follows from less."""
         return self.network.order[cut].op.kind in ("window", "resample")
@@ -119,7 +126,7 @@ class Search:
         if self.intervals.program(begin, end) is None:
             yield replace(before, piece=None, before=before)
         else:
-            for spill in (False, True) if self.policy.spill else (False,):
+            for spill in self.spills(before, begin, end):
                 for ahead in (False, True):
                     for pieces in self.pieces_of(begin, end):
                         yield from self.tiled(before, begin, end, spill, ahead, pieces)
@@ -127,6 +134,12 @@ class Search:
             found = self.kept(before, begin, end)
             if found is not None:
                 yield found
+
+    def spills(self, before: Partial, begin: int, end: int) -> tuple[bool, ...]:
+        """Whether what an interval stores may go to a lower tier, or has to where it can."""
+        if self.policy.spill == "all":
+            return (self.placement(before, begin, end, True) is not None,)
+        return (False, True) if self.policy.spill else (False,)
 
     def pieces_of(self, begin: int, end: int) -> tuple[int, ...]:
         """In how many pieces an interval may read keys."""

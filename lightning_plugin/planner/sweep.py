@@ -19,6 +19,7 @@ from lightning_plugin.planner.choose import Chooser, budget_for
 from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.make import accelerator, rates_for, recorded
 from lightning_plugin.planner.policies import policy_of
+from lightning_plugin.rules.split import approximation
 
 #: A budget under which every network is left whole.
 AMPLE = 1 << 60
@@ -62,7 +63,7 @@ def sweep(
     be made, so that a progress bar can count them.
     """
     chosen = Options.parse(options)
-    with recorded(module, image, dtype, optimizer) as (network, shape):
+    with recorded(module, image, dtype, chosen.splitting, optimizer) as (network, shape):
         policy = policy_of(chosen.policy, chosen.halo)
         device = device or accelerator(network)
         chooser = Chooser(network, rates_for(device), lower_tiers(device, chosen), policy)
@@ -78,8 +79,11 @@ def sweep(
                 between = spaced(plans[0].budget or 1, plans[1].budget or 1, count)
             elif turn - 2 < len(between):
                 plans.append(chooser.choose(between[turn - 2]))
-    found = [dataclasses.replace(p, shape=shape) for p in never_slower(plans)]
-    return Sweep(tuple(found), found[-1], None if asked is None else dataclasses.replace(asked, shape=shape))
+    about = approximation(network.nodes)
+    found = [dataclasses.replace(p, shape=shape, approximation=about) for p in never_slower(plans)]
+    if asked is not None:
+        asked = dataclasses.replace(asked, shape=shape, approximation=about)
+    return Sweep(tuple(found), found[-1], asked)
 
 
 def smallest(chooser: Chooser) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -108,7 +108,7 @@ class Squeezed(TileOp):
     """A 1-D operator that PyTorch runs as a 2-D one on a dimension of size one."""
 
     kind: ClassVar[str] = "window"
-    inner: WindowOp
+    inner: TileOp
     count: int
     used: tuple[int, ...]
 
@@ -155,6 +155,11 @@ class AvgPool(Pool):
                 scale = torch.tensor([self.windows[i].kernel / c for c in count], dtype=out.dtype, device=out.device)
                 out = out * scale.view(shape)
         return out
+
+    def on_split(self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]) -> SlidingOp:
+        """Padding counts at the border of a split as it does at the map's."""
+        padding = tuple(p if a is None else a for p, a in zip(self.padding, after, strict=True))
+        return replace(self, windows=windows, extent=extent, padding=padding)
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         """What a window pads, and what counts."""

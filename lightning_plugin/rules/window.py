@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -95,6 +95,11 @@ class SlidingOp(WindowOp):
     def blank(self, x: Tensor) -> float:
         """What padding consists of."""
         return 0.0
+
+    def on_split(self, windows: tuple[Window, ...], extent: tuple[int, ...], after: Sequence[int | None]) -> SlidingOp:
+        """The operator on a split, by itself a map of this extent. ``after`` is how far windows reach behind it, or
+        None where it is the map's last. See [Note: split] in `split`."""
+        return replace(self, windows=windows, extent=extent)
 
     def can_pad(self, window: Window, size: int, padding: int) -> bool:
         """Whether the kernel itself can pad a dimension of so many positions."""

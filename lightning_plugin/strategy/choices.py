@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,9 +14,12 @@ from lightning_plugin.planner.choose import exact_bytes
 from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.recording import Recording
+from lightning_plugin.rules.split import drawn
 from lightning_plugin.settings import Settings, tensors_of
 from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.units import format_bytes
+
+log = logging.getLogger("lightning_plugin")
 
 DIFFERENT = (
     "the ranks share an image and have not recorded the same step on it: the module does something else on one rank "
@@ -45,7 +49,8 @@ class RunSettings(Settings):
         key = digest(recording)
         if self.team is not None:
             self.team.agree(key, DIFFERENT)
-        known = self.plans.setdefault(key, [])
+        once = drawn(recording.nodes)  # of plans for splits that no other step has, none is kept
+        known = [] if once else self.plans.setdefault(key, [])
         before = len(known)
         if self.given is None and self.options.budget is not None:
             plan = self.within(known, recording, self.options.budget)
@@ -55,7 +60,7 @@ class RunSettings(Settings):
         if len(known) > before:  # it was made just now
             if self.team is not None:
                 self.team.agree(plan.to_json(), DIFFERENT)
-            self.feedback.announce(plan)
+            self.feedback.announce(plan, plan.approximation if once else "")
         self.ran.append(plan)
         return plan
 
@@ -103,10 +108,16 @@ class RunSettings(Settings):
         self.feedback.runs(plan, 1 if self.team is None else self.team.size)
         return super().begin(plan, recording)
 
+    @property
+    def approximation(self) -> str:
+        """What is approximate in the training, for a checkpoint and for people."""
+        return "" if self.splitting is None else str(self.splitting)
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, in plain types."""
         return {
             **self.limits(),
+            "approximation": self.approximation,
             "plans": {key: [plan.to_json() for plan in plans] for key, plans in self.plans.items()},
             "roomy": sorted(self.roomy),
             "rates": None if self.rates is None else asdict(self.rates),
@@ -121,6 +132,12 @@ class RunSettings(Settings):
 
         A budget that was measured and not chosen is taken from the checkpoint: what is free now is another number.
         """
+        if (before := state.get("approximation", "")) != self.approximation:
+            log.warning(
+                "the checkpoint was trained %s, and the run goes on %s",
+                f"with {before}" if before else "exactly",
+                f"with {self.approximation}" if self.approximation else "exactly",
+            )
         former = state.get("options", state).get("budget")  # a checkpoint may be older than the options
         if not self.chosen and former is not None:
             self.options = replace(self.options, budget=former)

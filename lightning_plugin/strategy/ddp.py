@@ -39,7 +39,11 @@ class ParallelTiling(Tiling):
         host_budget: Host memory for what does not fit the device.
         disk: Whether what fits neither may go to temporary files.
         halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
-            them on ("share"), or "auto", which is faster.
+            them on ("share"), or "auto", which is faster; or how the network is split ("split", "stochastic_split"),
+            which is an approximation: see `SFTStrategy`.
+        splits: Into how many splits each axis of space is then cut, on every process alike.
+        split_depth: The share of window operators, or the module, where splits end.
+        wobble: The most that a stochastic cut moves, in sides of a split.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
@@ -65,6 +69,9 @@ class ParallelTiling(Tiling):
         disk: bool | str = True,
         tile_over: Size = None,
         halo: Halo = "auto",
+        splits: Tiles = None,
+        split_depth: float | str = 0.5,
+        wobble: float = 0.2,
         half: bool = False,
         split: Literal["batch", "image"] = "batch",
         find_unused_parameters: bool = False,
@@ -84,7 +91,8 @@ class ParallelTiling(Tiling):
         )
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, half=half, parameters="device",  # ranks add up gradients where their parameters are
+            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half,
+            parameters="device",  # ranks add up gradients where their parameters are
         )  # fmt: skip
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
         self.split = split

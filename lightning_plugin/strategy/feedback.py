@@ -43,17 +43,23 @@ class Feedback:
         if log.level == logging.NOTSET:
             log.setLevel(logging.INFO)
 
-    def announce(self, plan: Plan) -> None:
+    def warn(self, approximation: str) -> None:
+        """Say, before anything runs, what is approximate in it."""
+        if approximation and self.trainer.is_global_zero:
+            log.warning("training is an approximation: %s; evaluation is not split", approximation)
+
+    def announce(self, plan: Plan, alike: str = "") -> None:
         """A new plan, before it runs: printed on rank 0, and kept where the run's logs are.
 
-        A step's logging may differ from one to the next, and with it the plan's key; the same plan is told once.
+        A step's logging may differ from one to the next, and with it the plan's key; the same plan is told once,
+        and so is one of many that are ``alike``.
         """
         if self.trainer is None or not self.trainer.is_global_zero:
             return
         stage = str(self.trainer.state.stage.value)
-        if (stage, str(plan)) in self.told:
+        if (stage, alike or str(plan)) in self.told:
             return
-        self.told.add((stage, str(plan)))
+        self.told.add((stage, alike or str(plan)))
         log.info("%s: %s", stage, plan)
         folder = folder_of(self.trainer.loggers[0]) if self.trainer.loggers else None
         if folder is not None and not self.trainer.fast_dev_run:

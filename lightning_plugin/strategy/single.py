@@ -24,7 +24,12 @@ class SingleTiling(Tiling):
         host_budget: Host memory for what does not fit the device.
         disk: Whether what fits neither may go to temporary files.
         halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
-            them on ("share"), or "auto", which is faster.
+            them on ("share"), or "auto", which is faster. Two are approximations: with "split" the windows of the first
+            operators see nothing beyond their own split of the image while a module trains, and "stochastic_split" cuts
+            it at other places in each step.
+        splits: Into how many splits to cut each spatial axis, where ``halo`` says that it is split.
+        split_depth: Up to where: a share of the network's window operators, or the path of a module.
+        wobble: How far "stochastic_split" moves each cut at most, as a part of a split's side, below 0.5.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
         parameters: Where parameters live that do not fit the device, with their gradients and optimizer's state:
             "host", "disk", or "auto", the first of the two that has room; "device" lets none leave.
@@ -47,6 +52,9 @@ class SingleTiling(Tiling):
         disk: bool | str = True,
         tile_over: Size = None,
         halo: Halo = "auto",
+        splits: Tiles = None,
+        split_depth: float | str = 0.5,
+        wobble: float = 0.2,
         half: bool = False,
         parameters: HomeTier = "auto",
         parallel_devices: list[torch.device] | None = None,
@@ -57,7 +65,7 @@ class SingleTiling(Tiling):
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, half=half, parameters=parameters,
+            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, parameters=parameters,
         )  # fmt: skip
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 

@@ -90,6 +90,7 @@ class Tiling:
             self.settings.owed |= state_of(optimizer)
         self.settings.reserve(sum(map(state_bytes, optimizers)))
         self.settings.feedback.connect(trainer)
+        self.settings.feedback.warn(self.settings.approximation)
 
     def model_to_device(self) -> None:
         """As Lightning's; a model larger than the budget stays where it is, and plans say where it is to live."""

@@ -35,7 +35,8 @@ def join(device: torch.device, settings: Settings) -> None:
     settings.team = team
     budget = None if None in budgets else min(b for b in budgets if b is not None)
     # Tiles that hand rows on run one after the other, and cannot be shared.
-    settings.options = replace(settings.options, budget=budget, halo="recompute")
+    halo = settings.options.halo if settings.options.splitting else "recompute"
+    settings.options = replace(settings.options, budget=budget, halo=halo)
     settings.rates = team.gather(local_rates(device.type))[0]
 
 

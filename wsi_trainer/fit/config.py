@@ -8,6 +8,7 @@ from typing import Literal
 from wsi_trainer.errors import UserError
 
 AUTO = "auto"
+Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
 Tracker = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 
@@ -27,6 +28,16 @@ class TrainConfig:
     """Device memory for a step, as "512MiB" or "8GiB", by tile-by-tile execution; auto takes most of what is free on
     the device, or half of the machine's memory without one; null runs plain PyTorch, which holds whole slides.
     """
+    halo: Halo = "auto"
+    """What tiles do about the rows between them. Exact: auto, recompute, share. Approximations: split trains with
+    windows that see nothing beyond their split of the slide, stochastic_split cuts it at other places in each step.
+    """
+    splits: int | None = None
+    """Into how many splits each side of a slide is cut, with `halo` split or stochastic_split."""
+    split_depth: float | str = 0.5
+    """Up to where: a share of the convolutions and poolings, or the path of a module."""
+    wobble: float = 0.2
+    """How far stochastic_split moves a cut at most, as a part of a split's side, below 0.5."""
     precision: str = AUTO
     """Precision of the Trainer: 32-true, bf16-mixed, 64-true, ...; auto is bf16-mixed on a GPU that has it, else
     32-true.
@@ -60,5 +71,18 @@ class TrainConfig:
             raise UserError(f"train.checkpoint_every is {self.checkpoint_every}; it must be 0 or positive")
         if self.patience is not None and self.patience < 1:
             raise UserError(f"train.patience is {self.patience}; it must be 1 or more, or null for none")
+        if (self.splits is None) == ("split" in self.halo):
+            raise UserError(
+                f"train.halo is {self.halo} and train.splits is {self.splits}; give splits, such as 2, with split or "
+                "stochastic_split, and with no other halo"
+            )
+        if self.splits is not None and self.splits < 2:
+            raise UserError(f"train.splits is {self.splits}; it must be 2 or more, or null for none")
+        if not isinstance(self.split_depth, str) and not 0 < self.split_depth <= 1:
+            raise UserError(f"train.split_depth is {self.split_depth}; it must be above 0 and at most 1, or a path")
+        if not 0 <= self.wobble < 0.5:
+            raise UserError(f"train.wobble is {self.wobble}; it must be 0 or more and below 0.5")
+        if self.budget is None and self.halo != "auto":
+            raise UserError(f"train.halo is {self.halo}, which needs tile-by-tile execution: give train.budget")
         if self.devices > 1 and self.budget is None:
             raise UserError(f"train.devices is {self.devices}, which needs tile-by-tile execution: give train.budget")

@@ -42,7 +42,11 @@ def make_trainer(
     if config.budget is not None:
         budget = None if config.budget == AUTO else config.budget
         try:
-            options["strategy"] = SFTStrategy(budget=budget) if devices == 1 else SFTDDPStrategy(budget=budget)
+            strategy = SFTStrategy if devices == 1 else SFTDDPStrategy
+            options["strategy"] = strategy(
+                budget=budget, halo=config.halo, splits=config.splits, split_depth=config.split_depth,
+                wobble=config.wobble,
+            )  # fmt: skip
         except (ValueError, OverflowError) as error:
             raise UserError(f"train.budget: {error}") from error
         options["inference_mode"] = False  # tiles are computed by autograd functions, which refuse its tensors

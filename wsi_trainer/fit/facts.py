@@ -34,6 +34,7 @@ def memory_facts(watch: MemoryWatch, model: SlideClassifier, slides: SlideData, 
         "step_peak_bytes": watch.step_peak_bytes,
         "plan_peak_bytes": watch.plan.peak_bytes,
         "plain_bytes": watch.plan.plain_bytes,
+        "approximation": watch.plan.approximation,
     }
 
 

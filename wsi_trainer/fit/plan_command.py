@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -63,7 +64,15 @@ def add_options(parser: ArgumentParser, bags: bool = False) -> None:
     parser.add_argument("--host-budget", type=str, default=None, help="host memory below a device that is not the CPU")
     parser.add_argument("--disk", type=bool, default=True, help="whether what fits nowhere else may go to disk")
     parser.add_argument("--half", type=bool, default=False, help="keep maps there as bfloat16, which loses digits")
-    parser.add_argument("--halo", type=str, default="auto", help="what tiles share is computed twice or handed on")
+    parser.add_argument(
+        "--halo", type=str, default="auto",
+        help="what tiles share is computed twice (recompute) or handed on (share); split and stochastic_split are "
+        "approximations",
+    )  # fmt: skip
+    parser.add_argument(
+        "--splits", type=int, default=None, help="into how many splits each side is cut, to approximate"
+    )
+    parser.add_argument("--split-depth", type=str, default="0.5", help="up to which share of the windows, or module")
     parser.add_argument("--policy", type=str, default="auto", help="another way to plan: overl, 2ps, ...")
     parser.add_argument(
         "--parameters",
@@ -161,8 +170,11 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: 
     if options.sweep_picture is not None and options.sweep is None:
         raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
     console = Console(width=200)
-    names = ("device", "host_budget", "disk", "half", "halo", "policy", "parameters", "optimizer")
+    names = ("device", "host_budget", "disk", "half", "halo", "splits", "policy", "parameters", "optimizer")
     arguments: dict[str, Any] = {"budget": budget, **{name: options[name] for name in names}}
+    with suppress(ValueError):  # else it is the path of a module
+        options.split_depth = float(options.split_depth)
+    arguments["split_depth"] = options.split_depth
 
     def run(module: nn.Module, dtype: torch.dtype) -> tuple[Plan, Any]:
         if options.sweep is None:

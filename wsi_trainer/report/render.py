@@ -179,6 +179,8 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
     lines: dict[str, str] = {"engine": str(run.memory.get("engine", "not recorded"))}
     if shape := run.memory.get("image_shape"):
         lines["largest image"] = " × ".join(map(str, shape))
+    if approximation := run.memory.get("approximation"):
+        lines["training was an approximation"] = approximation
     if budget := run.memory.get("budget"):
         counted = run.memory.get("budget_bytes")
         lines["budget of a step"] = format_bytes(counted) if counted else str(budget)

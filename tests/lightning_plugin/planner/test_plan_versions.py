@@ -68,6 +68,7 @@ plans = st.builds(
     st.none() | counts,
     places,
     st.lists(words, max_size=2).map(tuple),
+    words,
     forecasts,
     on_host=places,
     on_disk=places,
@@ -99,7 +100,8 @@ def test_any_plan_of_version_1_is_read_with_its_figures(plan: Plan) -> None:
     # What it could not say:
     segments = tuple(replace(s, pieces=1, forecast=replace(s.forecast, copied_bytes=0)) for s in plan.segments)
     forecast = replace(plan.forecast, streamed_bytes=0, traffic_bytes=0)
-    plan = replace(plan, segments=segments, forecast=forecast, on_host=(), on_disk=(), fetched_ahead=False)
+    plan = replace(plan, segments=segments, approximation="", forecast=forecast)
+    plan = replace(plan, on_host=(), on_disk=(), fetched_ahead=False)
     assert everything(Plan.from_json(version_1(plan))) == everything(plan)
 
 
@@ -164,7 +166,7 @@ def test_figures_are_read_and_not_written() -> None:
 def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
     grid = Grid((2, 2))
     plan = Plan((SegmentPlan((1,), grid, grid),), shape=(1, 3, 8, 8))
-    data = json.loads(plan.to_json() if version == 3 else version_1(plan))
+    data = json.loads(plan.to_json() if version == 4 else version_1(plan))
     change(data)
     return json.dumps(data)
 
@@ -172,24 +174,24 @@ def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
 @pytest.mark.parametrize(
     ("version", "change", "says"),
     [
-        (3, lambda d: d.update(version=5), "version 5, and this lightning_plugin reads versions up to 4: update"),
-        (3, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4"),
-        (3, lambda d: d.update(version="2"), 'its version is "2"'),
-        (3, lambda d: d.update(version=True), "its version is true"),
-        (3, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'; its keys are segments"),
-        (3, lambda d: d.update(peak_bytes=1), "the plan has an unknown key 'peak_bytes'"),
-        (3, lambda d: d["forecast"].update(secs=1), "'forecast' of the plan has an unknown key 'secs'"),
-        (3, lambda d: d["segments"][0].update(seconds=1.0), "segment 0 has an unknown key 'seconds'"),
-        (3, lambda d: d["segments"][0]["forecast"].update(drop=1), "'forecast' of segment 0 has an unknown key 'drop'"),
-        (3, lambda d: d["segments"][0]["forward"].update(side=[3]), "'forward' of segment 0 has an unknown key 'side'"),
-        (3, lambda d: d["segments"][0].pop("targets"), "segment 0 has no 'targets'"),
-        (3, lambda d: d["segments"][0].update(keep="no"), "'keep' of segment 0 is true or false, not \"no\""),
-        (3, lambda d: d["segments"][0].update(targets=7), "'targets' of segment 0 is a list of whole numbers, not 7"),
-        (3, lambda d: d["segments"][0].update(drop=1.5), "'drop' of segment 0 is a whole number, not 1.5"),
-        (3, lambda d: d.update(segments=3), "'segments' of the plan is a list of segments, not 3"),
-        (3, lambda d: d.update(segments=[3]), "segment 0 is 3, and should be an object"),
-        (3, lambda d: d.update(forecast=None), "'forecast' of the plan is null, and should be an object"),
-        (3, lambda d: d.pop("version"), "has a 'forecast', which is of version 2.*does not say \"version\": 2"),
+        (4, lambda d: d.update(version=5), "version 5, and this lightning_plugin reads versions up to 4: update"),
+        (4, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4"),
+        (4, lambda d: d.update(version="2"), 'its version is "2"'),
+        (4, lambda d: d.update(version=True), "its version is true"),
+        (4, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'; its keys are segments"),
+        (4, lambda d: d.update(peak_bytes=1), "the plan has an unknown key 'peak_bytes'"),
+        (4, lambda d: d["forecast"].update(secs=1), "'forecast' of the plan has an unknown key 'secs'"),
+        (4, lambda d: d["segments"][0].update(seconds=1.0), "segment 0 has an unknown key 'seconds'"),
+        (4, lambda d: d["segments"][0]["forecast"].update(drop=1), "'forecast' of segment 0 has an unknown key 'drop'"),
+        (4, lambda d: d["segments"][0]["forward"].update(side=[3]), "'forward' of segment 0 has an unknown key 'side'"),
+        (4, lambda d: d["segments"][0].pop("targets"), "segment 0 has no 'targets'"),
+        (4, lambda d: d["segments"][0].update(keep="no"), "'keep' of segment 0 is true or false, not \"no\""),
+        (4, lambda d: d["segments"][0].update(targets=7), "'targets' of segment 0 is a list of whole numbers, not 7"),
+        (4, lambda d: d["segments"][0].update(drop=1.5), "'drop' of segment 0 is a whole number, not 1.5"),
+        (4, lambda d: d.update(segments=3), "'segments' of the plan is a list of segments, not 3"),
+        (4, lambda d: d.update(segments=[3]), "segment 0 is 3, and should be an object"),
+        (4, lambda d: d.update(forecast=None), "'forecast' of the plan is null, and should be an object"),
+        (4, lambda d: d.pop("version"), "has a 'forecast', which is of version 2.*does not say \"version\": 2"),
         (1, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'"),
         (1, lambda d: d["segments"][0].update(colour="red"), "segment 0 has an unknown key 'colour'"),
         (1, lambda d: d.update(version=2), "the plan has an unknown key 'peak_bytes'"),
