@@ -18,6 +18,7 @@ from lightning_plugin.ops import Captured, Spread, VectorOp
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.rules.reduce import wide
 
 #: Smaller tensors stay on the device: they take no room, and a call each to be fetched.
 LEAST = 1 << 16
@@ -120,10 +121,14 @@ class Copies:
         return frozenset().union(*(self.of_node[n.serial] for n in self.network.order[begin:end]))
 
     def flight(self, begin: int, end: int) -> int:
-        """The bytes of an interval's copies and of their gradients; the copies of the one that is next are taken to be
-        as many."""
-        used = self.used(begin, end) if self.tiers else ()
-        return sum(v.bytes * (1 + v.requires_grad + self.ahead) for v in used)
+        """The bytes of a tiled interval's copies and of their gradients, which are added up in a wider type; the copies
+        of the one that is next are taken to be as many."""
+        return sum(self.in_flight(v, wide(v.dtype).itemsize) for v in self.used(begin, end)) if self.tiers else 0
+
+    def in_flight(self, v: Value, gradient: int) -> int:
+        """The bytes of a copy, of its gradient with so many for each number, and of what comes next."""
+        there = v.bytes * (2 if self.ahead else 1)
+        return there + (v.bytes // v.dtype.itemsize * gradient if v.requires_grad else 0)
 
     def copied(self, begin: int, end: int) -> int:
         """The bytes that an interval fetches in a pass."""
@@ -141,7 +146,10 @@ class Copies:
 
     def kept_flight(self, begin: int, end: int) -> int:
         """The same where the interval is kept: its nodes have their copies one after the other."""
-        return max((self.flight(i, i + 1) for i in range(begin, end)), default=0) if self.tiers else 0
+        if not self.tiers:
+            return 0
+        nodes = (self.used(i, i + 1) for i in range(begin, end))
+        return max(sum(self.in_flight(v, v.dtype.itemsize) for v in used) for used in nodes)
 
     def transfers(self, begin: int, end: int) -> tuple[float, float]:
         """The seconds in which an interval's copies come, and those in which they come again and gradients go."""

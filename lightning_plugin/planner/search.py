@@ -20,10 +20,11 @@ from functools import cached_property, partial
 from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
+from lightning_plugin.planner.cuts import changes, sizes, valleys
 from lightning_plugin.planner.images import few, free_stages
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
-from lightning_plugin.planner.network import Network, is_given
+from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.offload import paid
 from lightning_plugin.planner.parameters import Copies, Placed
 from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
@@ -31,10 +32,7 @@ from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.site import Placement, Site
 from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
-from lightning_plugin.program.fixed import is_entire
 
-#: Cuts inside stages that are considered; of more, those where least is alive.
-MOST_CUTS = 48
 #: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
 MOST_OPERATORS = 96
 #: Pieces in which keys are read: a piece is to be about as large as a tile of queries.
@@ -83,7 +81,7 @@ class Search:
         keys = self.network.key_cuts if self.streaming else set()
         if not free or self.policy.cuts == "stages":
             return sorted({*self.all_cuts} | keys)
-        size = [sum(v.bytes for v in maps if not is_given(v)) for maps in self.network.alive]
+        size = sizes(self.network)
         inside = {i for begin, end in free.values() for i in self.all_cuts if begin < i < end}
         some = (few([i for i in self.all_cuts if begin < i < end], size) for begin, end in free.values())
         return sorted({*self.all_cuts} - inside | {i for cuts in some for i in cuts} | keys)
@@ -91,33 +89,16 @@ class Search:
     @cached_property
     def all_cuts(self) -> list[int]:
         """The places where the order may be cut: every change of stage, and inside a stage where little is alive."""
-        order, stage, alive = self.network.order, self.network.stage, self.network.alive
-        end = len(order)
-        must = {0, end} | {i for i in range(1, end) if stage[order[i].serial] != stage[order[i - 1].serial]}
+        must = changes(self.network)
         if self.policy.cuts == "stages":
             return sorted(must)
         if self.policy.cuts == "paid":
             return sorted(must | set(paid(self.network, self.intervals.once, self.transfer)))
-        size = [sum(v.bytes for v in maps if not is_given(v)) for maps in alive]
-        valley = [
-            i
-            for i in range(1, end)
-            if i not in must
-            and not any(map(is_entire, alive[i]))
-            and size[i] <= size[i - 1]
-            and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and self.heavy(i)))
-        ]
-        if len(valley) > MOST_CUTS:
-            valley = sorted(valley, key=lambda i: size[i])[:MOST_CUTS]
-        return sorted(must | set(valley))
+        return sorted(must | set(valleys(self.network, must)))
 
     def transfer(self, maps: Sequence[Value]) -> float:
         """The seconds in which maps reach the tier below."""
         return one_way(self.rates, self.lower.there, self.lower.size(maps))
-
-    def heavy(self, cut: int) -> bool:
-        """Whether real work begins at a cut; a cut before an activation would only store what follows from less."""
-        return self.network.order[cut].op.kind in ("window", "resample")
 
     # One more segment
 
