@@ -10,7 +10,7 @@ from PIL import Image
 
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.report import write_report
 from wsi_trainer.report.contents import Run, read_curves, slide_rows
 
@@ -47,6 +47,14 @@ def test_the_page_says_the_numbers_and_what_is_absent(runs: tuple[RunFolder, Run
     assert "which excludes 0" in page and "24 slides of 24 patients" in page
     assert "1.0 MiB" in page and "1 × 3 × 256 × 320" in page and "12 s" in page
     assert "slide 5 <&>.tif" in page and "train: {epochs: 2}" in page
+
+
+def test_the_page_says_that_a_training_was_an_approximation(make_run: MakeRun) -> None:
+    folder = make_run("split", np.linspace(0, 1, SLIDES))
+    assert "an approximation" not in write_report(folder).read_text(encoding="utf-8")
+    write_json(folder.memory, {"engine": "SFTStrategy, tile by tile", "approximation": "splits 2 along each axis"})
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "training was an approximation" in page and "splits 2 along each axis" in page
 
 
 def test_names_cannot_break_the_page(runs: tuple[RunFolder, RunFolder]) -> None:
