@@ -9,6 +9,7 @@ copy wherever it is used, so that it does not stay either.
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -97,8 +98,8 @@ class Streams:
         self.place = {use: i for i, use in enumerate(uses)}
         self.at = 0
         self.done: set[int] = set()
-        #: The uses of which autograd keeps something.
-        self.named: set[int] = set()
+        #: The uses of which autograd keeps something, in order.
+        self.named: list[int] = []
         self.coming: dict[Value, Coming] = {}
         self.live: dict[Value, weakref.ref[Tensor]] = {}
         self.memory: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
@@ -179,7 +180,6 @@ class Streams:
 
     def fetching(self, v: Value) -> Coming:
         tensor = self.captured[v]
-        self.check(v)
         with torch.no_grad(), watched(self.ledger):
             room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=v.device)
         if self.below is None:  # a rehearsal
@@ -196,6 +196,7 @@ class Streams:
 
     def take(self, v: Value) -> Tensor:
         """A copy that nobody else has."""
+        self.check(v)  # also of what was fetched ahead, and has waited
         found = self.coming.pop(v, None)
         return (found or self.fetching(v)).arrived()
 
@@ -215,7 +216,7 @@ class Streams:
         self.memory.pop(key, None)
 
     def check(self, v: Value) -> None:
-        """Refuse to fetch what is not any more what the run began with."""
+        """Refuse to use a copy of what is not any more what the run began with."""
         if version(self.captured[v]) != self.versions[v]:
             raise RecordingError(
                 f"a streamed parameter of shape {v.shape} was changed in place while a step that uses it was under way "
@@ -227,9 +228,11 @@ class Streams:
     def pack(self, t: Tensor) -> Tensor | Saved:
         """What autograd is to keep instead of a tensor."""
         found = self.memory.get(storage_key(t)) if t.layout == torch.strided else None
-        if found is None:
+        if found is None or found[1].dtype != t.dtype:
             return t
-        self.named.add(self.at)
+        place = bisect_left(self.named, self.at)
+        if place == len(self.named) or self.named[place] != self.at:
+            self.named.insert(place, self.at)
         return Saved(self, found[1], self.at, tuple(t.shape), t.stride(), int(t.storage_offset()))
 
     def unpack(self, kept: Tensor | Saved) -> Tensor:
@@ -238,15 +241,17 @@ class Streams:
             return kept
         found = kept.again()
         if self.ahead:
-            before = max((i for i in self.named if i < kept.use), default=None)
-            if before is not None:
-                self.begin(before)
+            place = bisect_left(self.named, kept.use)
+            if place:
+                self.begin(self.named[place - 1])
         return found
 
     def value(self, v: Value) -> Tensor:
         """A served value once more, as a tensor without a way back."""
         found = self.living(v)
         if found is not None:
+            for leaf in self.leaves(iter([v])):
+                self.check(leaf)
             return found.detach()
         if v in self.captured:
             found = self.take(v)

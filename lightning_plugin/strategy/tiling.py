@@ -165,7 +165,8 @@ class Tiling:
         """Automatic optimization has an ordinary loss by now, ``manual_backward`` may have a lazy one."""
         value = materialize(closure_loss)
         self._update()
-        loss: Tensor = super().backward(value, optimizer, *args, **kwargs)  # type: ignore[misc]
+        with self._updates.passing():
+            loss: Tensor = super().backward(value, optimizer, *args, **kwargs)  # type: ignore[misc]
         if self._images:
             self._pause(more=not self.lightning_module.automatic_optimization)  # type: ignore[attr-defined]
         return loss

@@ -10,6 +10,7 @@ same steps are made when the optimizer's step is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from types import MethodType
 from typing import Any
@@ -43,6 +44,7 @@ class Updates:
     def __init__(self, homes: Homes) -> None:
         self.homes = homes
         self.fused = False
+        self._passing = False
         self._ready: set[int] = set()
 
     def prepare(self, optimizers: Sequence[Optimizer], trainer: Any) -> list[str]:
@@ -59,9 +61,18 @@ class Updates:
                     p.register_post_accumulate_grad_hook(partial(self.complete, optimizer))
         return why
 
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """A backward pass of training: no other may change a parameter."""
+        self._passing = True
+        try:
+            yield
+        finally:
+            self._passing = False
+
     def complete(self, optimizer: Optimizer, parameter: Tensor) -> None:
         """A parameter's gradient is complete."""
-        if not self.fused:
+        if not (self.fused and self._passing):
             return
         for p, group in streamed(optimizer, self.homes):
             if p is parameter:

@@ -185,6 +185,21 @@ def test_a_parameter_that_changes_within_a_step_is_refused(net: Encoder, bag: Te
         loss.backward()
 
 
+def test_a_parameter_that_changes_within_backward_is_refused(net: Encoder, bag: Tensor) -> None:
+    """Also where its copy was fetched ahead already."""
+
+    def change(_: Tensor) -> None:
+        with torch.no_grad():
+            for block in net.blocks[:2]:
+                block.qkv.weight.mul_(2)
+
+    tiled = tight(net)
+    step(tiled, bag)
+    net.blocks[2].wide.weight.register_hook(change)
+    with pytest.raises(RecordingError, match="was changed in place"):
+        step(tiled, bag)
+
+
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_states_go_both_ways_and_copies_are_copies(net: Encoder, bag: Tensor, tier: str, tmp_path: Any) -> None:
     plain = copy.deepcopy(net)

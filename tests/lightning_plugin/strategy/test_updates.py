@@ -108,6 +108,16 @@ def test_training_is_the_same(
         )
 
 
+def test_a_backward_pass_beside_training_changes_nothing(net: Encoder) -> None:
+    module = Module(net, "SGD", lr=1e-2)
+    strategy = tight(net.double(), "host")
+    fitted(module, strategy, steps=1)
+    assert strategy._updates.fused
+    before = [p.detach().clone() for p in net.parameters()]
+    net(Bags()[0]["bag"]).sum().backward()
+    assert all(torch.equal(p, q) and p.grad is not None for p, q in zip(net.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize("name", LOOKING)
 def test_whoever_looks_at_gradients_sees_them(net: Encoder, name: str) -> None:
     seen: list[int] = []
