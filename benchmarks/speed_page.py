@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.exactness_page import table
+from benchmarks.streamed_page import streamed
 from lightning_plugin.units import format_bytes
 from tests.conftest import RESULTS
 
@@ -369,6 +370,7 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
     "planner_speed": planner_speed,
     "recipes": recipes,
     "small_tiles": small_tiles,
+    "streamed": streamed,
     "split_study": split_study,
 }
 
