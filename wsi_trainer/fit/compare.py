@@ -145,11 +145,11 @@ def _facts(
     folders = {NAMES[other][0]: first, NAMES[other][1]: second}
     both = [predictions_of(folder, split) for folder in folders.values()]
     seen = [set(predictions.slides) for predictions in both]
-    shared = [_of(predictions, seen[0] & seen[1]) for predictions in both]
+    one, two = (_of(predictions, seen[0] & seen[1]) for predictions in both)
     scores = {
         name: {
-            "values": [score(predictions) for predictions in shared],
-            "difference": paired_difference(*shared, score, config.resamples, config.seed).to_dict(),
+            "values": [score(one), score(two)],
+            "difference": paired_difference(one, two, score, config.resamples, config.seed).to_dict(),
         }
         for name, score in model.task.scores.items()
     }
@@ -158,8 +158,8 @@ def _facts(
     return {
         "compared with": other,
         "split": split or "what folds hold out",
-        "slides": len(shared[0]),
-        "patients": len(set(shared[0].patients)),
+        "slides": len(one),
+        "patients": len(set(one.patients)),
         "left_out": sorted(seen[0] ^ seen[1]),
         "runs": list(folders),
         "scores": scores,
@@ -199,7 +199,7 @@ def _lines(facts: dict[str, Any]) -> dict[str, str]:
         "most memory of the process": lambda cost: format_bytes(cost["process_bytes"]),
         "energy of the processor": lambda cost: _energy(cost["joules"]),
     }
-    lines = {}
+    lines: dict[str, str] = {}
     for name, said in kinds.items():
         lines |= {f"{name}, {run}": said(cost) for run, cost in zip(facts["runs"], facts["costs"])}
     if facts["features"] is not None:
