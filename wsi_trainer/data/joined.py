@@ -21,8 +21,8 @@ class JoinedSource:
     that was read last keeps pixels: where reading goes on in another, the one before lets go of all that it has read
     ([one held]).
 
-    [one held] A step reads the boxes of its tiles in ascending order, so that each pass over them goes through the parts
-    once. A box that begins in one part and ends in the next reads both, but one after the other.
+    [one held] A pass over tiles reads their boxes in order, and so goes through the parts once. A box that begins in
+    one part and ends in the next reads one after the other.
     """
 
     def __init__(self, parts: Sequence[TileSource]) -> None:
@@ -70,7 +70,7 @@ class JoinedSource:
         return common
 
     def prefetch(self, boxes: Iterable[Box]) -> None:
-        """Passes on what will be asked for soon of the part that is held; the next one is not opened before its time."""
+        """Passes on what will be asked for soon of the part that is held; of others nothing is read ahead."""
         with self._lock:
             wish = None if self._held is None else getattr(self.parts[self._held], "prefetch", None)
             if wish is not None:

@@ -146,7 +146,6 @@ def test_what_does_not_go_together_is_one_line(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["heatmap"], "none of bags (data.patches) yet"),
         (["plan", "--image=500x500"], "--image does not go with this config, whose data.patches is given"),
         (["plan"], "a plan needs --patches: K, as 10000"),
         (["plan", "--patches=0"], "--patches is 0; it must be 1 or more"),
