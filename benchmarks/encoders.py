@@ -46,7 +46,7 @@ TISSUE = 0.85
 
 
 def planned(options: argparse.Namespace) -> None:
-    for name in options.names or [encoder.name for encoder in ENCODERS.values()]:
+    for name in options.names or [encoder.name for encoder in ENCODERS]:
         with torch.device("meta"):
             model = SlideClassifier(backbone=PatchEncoder(name), head=AttentionPooling)
         encoder = model.backbone
