@@ -18,7 +18,7 @@ control, one of the four *textures* (which it knows). {train} slides to train on
 held out, {epochs} epochs. End to end: `wsi-train fit --compare frozen` with attention pooling. Frozen: the same config
 on features of the encoder as it was, and the other heads on the same features.
 
-| label | seed | end to end | frozen, same head | difference (95 % interval) | frozen, best of {heads} heads | \
+| label | seed | end to end | frozen, same head | difference (95 % interval) | frozen, best of the heads | \
 difference to it |
 |---|---|---|---|---|---|---|
 {rows}
@@ -48,7 +48,6 @@ def page(cases: list[dict[str, Any]]) -> str:
     ranges = [f"{min(part):.0f} to {max(part):.0f} s" for part in zip(*spent)]
     return _PAGE.format(
         known=f"{100 * known:.0f} % and more",
-        heads=len(cases[0]["frozen"]),
         rows="\n".join(map(_row, sorted(cases, key=lambda case: (case["label"], case["seed"])))),
         seconds=f"{ranges[0]} end to end, {ranges[1]} on features",
         epochs=cases[0]["epochs"],
@@ -65,7 +64,7 @@ def _row(case: dict[str, Any]) -> str:
         f"{case['trained_auc']:.3f}",
         f"{same['auc']:.3f}",
         _interval(same["difference"]),
-        f"{best['auc']:.3f} ({name})",
+        f"{best['auc']:.3f} ({name}, of {len(case['frozen'])})",
         _interval(best["difference"]),
     )
     return "| " + " | ".join(map(str, cells)) + " |"
