@@ -15,9 +15,10 @@ from wsi_trainer.synthetic import generate
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "tutorial" / "fine-tune-an-encoder.md"
-MAKES_SLIDES = "python datasets/synthetic/make.py slides --slides 12 --side 320 --seed 1"
+MAKES_SLIDES = "python datasets/synthetic/make.py slides --slides 12 --side 256 --seed 1"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
 def test_the_tutorial_on_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text(encoding="utf-8")
@@ -25,7 +26,7 @@ def test_the_tutorial_on_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
     commands = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
     assert commands.pop(0) == MAKES_SLIDES
-    generate(tmp_path / "slides", slides=12, side=320, seed=1, workers=1)
+    generate(tmp_path / "slides", slides=12, side=256, seed=1, workers=1)
     (config,) = (block for kind, block in blocks if kind == "yaml")
     (tmp_path / "mine.yaml").write_text(config)
     (program,) = (block for kind, block in blocks if kind == "python")

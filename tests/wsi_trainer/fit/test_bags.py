@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lightning_plugin import LazyImage, TiledModule, materialize
-from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, SPLITS, STRIDE, TRAINED_ON, train_whole, whole_bag
+from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, SPLITS, STRIDE, TRAINED_ON, resnet, train_whole, whole_bag
 from wsi_trainer.cli import main
 from wsi_trainer.data import PatchConfig, open_bag
 from wsi_trainer.data.checked import CheckedSource
@@ -25,11 +25,9 @@ EPOCHS = 3
 
 @pytest.fixture
 def config(bag_stores: Path, tmp_path: Path) -> Path:
-    network = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4, 8], "norm": "group"}}
-    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": network}}
     content = {
         "out": str(tmp_path / "run"),
-        "model": {"backbone": encoder, "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
+        "model": {"backbone": resnet(4, 8), "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
         "data": {
             "manifest": str(bag_stores / "manifest.csv"),
             "turn": False,

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE
+from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, resnet
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
 from wsi_trainer.fit.cost import Cost, Watch, costing
@@ -22,12 +22,10 @@ from wsi_trainer.models import ResNet
 def config(bag_stores: Path, tmp_path: Path) -> Path:
     torch.manual_seed(3)
     torch.save(ResNet((4, 8), norm="group").state_dict(), tmp_path / "encoder.pt")
-    network = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4, 8], "norm": "group"}}
-    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": network}}
     content = {
         "out": str(tmp_path / "out"),
         "model": {
-            "backbone": encoder,
+            "backbone": resnet(4, 8),
             "head": "wsi_trainer.models.AttentionPooling",
             "trained": "last",
             "last_stages": 1,

@@ -11,12 +11,13 @@ import tifffile
 import torch
 import yaml
 
+from tests.wsi_trainer.fit.whole_bags import vit
 from wsi_trainer.cli import main
 from wsi_trainer.models import VGG
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
 SIZE = 32
-VIT = {"img_size": SIZE, "patch_size": 8, "depth": 1, "embed_dim": 8, "num_heads": 2}
+SMALL = {"img_size": SIZE, "patch_size": 8, "depth": 1, "embed_dim": 8, "num_heads": 2}
 
 
 def write_config(folder: Path, mpp: str = "0.5", white: bool = False) -> Path:
@@ -27,11 +28,10 @@ def write_config(folder: Path, mpp: str = "0.5", white: bool = False) -> Path:
         tifffile.imwrite(folder / f"s{number}.tif", np.full_like(noise, 250) if white else noise, tile=(32, 32))
         rows.append(f"s{number}.tif,{number},{split},{mpp}")
     (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
-    encoder = {"network": "timm:vit_tiny_patch16_224", "size": SIZE, "arguments": VIT}
     content = {
         "out": str(folder / "run"),
         "model": {
-            "backbone": {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": encoder},
+            "backbone": vit(SIZE, SMALL),
             "head": "wsi_trainer.models.AttentionPooling",
         },
         "data": {"manifest": str(folder / "manifest.csv"), "patches": {"size": SIZE, "min_tissue": 0}},

@@ -10,6 +10,7 @@ import torch
 import yaml
 from torch import nn
 
+from tests.wsi_trainer.fit.whole_bags import VIT, vit
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
@@ -17,18 +18,17 @@ from wsi_trainer.models.low_rank import LowRankLinear
 from wsi_trainer.models.pretrained import load_pretrained
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
-NAME, SIZE = "timm:vit_tiny_patch16_224", 16
-VIT = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 8, "num_heads": 2}
+SIZE = 16
+SMALL = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 8, "num_heads": 2}
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[RunFolder, SlideClassifier]:
     """A run with LoRA, and the network that it has trained."""
-    encoder = {"network": NAME, "size": SIZE, "arguments": VIT}
     content = {
         "out": str(tmp_path / "run"),
         "model": {
-            "backbone": {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": encoder},
+            "backbone": vit(SIZE, SMALL),
             "head": "wsi_trainer.models.AttentionPooling",
             "trained": "lora",
         },
@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> tuple[RunFolder, SlideClassifier]:
     folder.checkpoints.mkdir(parents=True)
     folder.config.write_text(yaml.safe_dump(content))
     torch.manual_seed(1)
-    model = SlideClassifier(backbone=PatchEncoder(NAME, SIZE, VIT), head=AttentionPooling, trained="lora")
+    model = SlideClassifier(backbone=PatchEncoder(VIT, SIZE, SMALL), head=AttentionPooling, trained="lora")
     for layer in model.modules():
         if isinstance(layer, LowRankLinear):
             nn.init.normal_(layer.up)
@@ -54,7 +54,7 @@ def test_low_rank_is_merged_into_a_file_that_the_plain_network_takes(
         pytest.importorskip("safetensors")
     words = ["export", f"--config={run[0].config}", f"--file={tmp_path / name}"]
     assert main(words) == 0
-    plain = PatchEncoder(NAME, SIZE, VIT)
+    plain = PatchEncoder(VIT, SIZE, SMALL)
     match = load_pretrained(plain, tmp_path / name)
     assert match.fits and not match.unexpected
     patches = torch.rand(3, 3, SIZE, SIZE)

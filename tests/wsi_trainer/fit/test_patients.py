@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from tests.wsi_trainer.fit.whole_bags import SIZE, train_whole, whole_bag
+from tests.wsi_trainer.fit.whole_bags import SIZE, resnet, train_whole, whole_bag
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.metrics import Predictions
@@ -28,11 +28,9 @@ def config(bag_stores: Path, tmp_path: Path) -> Iterator[Path]:
     for number, (patient, slides) in enumerate(PATIENTS.items()):
         lines += [f"{bag_stores}/s{slide}.zarr,{number % 2},{patient},{SPLITS[patient]}" for slide in slides]
     (tmp_path / "manifest.csv").write_text("\n".join(lines) + "\n")
-    network = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4], "norm": "group"}}
-    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": network}}
     content = {
         "out": str(tmp_path / "run"),
-        "model": {"backbone": encoder, "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
+        "model": {"backbone": resnet(4), "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
         "data": {
             "manifest": str(tmp_path / "manifest.csv"),
             "group": "patient",

@@ -12,15 +12,14 @@ import torch
 import yaml
 
 from lightning_plugin import Plan
-from tests.wsi_trainer.fit.whole_bags import TRAINED_ON, train_whole, whole_bag
+from tests.wsi_trainer.fit.whole_bags import TRAINED_ON, VIT, train_whole, vit, whole_bag
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
 SIZE, STRIDE, RATE = 32, 79, 0.01  # nine patches of each slide, so that one plan serves all
-VIT = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 8, "num_heads": 2, "mlp_ratio": 2.0}
-NAME = "timm:vit_tiny_patch16_224"
+SMALL = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 8, "num_heads": 2, "mlp_ratio": 2.0}
 WHAT: dict[str, dict[str, Any]] = {"all": {}, "last": {"last_stages": 2}, "lora": {"lora_rank": 2}, "none": {}}
 CASES = ["all", "lora", *(pytest.param(what, marks=pytest.mark.full) for what in ("last", "none"))]
 
@@ -30,11 +29,10 @@ def test_steps_of_a_fit_are_those_of_plain_pytorch(
     what: str, bag_stores: Path, tmp_path: Path, count: Callable[..., int]
 ) -> None:
     epochs = count(ci=2, full=17)  # of three slides: 50 steps and one
-    encoder = {"network": NAME, "size": SIZE, "arguments": VIT}
     content = {
         "out": str(tmp_path / "run"),
         "model": {
-            "backbone": {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": encoder},
+            "backbone": vit(SIZE, SMALL),
             "head": "wsi_trainer.models.AttentionPooling",
             "learning_rate": RATE,
             "trained": what,
@@ -52,7 +50,7 @@ def test_steps_of_a_fit_are_those_of_plain_pytorch(
 
     torch.manual_seed(0)  # train.seed
     settings = {"trained": what, **WHAT[what]}
-    backbone = PatchEncoder(NAME, SIZE, VIT)
+    backbone = PatchEncoder(VIT, SIZE, SMALL)
     model = SlideClassifier(backbone=backbone, head=AttentionPooling, **settings).double().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     bags = [whole_bag(bag_stores / f"s{n}.zarr", SIZE, STRIDE, share=0) for n in range(TRAINED_ON)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +18,21 @@ from wsi_trainer.slides.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 SIZE, STRIDE, SHARE = 32, 28, 0.3
+VIT = "timm:vit_tiny_patch16_224"
 SPLITS = ("train", "train", "train", "val", "val", "test", "test")
 TRAINED_ON = SPLITS.count("train")
+
+
+def resnet(*widths: int) -> dict[str, Any]:
+    """A small ResNet as the encoder of patches, as a config has it."""
+    network = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [*widths], "norm": "group"}}
+    return {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": network}}
+
+
+def vit(size: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A ViT of timm as the encoder of patches, as a config has it."""
+    inner = {"network": VIT, "size": size, "arguments": arguments}
+    return {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": inner}
 
 
 def write_stores(folder: Path) -> Path:
