@@ -21,6 +21,7 @@ ALL = {
     "border_scores": "borders and lesions of a slide of 100,000 x 100,000 pixels, against each lesion by itself",
     "view": "the viewer: the first tile of a large slide, and a thousand pans and zooms",
     "invisible_label": "a label that only whole slides show",
+    "frozen_or_trained": "a label that frozen features do not hold",
     "segmentation": "a training step of a U-Net on a slide of 20,000 x 20,000 pixels",
     "split_study": "what splitting a network costs in accuracy",
     "time_ranking": "whether predicted times rank plans as measured ones do",

@@ -247,8 +247,8 @@ def value_bytes(nodes: Sequence[Node]) -> tuple[int, ...]:
 
 
 def positions(nodes: Sequence[Node]) -> int:
-    """Of the images."""
-    return max(1, sum(math.prod(n.outputs[0].shape[2:]) for n in nodes if isinstance(n.op, Source)))
+    """Of the images, along all of their axes: a bag has more of them the more patches it has."""
+    return max(1, sum(math.prod(n.outputs[0].space.extent) for n in nodes if isinstance(n.op, Source)))
 
 
 def references(plan: Plan, nodes: Sequence[Node]) -> tuple[tuple[int, ...], ...]:

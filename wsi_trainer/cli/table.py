@@ -72,6 +72,12 @@ COMMANDS: tuple[Command, ...] = (
         own_parser=True,
     ),
     Command(
+        "export",
+        "write the encoder that a run has trained as a file of weights, LoRA merged into it",
+        "wsi_trainer.fit.export_command:export",
+        own_parser=True,
+    ),
+    Command(
         "validate",
         "evaluate a checkpoint on the validation split",
         "wsi_trainer.fit.command:validate",

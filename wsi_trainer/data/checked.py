@@ -51,3 +51,9 @@ class CheckedSource:
         wish = getattr(self.source, "prefetch", None)
         if wish is not None:
             wish(boxes)
+
+    def forget(self) -> None:
+        """Has the source let go of pixels, if it keeps any."""
+        forget = getattr(self.source, "forget", None)
+        if forget is not None:
+            forget()

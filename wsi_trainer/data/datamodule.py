@@ -16,10 +16,12 @@ from lightning_plugin import TileSource
 from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.features import FeatureSource, features_of
 from wsi_trainer.data.images import dense, open_image
+from wsi_trainer.data.joined import JoinedSource
 from wsi_trainer.data.loader import TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.patches.bag import augmented, augmenter_of, open_bag
 from wsi_trainer.data.patches.config import PatchConfig
+from wsi_trainer.data.patients import by_patient
 from wsi_trainer.data.published_splits import apply_splits
 from wsi_trainer.data.sampling import EpochSampler, Visit
 from wsi_trainer.data.splits import By, complete_splits
@@ -58,6 +60,10 @@ class DataConfig:
     features: Path | None = None
     """Folder with the features of each slide's patches, to train a head on these: SLIDE.h5 (`wsi-train embed`, TRIDENT,
     CLAM, STAMP) or SLIDE.pt (CLAM); `model.backbone` is then FrozenFeatures, and the slides themselves may be absent.
+    """
+    group: Literal["slide", "patient"] = "slide"
+    """What one step sees and one prediction is of: a slide, or all slides of a patient as one bag (`data.patches` or
+    `data.features`); they have one label.
     """
     validation: float = 0.2
     """Share of the patients that choose the checkpoint, where the manifest has no split val."""
@@ -110,6 +116,11 @@ class DataConfig:
                     )
             if not self.features.is_dir():
                 raise UserError(f"data.features is {self.features}; there is no such folder")
+        if self.group == "patient" and self.patches is None and self.features is None:
+            raise UserError(
+                "data.group is patient, which joins bags: give data.patches or data.features; images of several slides "
+                "are not one image"
+            )
         if self.splits is not None and not self.splits.is_file():
             raise UserError(f"data.splits is {self.splits}; there is no such file")
         for name in ("workers", "shift", "stain", "tint", "fold"):
@@ -159,17 +170,15 @@ class SlideDataset(Dataset[SlideBatch]):
         label = torch.tensor([-1]) if self.task is None else target_of(self.task, record)
         batch = SlideBatch(image=torch.empty(0), label=label, slide=record.slide)
         try:
-            if self.config.features is not None:
-                found = FeatureSource(features_of(self.config.features, record.path))
-                batch["image"] = self.to_image(CheckedSource(found, record.slide))
-            elif self.config.patches is None:
+            if self.config.patches is None and self.config.features is None:
                 self._open(batch, record, visit)
             else:
-                bag = self._bag(record, visit, self.config.patches)
-                batch["image"] = self.to_image(CheckedSource(bag, record.slide))
+                parts = [CheckedSource(self._part(part, visit), part.slide) for part in record.parts or (record,)]
+                batch["image"] = self.to_image(JoinedSource(parts) if record.parts else parts[0])
         except (UserError, OSError) as error:
             # The step says so: here, perhaps in another process, nobody knows whether the run may go on.
-            batch["failure"] = getattr(error, "reason", str(error))
+            # Of a patient's slides it is the error that names the one.
+            batch["failure"] = str(error) if record.parts else getattr(error, "reason", str(error))
         return batch
 
     def _open(self, batch: SlideBatch, record: SlideRecord, visit: Visit) -> None:
@@ -190,6 +199,13 @@ class SlideDataset(Dataset[SlideBatch]):
             masks = [self._mask(record.path, image, factor) for image, factor in zip(images, factors)]
             maps = [TissueMap(_turned(mask, how, colours=False), self.tissue_stride) for mask, how in zip(masks, shown)]
             batch["tissue"] = [self.to_image(tissue) for tissue in maps]
+
+    def _part(self, record: SlideRecord, visit: Visit) -> TileSource:
+        """The features of a slide's patches, or the patches."""
+        if self.config.features is not None:
+            return FeatureSource(features_of(self.config.features, record.path))
+        assert self.config.patches is not None
+        return self._bag(record, visit, self.config.patches)
 
     def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> TileSource:
         """The patches of a slide, as they are shown in an epoch."""
@@ -227,6 +243,13 @@ def _coarser(how: Augmentation, times: float) -> Augmentation:
     """The same augmentation on an image with fewer pixels."""
     down, right = how.shift
     return replace(how, shift=(round(down / times), round(right / times)))
+
+
+def grouped(config: DataConfig, records: Sequence[SlideRecord], task: Task | None) -> list[SlideRecord]:
+    """What batches are of: slides, or patients; without a task they need no labels."""
+    if config.group == "slide":
+        return list(records)
+    return by_patient(records, () if task is None else task.columns)
 
 
 def target_of(task: Task, record: SlideRecord) -> Tensor:
@@ -273,6 +296,9 @@ class SlideData(pl.LightningDataModule):
         self._loader: TrainLoader | None = None
         self._place: dict[str, Any] | None = None
         self.targets = {record.slide: target for record, target in zip(records, targets)}
+        self.cases = grouped(config, self.records, self.task)
+        """What batches are of, with their splits: `records`, or their patients."""
+        self.targets |= {case.slide: self.targets[case.parts[0].slide] for case in self.cases if case.parts}
 
     def split(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
         """The records with a split for each, in the same order."""
@@ -295,8 +321,8 @@ class SlideData(pl.LightningDataModule):
         self._place = state_dict or None
 
     def of(self, split: str) -> list[SlideRecord]:
-        """The slides of a split, in the order of the manifest."""
-        return [record for record in self.records if record.split == split]
+        """The slides (or patients, by `data.group`) of a split, in the order of the manifest."""
+        return [case for case in self.cases if case.split == split]
 
     def targets_of(self, split: str) -> Tensor:
         """The targets of the slides of a split, one row for each."""

@@ -41,6 +41,8 @@ class SlideRecord:
     """The cells of all other columns."""
     marks: tuple[str, ...] = ()
     """Where labels do not exclude each other, those that apply: each is kept in proportion when slides are split."""
+    parts: tuple[SlideRecord, ...] = ()
+    """Where the record is of a patient (`data.group`), its slides."""
 
     @property
     def cells(self) -> dict[str, str]:

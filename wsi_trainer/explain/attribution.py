@@ -23,7 +23,7 @@ class Attribution:
     """A map over the slide at the network's stride."""
 
     values: Tensor
-    """(rows, columns): what each position adds to the score; of attention, its weight."""
+    """(rows, columns), or (patches, 1) of a bag: what each position adds to the score; of attention, its weight."""
     stride: int
     """Pixels of the slide for one position, in both directions."""
     peak_bytes: int = 0
@@ -50,7 +50,7 @@ def attribute(
 
     Args:
         model: The trained network.
-        image: The slide (1, 3, height, width), dense or a `LazyImage`.
+        image: The slide (1, 3, height, width), or its bag (patches, 3, size, size), dense or a `LazyImage`.
         target: Index of the class.
         method: What a position's value is. `activation`: gradient × activation of the features that enter the head.
             `attention`: the weight in the head's softmax. `gradient`: gradient × (pixel − glass), summed over the
@@ -79,12 +79,20 @@ def _gate_gradient(
     probe: nn.Module, model: SlideClassifier, level: float, image: Tensor, context: Sequence[Tensor],
     tissue: Sequence[Tensor],
 ) -> Tensor:  # fmt: skip
-    height, width = image.shape[2:]
-    shape = (1, 1, -(-height // model.stride), -(-width // model.stride))
-    gate = torch.full(shape, level, dtype=model.mean.dtype, device=model.device, requires_grad=True)
+    gate = torch.full(
+        positions_of(model, image), level, dtype=model.mean.dtype, device=model.device, requires_grad=True
+    )
     materialize(probe(gate, image, context, tissue)).backward()
     assert gate.grad is not None
     return gate.grad
+
+
+def positions_of(model: SlideClassifier, image: Tensor) -> tuple[int, int, int, int]:
+    """The shape of a number for each position of the network's map, of which each is a patch where it takes bags."""
+    if getattr(model.backbone, "bags", False):
+        return (1, 1, image.shape[0], 1)
+    height, width = image.shape[2:]
+    return (1, 1, -(-height // model.stride), -(-width // model.stride))
 
 
 def _attention(

@@ -44,9 +44,11 @@ def heatmap(words: Sequence[str]) -> int:
         raise UserError(
             "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
         )
-    if data.patches is not None or data.features is not None:
+    if data.features is not None:
+        raise UserError("a heat map needs the slides, and data.features reads what was made of their patches")
+    if data.group == "patient":
         raise UserError(
-            "a heat map is for a network that looks at whole images; there are none of bags (data.patches) yet"
+            "a heat map is of one slide, and data.group is patient; --data.group slide maps each slide by itself"
         )
     maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
     folder = RunFolder(Path(options.out)).existing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning_plugin import LazyImage
 from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image, read_manifest
 from wsi_trainer.data.sampling import Visit
 from wsi_trainer.errors import UserError
+from wsi_trainer.explain.bag_map import BagPlaces
 from wsi_trainer.explain.detected import is_known, marks_of, write_detected
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
 from wsi_trainer.explain.field import receptive_field
@@ -70,7 +72,7 @@ def write_heatmaps(
     if not records:
         raise UserError(f"no slide is in the split {split}; the splits of this run are in {folder.splits}")
     folder.heatmaps.mkdir(parents=True, exist_ok=True)
-    field = receptive_field(model.backbone)
+    field = receptive_field(model.backbone) if data.patches is None else data.patches.size
     model.to(device_of(config))
     slides = SlideDataset(records, None, data, LazyImage, None, tissue_stride(model))
     maps: dict[str, SlideMap] = {}
@@ -82,7 +84,10 @@ def write_heatmaps(
         try:
             one, batch, source = _opened(slides[Visit(place, 0)], record, data, model, folder)
             attribution = compute(model, batch, options, target, budget_of(config, model.device))
-            files = one.write(attribution.values, source, options, shown_as)
+            if isinstance(source, BagPlaces):
+                attribution = replace(attribution, values=source.paint(attribution.values.cpu()), stride=source.stride)
+            image = source.image if isinstance(source, BagPlaces) else source
+            files = one.write(attribution.values, image, options, shown_as)
         except SlideError as error:
             if data.on_error == "stop":
                 raise
@@ -131,9 +136,13 @@ def sentence_on_regions(facts: dict[str, Any]) -> str:
 
 def _opened(
     batch: SlideBatch, record: SlideRecord, data: DataConfig, model: SlideClassifier, folder: RunFolder
-) -> tuple[SlideMap, SlideBatch, SlideSource]:
+) -> tuple[SlideMap, SlideBatch, SlideSource | BagPlaces]:
     if "failure" in batch:
         raise SlideError(record.slide, batch["failure"])
+    if data.patches is not None:
+        bag = BagPlaces.of(record, data.patches)
+        size = bag.image.shape[2], bag.image.shape[3]
+        return SlideMap(folder.heatmaps, record, size, bag.image.place, bag.stride), batch, bag
     height, width = batch["image"].shape[2:]
     source = open_image(record.path, data.downsample, record.mpp)
     return SlideMap(folder.heatmaps, record, (height, width), source.place, model.stride), batch, source

@@ -47,6 +47,8 @@ class GatedPixels(GatedFeatures):
         glass = model.normalise(torch.full((1, 3, 1, 1), GLASS, dtype=torch.uint8, device=model.device))
 
         def mixed(x: Tensor) -> Tensor:
+            if getattr(model.backbone, "bags", False):
+                return glass + gate.permute(2, 0, 1, 3) * (x - glass)
             large = functional.interpolate(gate, scale_factor=model.stride, mode="nearest")
             return glass + large[:, :, : x.shape[2], : x.shape[3]] * (x - glass)
 

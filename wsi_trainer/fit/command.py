@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from jsonargparse import Namespace
 from rich.console import Console
 
 from wsi_trainer.fit import training
+from wsi_trainer.fit.compare import Other, fit_compared
 from wsi_trainer.fit.cross_validation import fit_folds
 from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse, run, show
 from wsi_trainer.fit.parser import make_parser as make_parser  # the other commands import it from here
@@ -41,12 +43,28 @@ def fit(words: Sequence[str]) -> int:
         default="test",
         help="the split that is predicted and scored at the end",
     )
+    parser.add_argument(
+        "--compare",
+        type=Other,
+        default=None,
+        help="also train on features of the encoder as it was (frozen), or on slides that were shrunk (thumbnail), and "
+        "say what the run gains and costs",
+    )
     options = parse(parser, words)
-    resume, folds, by, split = (options.pop(key) for key in ("ckpt_path", "folds", "folds_by", "test_on"))
-    if folds is None:
-        run(parser, options, resume, split=split)
-        return 0
-    fit_folds(parser, options, folds, by, resume)
+    resume, folds, by, split, other = (
+        options.pop(key) for key in ("ckpt_path", "folds", "folds_by", "test_on", "compare")
+    )
+
+    def one(options: Namespace) -> None:
+        if folds is None:
+            run(parser, options, resume, split=split)
+        else:
+            fit_folds(parser, options, folds, by, resume)
+
+    if other is None:
+        one(options)
+    else:
+        fit_compared(parser, options, other, one, None if folds else split, resume)
     return 0
 
 

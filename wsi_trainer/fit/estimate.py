@@ -73,8 +73,8 @@ class Estimate(Callback):
         for record in records:
             try:
                 if config.patches is not None:
-                    bag = open_bag(record.path, config.patches, mask_of, record.mpp)
-                    sizes[record.slide] = (bag.shape[0] * bag.size, bag.size)
+                    bags = [open_bag(p.path, config.patches, mask_of, p.mpp) for p in record.parts or (record,)]
+                    sizes[record.slide] = (sum(bag.shape[0] for bag in bags) * bags[0].size, bags[0].size)
                     continue
                 image = open_image(record.path, config.downsample, record.mpp)
             except (UserError, OSError) as error:

@@ -55,6 +55,10 @@ class RunFolder:
         return self.path / "cross_validation.json"
 
     @property
+    def cost(self) -> Path:
+        return self.path / "cost.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics"
 

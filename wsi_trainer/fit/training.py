@@ -24,6 +24,7 @@ from wsi_trainer.data import (
     read_manifest,
     write_manifest,
 )
+from wsi_trainer.data.datamodule import grouped
 from wsi_trainer.data.loader import in_order
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.checkpoints import RandomState, StepCheckpoint
@@ -201,6 +202,7 @@ def predict_slides(
     records = read_manifest(manifest, data.root, labelled=False)
     if data.features is None:
         check_files(records)
+    records = grouped(data, records, None)
     slides = unlabelled_loader(model, data, config, records)
     with logged_to(folder.log):
         trainer = evaluator(config, folder, progress, failure_log(data, folder))

@@ -6,9 +6,11 @@ read, in every command, and a file that holds more is refused.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 
 from wsi_trainer.errors import UserError
 
+SAFETENSORS = ".safetensors"
 _CODE = re.compile(r"(?:GLOBAL|Unsupported global:|class) `?([\w.]+\.[\w.]+)")
 
 
@@ -28,7 +31,7 @@ def read_weights(path: Path) -> Any:
     try:
         if path.is_file() and not path.stat().st_size:
             raise UserError(f"{path} is empty")
-        if path.suffix == ".safetensors":
+        if path.suffix == SAFETENSORS:
             return _safetensors(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what is odd about a file that is then refused
@@ -47,13 +50,33 @@ def read_weights(path: Path) -> Any:
         raise UserError(f"{path} is no file of weights, or is cut short or damaged") from error
 
 
+def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write what `read_weights` reads, at once: as safetensors where the name says so."""
+    values = {name: value.detach().clone().contiguous() for name, value in weights.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    if path.suffix == SAFETENSORS:
+        try:
+            from safetensors.torch import save_file
+        except ModuleNotFoundError as error:
+            raise _absent(path) from error
+        save_file(values, partial)
+    else:
+        torch.save(values, partial)
+    os.replace(partial, path)
+
+
+def _absent(path: Path) -> UserError:
+    return UserError(f"{path} needs safetensors: pip install 'wsi-trainer[encoders]'")
+
+
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:
     """A file of this format can hold nothing but tensors."""
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ModuleNotFoundError as error:
-        raise UserError(f"{path} needs safetensors: pip install 'wsi-trainer[encoders]'") from error
+        raise _absent(path) from error
     try:
         return load_file(path)
     except SafetensorError as error:

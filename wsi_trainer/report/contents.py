@@ -122,8 +122,12 @@ def picture_of(folder: RunFolder, entries: Mapping[str, Any], slide: str) -> Pat
 
 
 def _paths(splits: Path) -> dict[str, Path]:
-    """Where the slides are, whatever the columns of their labels."""
-    return {record.slide: record.path for record in read_manifest(splits, labelled=False)}
+    """Where the slides are, whatever the columns of their labels; that of a patient is the first of its slides."""
+    records = read_manifest(splits, labelled=False)
+    return {
+        **{record.patient: record.path for record in reversed(records)},
+        **{record.slide: record.path for record in records},
+    }
 
 
 def main_score(predictions: AnyPredictions) -> tuple[str, Score]:

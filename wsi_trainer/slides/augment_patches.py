@@ -108,6 +108,12 @@ class AugmentedPatches:
         if wish is not None:
             wish(map(self._whole, boxes))
 
+    def forget(self) -> None:
+        """Has the source let go of pixels, if it keeps any."""
+        forget = getattr(self.source, "forget", None)
+        if forget is not None:
+            forget()
+
     def _whole(self, box: Box) -> Box:
         return Box((box.lo[0], 0, 0), (box.hi[0], *self.shape[2:]))
 

@@ -147,6 +147,11 @@ class BlockSource(ABC):
                 self._threads.shutdown(cancel_futures=True)
                 self._threads = None
 
+    def forget(self) -> None:
+        """Lets go of all pixels, also of those that were read ahead. The source may still be read."""
+        self.close()
+        self._cache.clear()
+
 
 class _Pending:
     """A box that is being read."""

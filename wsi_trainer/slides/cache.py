@@ -30,6 +30,12 @@ class LoadingCache(Generic[Key, Value]):
         """How much is kept now."""
         return self._bytes
 
+    def clear(self) -> None:
+        """Keep nothing of what is there; what is being loaded is kept when it comes."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
     def get(self, key: Key) -> Value:
         """The value of a key, loaded by this thread if nobody has or does."""
         with self._lock:

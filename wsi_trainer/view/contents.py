@@ -133,7 +133,7 @@ def of_runs(folders: list[RunFolder]) -> Contents:
     slides = [
         _shown(
             record,
-            tuple(one.get(record.slide) for _, one in said),
+            tuple(one.get(record.slide, one.get(record.patient)) for _, one in said),  # or of the patient
             tuple(found[record.slide] for found in maps if record.slide in found),
             next((labels[record.slide] for labels, _ in said if record.slide in labels), record.label),
         )

@@ -138,6 +138,17 @@ def test_one_search_serves_all_smaller_images(monkeypatch: pytest.MonkeyPatch) -
     assert any(grids)
 
 
+def test_what_is_foretold_of_a_larger_bag_is_in_proportion_to_its_patches() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2))
+    with recorded(module, (60, 3, 32, 32), torch.float32) as (first, _):
+        found = choose_recipe(first, RATES["cpu"], 1 << 20, lower_tiers(None, Options()))
+    with recorded(module, (90, 3, 32, 32), torch.float32) as (larger, _):
+        assert found.distance(larger.nodes) == 1.5
+        plan = found.at(larger)
+    assert plan.plain_bytes == pytest.approx(1.5 * found.plan.plain_bytes, rel=0.01)
+    assert plan.seconds == pytest.approx(1.5 * found.plan.seconds)
+
+
 class Rows(nn.Module):
     """The largest of each row: a vector that has the size of a side."""
 

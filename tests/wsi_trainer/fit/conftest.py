@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.wsi_trainer.fit.whole_bags import write_stores
 from wsi_trainer.synthetic import generate
 
 
@@ -20,6 +21,12 @@ def square_slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     splits = {"train": 0.5, "val": 0.25, "test": 0.25}
     folder = tmp_path_factory.mktemp("square")
     return generate(folder, slides=12, seed=2, splits=splits, workers=1, shape=(256, 256))
+
+
+@pytest.fixture(scope="session")
+def bag_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven small slides, as stores: bags of patches."""
+    return write_stores(tmp_path_factory.mktemp("bags"))
 
 
 @pytest.fixture

@@ -9,50 +9,27 @@ import numpy as np
 import pytest
 import torch
 import yaml
-import zarr
-from torch import Tensor
 
 from lightning_plugin import LazyImage, TiledModule, materialize
+from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, SPLITS, STRIDE, TRAINED_ON, resnet, train_whole, whole_bag
 from wsi_trainer.cli import main
 from wsi_trainer.data import PatchConfig, open_bag
 from wsi_trainer.data.checked import CheckedSource
-from wsi_trainer.data.sampling import EpochSampler
 from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.metrics import Predictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
-from wsi_trainer.models.schedule import warmup_cosine
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.synthetic import SlideSpec, write_slide
 
-SIZE, STRIDE, SHARE, EPOCHS = 32, 28, 0.3, 3
-SPLITS = ("train", "train", "train", "val", "val", "test", "test")
-
-
-@pytest.fixture(scope="module")
-def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven small slides, as stores."""
-    folder = tmp_path_factory.mktemp("bags")
-    lines = ["slide,label,split"]
-    for number, split in enumerate(SPLITS):
-        spec = SlideSpec(190 + 10 * number, 230, seed=2, slide=number, patient=number, positive=bool(number % 2))
-        write_slide(folder / f"s{number}.tif", spec)
-        convert(Job(folder / f"s{number}.tif", f"s{number}"), folder, Settings(chunk=64, shard=256))
-        lines.append(f"s{number}.zarr,{number % 2},{split}")
-    (folder / "manifest.csv").write_text("\n".join(lines) + "\n")
-    return folder
+EPOCHS = 3
 
 
 @pytest.fixture
-def config(slides: Path, tmp_path: Path) -> Path:
-    network = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4, 8], "norm": "group"}}
-    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": network}}
+def config(bag_stores: Path, tmp_path: Path) -> Path:
     content = {
         "out": str(tmp_path / "run"),
-        "model": {"backbone": encoder, "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
+        "model": {"backbone": resnet(4, 8), "head": "wsi_trainer.models.AttentionPooling", "learning_rate": 0.01},
         "data": {
-            "manifest": str(slides / "manifest.csv"),
+            "manifest": str(bag_stores / "manifest.csv"),
             "turn": False,
             "patches": {"size": SIZE, "stride": STRIDE, "min_tissue": SHARE, "turn": False},
         },
@@ -63,43 +40,17 @@ def config(slides: Path, tmp_path: Path) -> Path:
     return path
 
 
-def whole_bag(store: Path) -> Tensor:
-    """All patches of a slide in memory, in the order of the rows."""
-    pixels = zarr.open_array(store / "0", mode="r")[:]
-    tissue = zarr.open_array(store / "labels" / "tissue" / "0", mode="r")[:]
-    found = []
-    for y in range(0, pixels.shape[1] - SIZE + 1, STRIDE):
-        for x in range(0, pixels.shape[2] - SIZE + 1, STRIDE):
-            if (tissue[y : y + SIZE, x : x + SIZE] > 0).mean() >= SHARE:
-                found.append(pixels[:, y : y + SIZE, x : x + SIZE])
-    return torch.from_numpy(np.stack(found))
-
-
-def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(slides: Path, config: Path, tmp_path: Path) -> None:
+def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(bag_stores: Path, config: Path, tmp_path: Path) -> None:
     assert main(["fit", f"--config={config}", "--train.budget=1MiB"]) == 0
     run = RunFolder(tmp_path / "run")
     trained = torch.load(run.checkpoint("last"), weights_only=True)["state_dict"]
-    bags = [whole_bag(slides / f"s{number}.zarr") for number in range(len(SPLITS))]
+    bags = [whole_bag(bag_stores / f"s{number}.zarr") for number in range(len(SPLITS))]
     assert min(map(len, bags)) > 5
 
     torch.manual_seed(0)  # train.seed
     encoder = PatchEncoder(ResNet((4, 8), norm="group"), SIZE)
     model = SlideClassifier(backbone=encoder, head=AttentionPooling, learning_rate=0.01).double().train()
-    optimizer = torch.optim.AdamW([
-        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 1e-4},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-    ], lr=0.01)  # fmt: skip
-    steps = 3 * EPOCHS
-    schedule = warmup_cosine(optimizer, steps, round(0.05 * steps))
-    sampler = EpochSampler(3, 0)
-    for _ in range(EPOCHS):
-        for visit in sampler:
-            optimizer.zero_grad()
-            loss = model.task.loss(model(bags[visit.slide]), torch.tensor([visit.slide % 2]))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+    train_whole(model, bags[:TRAINED_ON], [0, 1, 0], EPOCHS, rate=0.01)
     moved = 0.0
     torch.manual_seed(0)
     initial = PatchEncoder(ResNet((4, 8), norm="group"), SIZE).double().state_dict()
@@ -121,8 +72,8 @@ def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(slides: Path, confi
     np.testing.assert_allclose(predicted.probabilities, said.numpy(), atol=1e-8)
 
 
-def test_a_pass_over_the_tiles_of_a_bag_decodes_each_block_once(slides: Path) -> None:
-    bag = open_bag(slides / "s6.zarr", PatchConfig(size=SIZE, stride=20), mask_of)
+def test_a_pass_over_the_tiles_of_a_bag_decodes_each_block_once(bag_stores: Path) -> None:
+    bag = open_bag(bag_stores / "s6.zarr", PatchConfig(size=SIZE, stride=20), mask_of)
     loads: Counter[tuple[int, int]] = Counter()
     load = bag._blocks.load
     bag._cache._load = lambda cell: loads.update([cell]) or load(*cell)  # type: ignore[func-returns-value]
@@ -135,18 +86,18 @@ def test_a_pass_over_the_tiles_of_a_bag_decodes_each_block_once(slides: Path) ->
 
 
 def test_what_a_run_says_and_what_follows_it(
-    slides: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bag_stores: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Augmented bags, the estimate, the saved config, evaluation, report, and a plan for another bag."""
     more = ["--train.epochs=1", "--data.patches.turn=true", "--data.patches.shift=4", "--data.patches.stain=0.1"]
     assert main(["fit", f"--config={config}", "--train.budget=4MiB", "--data.patches.mpp=own", *more]) == 0
     run = RunFolder(tmp_path / "run")
-    bags = [len(whole_bag(slides / f"s{number}.zarr")) for number in range(3)]
+    bags = [len(whole_bag(bag_stores / f"s{number}.zarr")) for number in range(3)]
     assert f"the largest has {max(bags)} patches of {SIZE} × {SIZE}" in capsys.readouterr().out
     assert read_json(run.estimate)["pixels"]["train"] == sum(bags) * SIZE**2
     saved = yaml.safe_load(run.config.read_text())["data"]["patches"]
     assert saved["mpp"] == "own" and saved["shift"] == 4
-    for command in (["test"], ["validate"], ["predict", f"--slides={slides / 'manifest.csv'}"]):
+    for command in (["test"], ["validate"], ["predict", f"--slides={bag_stores / 'manifest.csv'}"]):
         assert main([*command, f"--config={run.config}"]) == 0
     assert len((run.path / "predictions" / "manifest.csv").read_text().splitlines()) == 8
     assert main(["report", str(run.path)]) == 0
@@ -154,7 +105,7 @@ def test_what_a_run_says_and_what_follows_it(
     assert f"300 x 3 x {SIZE} x {SIZE}" in capsys.readouterr().out
 
 
-def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(slides: Path, config: Path, tmp_path: Path) -> None:
+def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(bag_stores: Path, config: Path, tmp_path: Path) -> None:
     more = ["--train.epochs=2", "--data.patches.turn=true", "--data.patches.shift=4", "--data.patches.stain=0.1",
             "--data.turn=true", "--data.shift=9", "--data.tint=0.02"]  # fmt: skip
     for name, budget in (("tiled", "1MiB"), ("plain", "null")):
@@ -193,7 +144,6 @@ def test_what_does_not_go_together_is_one_line(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["heatmap"], "none of bags (data.patches) yet"),
         (["plan", "--image=500x500"], "--image does not go with this config, whose data.patches is given"),
         (["plan"], "a plan needs --patches: K, as 10000"),
         (["plan", "--patches=0"], "--patches is 0; it must be 1 or more"),

@@ -1,0 +1,40 @@
+"""The tutorial on encoders, run as it is printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from wsi_trainer.cli import main
+from wsi_trainer.synthetic import generate
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "tutorial" / "fine-tune-an-encoder.md"
+MAKES_SLIDES = "python datasets/synthetic/make.py slides --slides 12 --side 256 --seed 1"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
+def test_the_tutorial_on_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+    commands = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
+    assert commands.pop(0) == MAKES_SLIDES
+    generate(tmp_path / "slides", slides=12, side=256, seed=1, workers=1)
+    (config,) = (block for kind, block in blocks if kind == "yaml")
+    (tmp_path / "mine.yaml").write_text(config)
+    (program,) = (block for kind, block in blocks if kind == "python")
+    exec(compile(program, str(PAGE), "exec", dont_inherit=True), {"__name__": __name__})
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "wsi-train" and main(words) == 0, command
+    facts = json.loads((tmp_path / "runs" / "mine" / "comparison.json").read_text())
+    assert facts["runs"] == ["end to end", "frozen features"] and facts["slides"] > 0
+    assert len(list((tmp_path / "features").glob("*.h5"))) == 12
+    assert (tmp_path / "runs" / "mine" / "run" / "report.html").is_file()

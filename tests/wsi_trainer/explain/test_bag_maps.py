@@ -1,0 +1,116 @@
+"""Maps of bags: what each patch adds to the score, painted where the patch lies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lightning_plugin import LazyImage
+from wsi_trainer.cli import main
+from wsi_trainer.data import PatchConfig, SlideRecord, dense, open_bag
+from wsi_trainer.data.tissue import mask_of
+from wsi_trainer.explain.attribution import attribute
+from wsi_trainer.explain.bag_map import BagPlaces
+from wsi_trainer.explain.probe import GLASS
+from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.training import load_weights
+from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
+from wsi_trainer.slides.convert import Job, convert
+from wsi_trainer.slides.settings import Settings
+from wsi_trainer.synthetic import SlideSpec, write_slide
+
+SIZE = 32
+
+
+def network(seed: int = 0) -> SlideClassifier:
+    torch.manual_seed(seed)
+    return SlideClassifier(backbone=PatchEncoder(ResNet((4,), norm="group"), SIZE), head=AttentionPooling)
+
+
+@pytest.fixture(scope="module")
+def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("maps")
+    for number in range(3):
+        spec = SlideSpec(200, 230, seed=2, slide=number, patient=number, positive=bool(number % 2))
+        write_slide(folder / f"s{number}.tif", spec)
+        convert(Job(folder / f"s{number}.tif", f"s{number}"), folder, Settings(chunk=64, shard=256))
+    rows = [f"s{number}.zarr,{number % 2},{split}" for number, split in enumerate(("train", "val", "test"))]
+    (folder / "manifest.csv").write_text("slide,label,split\n" + "\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("method", ["activation", "attention", "gradient"])
+def test_each_patch_has_the_value_that_plain_pytorch_gives_it_within_a_budget(method: str) -> None:
+    model = network().double().eval()
+    bag = torch.randint(0, 256, (11, 3, SIZE, SIZE), dtype=torch.uint8)
+    found = attribute(model, LazyImage.from_tensor(bag), 1, method, budget="600KiB")  # type: ignore[arg-type]
+    assert found.values.shape == (11, 1)
+    x = model.normalise(bag).requires_grad_()
+    features = model.backbone(x).requires_grad_()
+    features.retain_grad()
+    if method == "attention":
+        expected = torch.softmax(model.head.scores(features).flatten(), 0)  # type: ignore[operator]
+    else:
+        logits = model.last(model.head(features))
+        (logits[0, -1] if logits.shape[1] == 1 else logits[0, 1] - logits[0, 0]).backward()
+        glass = model.normalise(torch.full((1, 3, 1, 1), GLASS, dtype=torch.uint8))
+        assert features.grad is not None and x.grad is not None
+        parts = features * features.grad if method == "activation" else (x - glass) * x.grad
+        expected = parts.sum(1).flatten() if method == "activation" else parts.sum((1, 2, 3))
+    torch.testing.assert_close(found.values.flatten(), expected.detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("stride", "cell"), [(32, 32), (16, 16), (28, 28), (50, 32)])
+def test_a_patch_is_painted_where_it_lies(slides: Path, stride: int, cell: int) -> None:
+    patches = PatchConfig(size=SIZE, stride=stride, min_tissue=0.3)
+    places = BagPlaces.of(SlideRecord("s2", slides / "s2.zarr", "", "", ""), patches)
+    assert places.stride == cell
+    bag = open_bag(slides / "s2.zarr", patches, mask_of)
+    values = torch.arange(1.0, len(bag.positions) + 1)
+    found = places.paint(values[:, None]).numpy()
+    total, count = np.zeros((200, 230)), np.zeros((200, 230))
+    for value, (y, x) in zip(values.tolist(), bag.positions):
+        total[y : y + SIZE, x : x + SIZE] += value
+        count[y : y + SIZE, x : x + SIZE] += 1
+    for row, column in np.ndindex(*found.shape):
+        y, x = row * cell + cell // 2, column * cell + cell // 2
+        if y < 200 and x < 230:
+            expected = total[y, x] / count[y, x] if count[y, x] else 0.0
+            assert found[row, column] == pytest.approx(expected), (row, column)
+    assert set(values.tolist()) <= set(found.ravel().tolist()) or stride < SIZE, "each patch is seen"
+
+
+def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backbone = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4], "norm": "group"}}
+    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": backbone}}
+    content = {
+        "out": str(tmp_path / "run"),
+        "model": {"backbone": encoder, "head": "wsi_trainer.models.AttentionPooling"},
+        "data": {"manifest": str(slides / "manifest.csv"), "patches": {"size": SIZE, "min_tissue": 0.3}},
+        "train": {"epochs": 1, "accelerator": "cpu", "budget": "64MiB", "resamples": 20, "loggers": ["csv"]},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    words = [f"--config={tmp_path / 'config.yaml'}"]
+    assert main(["fit", *words]) == 0
+    assert main(["heatmap", *words, "--method=attention", "--size=64"]) == 0
+    run = RunFolder(tmp_path / "run")
+    (entry,) = json.loads((run.heatmaps / "heatmaps.json").read_text())["slides"].values()
+    values = np.load(run.heatmaps / entry["array"])
+    assert values.shape == (7, 8) and entry["stride"] == SIZE
+    model = network()
+    load_weights(model, run.checkpoint("best"))
+    bag = open_bag(slides / "s2.zarr", PatchConfig(size=SIZE, min_tissue=0.3), mask_of)
+    with torch.no_grad():
+        patches = model.normalise(dense(bag))
+        weights = torch.softmax(model.head.scores(model.eval().backbone(patches)).flatten(), 0)  # type: ignore[operator]
+    for (y, x), weight in zip(bag.positions // SIZE, weights.tolist()):
+        assert values[y, x] == pytest.approx(weight, rel=1e-4)
+    assert main(["report", str(run.path)]) == 0
+    capsys.readouterr()
+    assert main(["heatmap", *words, "--data.group=patient"]) == 2
+    assert "--data.group slide maps each slide by itself" in capsys.readouterr().err

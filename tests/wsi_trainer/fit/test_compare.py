@@ -1,0 +1,141 @@
+"""`wsi-train fit --compare`: two runs on the same slides and splits, and what one gains and costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, resnet
+from wsi_trainer.cli import main
+from wsi_trainer.data import read_manifest
+from wsi_trainer.fit.cost import Cost, Watch, costing
+from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.metrics import auc, paired_difference, read_predictions
+from wsi_trainer.models import ResNet
+
+
+@pytest.fixture
+def config(bag_stores: Path, tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    torch.save(ResNet((4, 8), norm="group").state_dict(), tmp_path / "encoder.pt")
+    content = {
+        "out": str(tmp_path / "out"),
+        "model": {
+            "backbone": resnet(4, 8),
+            "head": "wsi_trainer.models.AttentionPooling",
+            "trained": "last",
+            "last_stages": 1,
+            "pretrained": str(tmp_path / "encoder.pt"),
+        },
+        "data": {
+            "manifest": str(bag_stores / "manifest.csv"),
+            "patches": {"size": SIZE, "min_tissue": SHARE},
+        },
+        "train": {"epochs": 1, "accelerator": "cpu", "resamples": 50, "loggers": ["csv"], "budget": "8MiB"},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_end_to_end_against_frozen_features_of_the_same_slides(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fit", f"--config={config}", "--compare=frozen"]
+    assert main(words) == 0
+    out, shown = tmp_path / "out", capsys.readouterr().out
+    runs = RunFolder(out / "run"), RunFolder(out / "frozen")
+    splits = [{r.slide: r.split for r in read_manifest(run.splits)} for run in runs]
+    assert splits[0] == splits[1]
+    facts = json.loads((out / "comparison.json").read_text())
+    first, second = (read_predictions(run.predictions("test")) for run in runs)
+    assert facts["slides"] == 2 and facts["scores"]["auc"]["values"] == [auc(first), auc(second)]
+    assert facts["scores"]["auc"]["difference"] == paired_difference(first, second, auc, 50, 0).to_dict()
+    assert "end to end against frozen features, 2 slides" in shown and "most memory of a step, end to end" in shown
+    for cost in (*facts["costs"], facts["features"]):
+        assert cost["seconds"] > 0 and cost["process_bytes"] > 2**20
+    assert facts["costs"][0]["step_bytes"] == read_json(runs[0].memory)["step_peak_bytes"] > 0
+    assert {path.suffix for path in (out / "features").iterdir()} == {".h5", ".json"}
+    page = (out / "report.html").read_text()
+    assert "frozen features" in page and "time, end to end" in page
+    assert (
+        torch.load(runs[1].checkpoint("last"), weights_only=True)["state_dict"]
+        .keys()
+        .isdisjoint(
+            name
+            for name in torch.load(runs[0].checkpoint("last"), weights_only=True)["state_dict"]
+            if "backbone" in name
+        )
+    )
+    assert main(words) == 2
+    assert "is not empty; choose another --out, or continue" in capsys.readouterr().err
+    before = runs[0].evaluation("test").stat().st_mtime_ns
+    assert main([*words, "--ckpt_path=last"]) == 0
+    assert runs[0].evaluation("test").stat().st_mtime_ns == before, "what is done is kept"
+
+
+def test_folds_of_both_runs_hold_out_the_same_slides(words: list[str], square_slides: Path, tmp_path: Path) -> None:
+    more = [f"--data.manifest={square_slides}", "--train.epochs=1", "--folds=2", "--compare=thumbnail"]
+    assert main(["fit", *words, *more]) == 0
+    out = tmp_path / "run"
+    for fold in ("fold0", "fold1"):
+        held = [read_predictions(RunFolder(out / run / fold).predictions("val")).slides for run in ("run", "thumbnail")]
+        assert held[0] == held[1]
+    facts = read_json(out / "comparison.json")
+    assert facts["runs"] == ["full resolution", "thumbnail"] and facts["features"] is None
+    free = [r for r in read_manifest(square_slides) if r.split != "test"]
+    assert facts["slides"] == len(free)
+    assert yaml.safe_load((out / "thumbnail" / "config.yaml").read_text())["data"]["downsample"] == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--compare=thumbnail"], "--compare thumbnail shrinks whole images"),
+        (["--compare=frozen", "--model.trained=none"], "model.trained is none, which is what --compare frozen"),
+        (["--compare=frozen", "--model.pretrained=null"], "--compare frozen needs model.pretrained"),
+        (["--compare=frozen", "--data.patches=null"], "--compare frozen needs data.patches"),
+        (["--compare=frozen", "--train.devices=2"], "train.devices is 2, and a comparison measures one process"),
+        (["--compare=frozen", "--ckpt_path=best"], "a comparison continues with --ckpt_path last"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    config: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", f"--config={config}", *more]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_energy_is_counted_across_the_end_of_a_counter(tmp_path: Path) -> None:
+    for number, begin in enumerate((10, 990)):
+        zone = tmp_path / f"intel-rapl:{number}"
+        (zone / f"intel-rapl:{number}:0").mkdir(parents=True)  # a part of the package, counted with it
+        (zone / "energy_uj").write_text(str(begin))
+        (zone / "max_energy_range_uj").write_text("1000")
+    watch = Watch(tmp_path)
+    watch.look()
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("30")
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("5")
+    watch.look()
+    assert watch.joules == pytest.approx((20 + 15) / 1e6)
+    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
+    watch.look()
+    assert watch.joules is None
+    assert Watch(tmp_path / "nowhere").joules is None
+
+
+def test_a_run_in_parts_costs_all_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    with costing(path):
+        sum(range(10**6))
+    once = Cost.read(path)
+    with pytest.raises(KeyboardInterrupt), costing(path):
+        sum(range(10**6))
+        raise KeyboardInterrupt
+    both = Cost.read(path)
+    assert both.processor_seconds > once.processor_seconds > 0 and both.process_bytes >= once.process_bytes

@@ -1,0 +1,227 @@
+"""`wsi-train fit --compare`: a run, another on the same slides and splits, and what the first gains and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+from rich.table import Table
+
+from wsi_trainer.embed.command import write_features
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.cost import Cost, costing
+from wsi_trainer.fit.estimate import duration
+from wsi_trainer.fit.memory import format_bytes
+from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers
+from wsi_trainer.fit.run_folder import RunFolder, read_json, write_json
+from wsi_trainer.metrics import AnyPredictions, join, paired_difference, read_predictions
+from wsi_trainer.models import FrozenFeatures
+from wsi_trainer.report.render import write_report
+from wsi_trainer.terminal import cell, say
+
+Other = Literal["frozen", "thumbnail"]
+"""What a run is compared with: the same head on features of the encoder as it was, or the same network on slides that
+were shrunk.
+"""
+SHRUNK = 8
+"""How much smaller a thumbnail is than what the run sees, in each direction."""
+RUN = "run"
+NAMES = {"frozen": ("end to end", "frozen features"), "thumbnail": ("full resolution", "thumbnail")}
+Fit = Callable[[Namespace], Any]
+"""Trains and tests with these options, in their folder; what is done is kept."""
+
+
+def fit_compared(
+    parser: ArgumentParser, options: Namespace, other: Other, fit: Fit, split: str | None, resume: str | None
+) -> dict[str, Any]:
+    """Do both runs in folders of their own, and write comparison.json; returns what it says.
+
+    Args:
+        parser: That of the command `fit`.
+        options: Those of the run.
+        other: What it is compared with.
+        fit: Does one of them.
+        split: What is compared; None compares what all folds hold out.
+        resume: Whether to go on with what is there.
+    """
+    out = Path(options.out)
+    if out.is_dir() and any(out.iterdir()) and resume is None:
+        raise UserError(f"{out} is not empty; choose another --out, or continue with --ckpt_path last")
+    check(options, other, resume)
+    first, second = RunFolder(out / RUN), RunFolder(out / other)
+    mine = _in_folder(options, first)
+    theirs = _in_folder(options, second)
+    if other == "frozen":
+        with costing(features_cost(out)):
+            theirs.model.backbone.init_args = Namespace(width=_features(parser, options, out))
+        theirs.model.backbone.class_path = f"wsi_trainer.models.{FrozenFeatures.__name__}"
+        for key, value in _UNTRAINED.items():
+            theirs.model[key] = value
+        theirs.data.patches, theirs.data.features = None, out / "features"
+    else:
+        _check_images(parser, options)
+        theirs.data.downsample = SHRUNK * options.data.downsample
+        theirs.data.context = tuple(SHRUNK * factor for factor in options.data.context)
+    for folder, its in ((first, mine), (second, theirs)):
+        if split is not None and folder is second:  # what the first run drew, the second takes
+            its.data.manifest, its.data.root, its.data.splits = first.splits, None, None
+        if split is None or not folder.evaluation(split).is_file():
+            with costing(folder.cost):
+                fit(its)
+    facts = _facts(parser, mine, first, second, other, split)
+    write_json(out / "comparison.json", facts)
+    _show(facts)
+    if split is not None:
+        page = write_report(first, second, split, out / "report.html", _lines(facts), NAMES[other])
+        say(Console(), f"report: {page}")
+    return facts
+
+
+_UNTRAINED = {"pretrained": None, "trained": "all", "frozen_stages": 0, "layer_decay": 1.0}
+"""Keys under `model` of a run on features: there is no encoder that they could be about."""
+
+
+def check(options: Namespace, other: Other, resume: str | None) -> None:
+    """Refuse what cannot be compared, before anything is done."""
+    if resume not in (None, "last"):
+        raise UserError(f"--ckpt_path is {resume}; a comparison continues with --ckpt_path last")
+    if options.train.devices > 1:
+        raise UserError(
+            f"train.devices is {options.train.devices}, and a comparison measures one process; do both runs, and "
+            "compare them with `wsi-train report RUN --baseline OTHER`"
+        )
+    if other == "thumbnail" and (options.data.patches is not None or options.data.features is not None):
+        raise UserError("--compare thumbnail shrinks whole images; with data.patches say --compare frozen")
+    if other == "thumbnail":
+        return
+    if options.data.patches is None:
+        raise UserError("--compare frozen needs data.patches and an encoder of patches: frozen features are of patches")
+    if options.model.trained == "none":
+        raise UserError("model.trained is none, which is what --compare frozen compares with; set it to all")
+    if options.model.pretrained is None:
+        raise UserError(
+            "--compare frozen needs model.pretrained: features of an encoder with random weights say nothing"
+        )
+
+
+def features_cost(out: Path) -> Path:
+    """Where it is noted what the features of a comparison cost."""
+    return out / "features" / "cost.json"
+
+
+def _check_images(parser: ArgumentParser, options: Namespace) -> None:
+    model, _, _ = instantiate(parser, options)
+    if model.task.dense:
+        raise UserError(
+            f"--compare thumbnail: {type(model.task).__name__} has a class for each pixel, and a thumbnail has others"
+        )
+
+
+def _in_folder(options: Namespace, folder: RunFolder) -> Namespace:
+    mine = options.clone()
+    mine.out = folder.path
+    return mine
+
+
+def _features(parser: ArgumentParser, options: Namespace, out: Path) -> int:
+    """Write the features of the encoder as it is before it is trained; how many a patch has."""
+    frozen = options.clone()
+    frozen.model.trained, frozen.model.frozen_stages = "none", 0
+    model, data, config = instantiate(parser, frozen)
+    with ending_at_once(), naming_workers():
+        write_features(model, data, config, out / "features")
+    return int(model.backbone.out_channels)  # type: ignore[arg-type]
+
+
+def _facts(
+    parser: ArgumentParser, options: Namespace, first: RunFolder, second: RunFolder, other: Other, split: str | None
+) -> dict[str, Any]:
+    model, _, config = instantiate(parser, options)
+    folders = {NAMES[other][0]: first, NAMES[other][1]: second}
+    both = [predictions_of(folder, split) for folder in folders.values()]
+    seen = [set(predictions.slides) for predictions in both]
+    one, two = (_of(predictions, seen[0] & seen[1]) for predictions in both)
+    scores = {
+        name: {
+            "values": [score(one), score(two)],
+            "difference": paired_difference(one, two, score, config.resamples, config.seed).to_dict(),
+        }
+        for name, score in model.task.scores.items()
+    }
+    costs = [asdict(Cost.read(folder.cost)) | {"step_bytes": step_bytes(folder)} for folder in folders.values()]
+    features = asdict(Cost.read(features_cost(first.path.parent))) if other == "frozen" else None
+    return {
+        "compared with": other,
+        "split": split or "what folds hold out",
+        "slides": len(one),
+        "patients": len(set(one.patients)),
+        "left_out": sorted(seen[0] ^ seen[1]),
+        "runs": list(folders),
+        "scores": scores,
+        "costs": costs,
+        "features": features,
+    }
+
+
+def predictions_of(folder: RunFolder, split: str | None) -> AnyPredictions:
+    """What a run said of a split; of a cross-validation, what each fold said of the slides that it held out."""
+    if split is not None:
+        return read_predictions(folder.predictions(split))
+    facts = read_json(folder.cross_validation)
+    return join([read_predictions(RunFolder(folder.path / name).predictions(facts["split"])) for name in facts["runs"]])
+
+
+def step_bytes(folder: RunFolder) -> int:
+    """Most that a training step held: as measured in tiles, or what plain PyTorch holds for backward."""
+    facts = [read_json(path) for path in (folder.memory, *sorted(folder.path.glob("fold*/memory.json")))]
+    return max((one.get("step_peak_bytes", one.get("plain_bytes", 0)) for one in facts), default=0)
+
+
+def _of(predictions: AnyPredictions, slides: set[str]) -> AnyPredictions:
+    return predictions.take(np.array([row for row, name in enumerate(predictions.slides) if name in slides], np.int64))
+
+
+def _energy(joules: float | None) -> str:
+    return "not readable" if joules is None else f"{joules / 3600:.3g} Wh"
+
+
+def _lines(facts: dict[str, Any]) -> dict[str, str]:
+    """What both runs cost, as rows of a table."""
+    kinds: dict[str, Callable[[dict[str, Any]], str]] = {
+        "time": lambda cost: duration(cost["seconds"]),
+        "processor time": lambda cost: duration(cost["processor_seconds"]),
+        "most memory of a step": lambda cost: format_bytes(cost["step_bytes"]),
+        "most memory of the process": lambda cost: format_bytes(cost["process_bytes"]),
+        "energy of the processor": lambda cost: _energy(cost["joules"]),
+    }
+    lines: dict[str, str] = {}
+    for name, said in kinds.items():
+        lines |= {f"{name}, {run}": said(cost) for run, cost in zip(facts["runs"], facts["costs"])}
+    if facts["features"] is not None:
+        made = facts["features"]
+        lines["features, before that"] = (
+            f"{duration(made['seconds'])}, {duration(made['processor_seconds'])} of a processor, "
+            f"{format_bytes(made['process_bytes'])}, {_energy(made['joules'])}"
+        )
+    return lines
+
+
+def _show(facts: dict[str, Any]) -> None:
+    console = Console()
+    title = f"{' against '.join(facts['runs'])}, {facts['slides']} slides of {facts['patients']} patients"
+    table = Table("score", *facts["runs"], "difference, 95 % interval", title=title, title_justify="left")
+    for name, found in facts["scores"].items():
+        first, second = found["values"]
+        gain = found["difference"]
+        interval = f"{gain['value']:+.3f} ({gain['low']:+.3f} to {gain['high']:+.3f})"
+        table.add_row(cell(name), f"{first:.3f}", f"{second:.3f}", interval)
+    console.print(table)
+    for name, said in _lines(facts).items():
+        say(console, f"{name}: {said}")
+    if facts["left_out"]:
+        say(console, f"left out, since one of the runs could not read them: {', '.join(facts['left_out'])}")
