@@ -24,7 +24,8 @@ gradients and AdamW's moments.
 {rows}
 
 Each cell: what is held on the device, and the predicted time of the step; where no plan fits, the memory that one
-would need.{absent} [Bags of patches](how-to/patches.md) says how to plan for your own bags: `wsi-train plan --patches K`.
+would need.{absent} [Bags of patches](how-to/patches.md) says how to plan for your own bags (`wsi-train plan --patches
+K`).
 
 {steps}
 This page is written by `python -m benchmarks.encoders planned` from `benchmarks/results/encoders.json`.
