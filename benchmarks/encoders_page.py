@@ -9,6 +9,7 @@ from typing import Any
 from tests.conftest import RESULTS
 from wsi_trainer.fit.estimate import duration
 from wsi_trainer.fit.memory import format_bytes
+from wsi_trainer.models.encoders.registry import ENCODERS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "encoders.md"
 _PAGE = """# What a step takes with each encoder
@@ -23,7 +24,8 @@ gradients and AdamW's moments.
 {rows}
 
 Each cell: what is held on the device, and the predicted time of the step; where no plan fits, the memory that one
-would need. [Bags of patches](how-to/patches.md) says how to plan for your own bags: `wsi-train plan --patches K`.
+would need.{absent} [Bags of patches](how-to/patches.md) says how to plan for your own bags (`wsi-train plan --patches
+K`).
 
 {steps}
 This page is written by `python -m benchmarks.encoders planned` from `benchmarks/results/encoders.json`.
@@ -49,9 +51,16 @@ def write_page() -> None:
         budgets=" | ".join(budget.replace("GiB", " GiB") for budget in budgets),
         rule="---|" * len(budgets),
         rows="\n".join(map(_row, sorted(plans, key=lambda case: case["parameters_bytes"]))),
+        absent=_absent({case["encoder"] for case in plans}),
         steps=_steps(sorted(steps, key=lambda case: case["patches"])) if steps else "",
     )
     PAGE.write_text(page, encoding="utf-8")
+
+
+def _absent(names: set[str]) -> str:
+    """Which encoders of the registry were not planned."""
+    others = [encoder.name for encoder in ENCODERS if encoder.name not in names]
+    return f" Not planned yet: {', '.join(others)}." if others else ""
 
 
 def _row(case: dict[str, Any]) -> str:
