@@ -27,14 +27,15 @@ def test_words_and_fields_are_the_same() -> None:
 
 @pytest.mark.parametrize("strategy", [SFTStrategy, SFTDDPStrategy])
 def test_strategies_take_what_modules_take(strategy: type) -> None:
-    """All but two: a strategy plans a step's calls together, and policies are for comparison."""
-    assert Words.__annotations__.keys() - inspect.signature(strategy).parameters.keys() == {"policy", "calls"}
+    """All but these: a strategy plans a step's calls together, and policies are for comparison; of several devices each
+    holds all parameters."""
+    several = strategy is SFTDDPStrategy
+    missing = {"policy", "calls", "parameters"} if several else {"policy", "calls"}
+    assert Words.__annotations__.keys() - inspect.signature(strategy).parameters.keys() == missing
     words: Any = {"budget": "2GiB", "disk": False, "halo": "recompute", "half": True}
     made: Any = strategy(**words)
-    assert (
-        made.settings.options
-        == TiledModule(NET, budget="2GiB", disk=False, halo="recompute", half=True).settings.options
-    )
+    words["parameters"] = "device" if several else "auto"
+    assert made.settings.options == TiledModule(NET, **words).settings.options
 
 
 @pytest.mark.parametrize(

@@ -153,25 +153,25 @@ def test_hooks_of_an_optimizer_and_others_than_pytorchs_own(net: Encoder) -> Non
     assert calls.count("plain") == calls.count("streamed") == STEPS
 
 
+def epochs(module: pl.LightningModule, strategy: Any, count: int, checkpoint: Path | None = None) -> pl.Trainer:
+    run = trainer(strategy, max_epochs=count)
+    run.fit(module, DataLoader(Bags(), batch_size=None), ckpt_path=checkpoint, weights_only=False)
+    return run
+
+
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_checkpoints_go_on_and_go_both_ways(net: Encoder, tier: str, tmp_path: Path) -> None:
-    def module() -> Module:
-        return Module(copy.deepcopy(net).double(), "AdamW", lr=1e-3)
-
-    def strategy() -> SFTStrategy:
-        return tight(net.double(), tier)
-
-    whole, first, second, plain, other = (module() for _ in range(5))
-    fitted(whole, strategy(), steps=6)
-    fitted(first, strategy(), steps=3).save_checkpoint(tmp_path / "half.ckpt")
-    for resumed, how in ((second, strategy()), (plain, "auto")):
-        run = trainer(how, max_steps=6, max_epochs=-1, precision="64-true")
-        run.fit(resumed, DataLoader(Bags(), batch_size=None), ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+    half, plains = tmp_path / "half.ckpt", tmp_path / "plain.ckpt"
+    whole, first, second, plain, other, third = (
+        Module(copy.deepcopy(net).double(), "AdamW", lr=1e-3) for _ in range(6)
+    )
+    epochs(whole, tight(whole.net, tier), 2)
+    epochs(first, tight(first.net, tier), 1).save_checkpoint(half)
+    epochs(second, tight(second.net, tier), 2, half)
     for p, q in zip(second.parameters(), whole.parameters(), strict=True):
         assert torch.equal(p, q), "as if it had not been interrupted, to the bit"
+    epochs(plain, "auto", 2, half)
     same(plain, whole)
-    fitted(other, steps=3).save_checkpoint(tmp_path / "plain.ckpt")
-    third = module()
-    run = trainer(strategy(), max_steps=6, max_epochs=-1, precision="64-true")
-    run.fit(third, DataLoader(Bags(), batch_size=None), ckpt_path=tmp_path / "plain.ckpt", weights_only=False)
+    epochs(other, "auto", 1).save_checkpoint(plains)
+    epochs(third, tight(third.net, tier), 2, plains)
     same(third, whole)
