@@ -60,7 +60,7 @@ def streamed(data: Any) -> str:
             for name, c in planned
         ]
         parts.append(table(head, rows))
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def difference(case: dict[str, Any]) -> str:
