@@ -105,7 +105,7 @@ class VarMean(SpaceOp):
         x = widen(tiles[0])
         var, mean = torch.var_mean(x, self.dims, correction=0, keepdim=self.keep)
         count = x.numel() / max(1, mean.numel())
-        n = torch.tensor(count, dtype=torch.float64, device=x.device)
+        n = torch.full((), count, dtype=torch.float64, device=x.device)  # which a ledger sees, as it sees sums of it
         return Reduction((n, mean.double(), var.double() * count))
 
     def merge(self, left: Reduction, right: Reduction) -> Reduction:

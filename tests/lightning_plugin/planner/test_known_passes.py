@@ -82,3 +82,12 @@ def test_equal_blocks_are_run_once() -> None:
     known = len(network.rehearsed)
     assert known < len(plan.segments), (known, len(plan.segments))
     image._session.root().abandon()
+
+
+def test_a_count_of_one_tile_is_counted_as_a_sum_of_counts_is() -> None:
+    image = LazyImage.from_tensor(torch.zeros(1, 1, 4))
+    result = nn.BatchNorm1d(1, affine=False, track_running_stats=False)(image).square().sum()
+    recording = result._session.root().recorded([result._value])
+    plans = [AnyPlan(grids=(grid,)) for grid in ((1, 1, 1), (2, 1, 1))]
+    agree(recording, plans)
+    image._session.root().abandon()
