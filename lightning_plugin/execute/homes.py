@@ -15,7 +15,7 @@ that is not the budget's, from which copies are made all the same.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -70,9 +70,7 @@ class Homes:
             tensor.register_post_accumulate_grad_hook(self.settle_gradient)
         self._tiers[tensor] = tier
         if not self.at_home(tensor, tier, device):
-            gradient, tensor.grad = tensor.grad, None
-            tensor.data = self.moved(tensor.detach(), tier, device)
-            tensor.grad = gradient if gradient is None else self.moved(gradient, tier, device)
+            put(tensor, lambda values: self.moved(values, tier, device))
 
     def at_home(self, tensor: Tensor, tier: str, device: torch.device) -> bool:
         if tier == "disk":
@@ -136,14 +134,25 @@ class Homes:
         for _, file in list(self._files.values()):
             file.rest()
 
+    def rest_of(self, tensors: Iterable[Tensor]) -> None:
+        """Let the pages of these tensors' files go."""
+        for file in map(self.file, tensors):
+            if file is not None:
+                file.rest()
+
 
 @torch.no_grad()
 def move(tensor: Tensor, device: torch.device) -> None:
     """Have a tensor live on a device, where it was made on the CPU to be placed by a plan."""
     if tensor.device.type == "cpu" != device.type and not tensor.is_meta:
-        gradient, tensor.grad = tensor.grad, None
-        tensor.data = tensor.detach().to(device)
-        tensor.grad = gradient if gradient is None else gradient.to(device)
+        put(tensor, lambda values: values.to(device))
+
+
+def put(tensor: Tensor, there: Callable[[Tensor], Tensor]) -> None:
+    """Give a tensor, and the gradient that it has, memory elsewhere."""
+    gradient, tensor.grad = tensor.grad, None
+    tensor.data = there(tensor.detach())
+    tensor.grad = gradient if gradient is None else there(gradient)
 
 
 def copied(room: Tensor, values: Tensor) -> None:

@@ -18,7 +18,7 @@ from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.store import Place
-from lightning_plugin.execute.streams import Streams, Use
+from lightning_plugin.execute.streams import Streams, Use, kind
 from lightning_plugin.execute.transfer import Courier
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
@@ -101,8 +101,11 @@ class Stage:
             yield (self.place, -1), self.program.vectors
             return
         for t in self.targets:
-            partner = self.fused.get(t.node.serial)
-            yield (self.place, t.node.serial), t.node.vectors if partner is None else t.node.vectors[2:]
+            yield (self.place, t.node.serial), self.needed(t.node)
+
+    def needed(self, node: Node) -> Sequence[Value]:
+        """The vectors that a kept node needs: of a normalisation that makes its statistics itself, the others."""
+        return node.vectors if node.serial not in self.fused else node.vectors[2:]
 
     def makes(self, value: Value) -> bool:
         return any(value in t.node.outputs for t in self.targets)
@@ -141,8 +144,7 @@ class Stage:
                         compute(v.node.inputs[0], frame)
                 elif partner is None or v.node is not partner:
                     compute(v, frame)
-            needed = node.vectors if partner is None else node.vectors[2:]
-            with frame.use((self.place, node.serial), needed):
+            with frame.use((self.place, node.serial), self.needed(node)):
                 keep(node, frame, self.uses, self.fused)
             if ledger is not None:
                 self.mark(node, frame, place, ledger, guard)
@@ -209,17 +211,12 @@ def call(node: Node, frame: Frame) -> None:
     op = node.op
     assert isinstance(op, (VectorOp, Barrier))
     grad = any(v.requires_grad for v in node.outputs)
-    with torch.set_grad_enabled(grad), torch.autocast(_kind(node), enabled=False):
+    with torch.set_grad_enabled(grad), torch.autocast(kind(node.outputs[0]), enabled=False):
         result = op.run([frame.vector(v) for v in node.inputs])
     flat = tree_leaves(result)
     tensors = [t for t in flat if isinstance(t, Tensor)]
     for v, t in zip(node.outputs, tensors, strict=True):
         frame.vectors[v] = t
-
-
-def _kind(node: Node) -> str:
-    kind = node.outputs[0].device.type
-    return kind if torch.amp.is_autocast_available(kind) else "cpu"
 
 
 def gather(node: Node, frame: Frame) -> None:

@@ -74,10 +74,10 @@ class Updates:
         """A parameter's gradient is complete."""
         if not (self.fused and self._passing):
             return
-        for p, group in streamed(optimizer, self.homes):
-            if p is parameter:
-                self.step(optimizer, group, p)
-                p.grad = None
+        for group in optimizer.param_groups:
+            if any(p is parameter for p in group["params"]):
+                self.step(optimizer, group, parameter)
+                parameter.grad = None
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> None:
@@ -92,7 +92,8 @@ class Updates:
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and tier == "disk" and self.homes.file(value) is None:
                 state[name] = self.homes.moved(value, tier, value.device)
-        self.homes.rest()
+        worked_on = (parameter, parameter.grad, *state.values())
+        self.homes.rest_of(t for t in worked_on if isinstance(t, Tensor))
 
 
 def by_parameter(optimizer: Optimizer, updates: Updates) -> None:
