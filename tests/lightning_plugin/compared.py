@@ -49,11 +49,15 @@ class Contiguous(torch.autograd.Function):
 
 
 def mended(net: nn.Module) -> nn.Module:
-    """A reference without a fault of PyTorch (seen in 2.13): the backward of an InstanceNorm of one image takes a
-    cotangent in channels-last order for one in contiguous order. Finite differences say so."""
+    """A reference without two faults of PyTorch (seen in 2.13): the backward of an InstanceNorm of one image takes a
+    cotangent in channels-last order for one in contiguous order (finite differences say so), and a GroupNorm with a
+    bias and no weight has no backward ("tensor does not have a device")."""
     for module in net.modules():
         if isinstance(module, _InstanceNorm):
             module.register_forward_hook(lambda m, args, out: Contiguous.apply(out))
+        if isinstance(module, nn.GroupNorm) and module.weight is None and module.bias is not None:
+            del module._parameters["weight"]
+            module.weight = torch.ones_like(module.bias.detach())  # type: ignore[assignment]
     return net
 
 
