@@ -24,7 +24,11 @@ from lightning_plugin.layout import Layout
 if TYPE_CHECKING:
     from lightning_plugin.ops import Op
 
-_serial = itertools.count()
+#: So many numbers, less one, are free behind each node's.
+ROOM = 32
+
+#: Numbers for nodes, in the order in which they are recorded; between two there is room for what a chain puts there.
+_serial = itertools.count(step=ROOM)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

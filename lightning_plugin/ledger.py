@@ -26,6 +26,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
@@ -94,6 +95,13 @@ class Stretch:
         for size in sorted(self.born.values()):
             yield Note("made", size)
         yield from self.lost
+
+
+@dataclass
+class Most:
+    """The most that a block needed."""
+
+    size: int = 0
 
 
 class Ledger:
@@ -170,6 +178,21 @@ class Ledger:
         """Note something, in a rehearsal."""
         if self.notes is not None:
             self.notes.append(Note(what, size, who))
+
+    @contextmanager
+    def measured(self) -> Iterator[Most]:
+        """A block of which it is found out how much it needs beyond what is live when it begins."""
+        before, peak = self.held, self.peak
+        found, self.peak = Most(), self.held
+        try:
+            yield found
+        finally:
+            found.size = self.peak - before
+            self.peak = max(peak, self.peak)
+
+    def expect(self, size: int) -> None:
+        """What comes needs so much beyond what is live, and is not watched."""
+        self.peak = max(self.peak, self.held + size)
 
     def passing(self, size: int) -> None:
         """So much was live for a moment, in a rehearsal that knows it from before."""

@@ -13,6 +13,7 @@ from lightning_plugin.units import parse_bytes
 Size = int | str | None
 Tiles = int | Sequence[int] | None
 Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
+Chains = Literal["auto", "always", "never"]
 HomeTier = Literal["auto", "device", "host", "disk"]
 #: Those that split the network: approximations.
 SPLITS = ("split", "stochastic_split")
@@ -34,6 +35,7 @@ class Words(TypedDict, total=False):
     policy: str
     calls: int
     parameters: HomeTier
+    chains: Chains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,9 @@ class Options:
         parameters: Where parameters live that do not fit the device, with their gradients and optimizer's state: on
             the "host", on the "disk", or "auto", the first of the two that has room; "device" lets none leave. On a CPU
             the host's memory is the device's: there "auto" is the disk, and "host" memory beside the budget.
+        chains: Whether long runs of equal layers are planned as one: as a chain of links, of which few maps are stored
+            at a time and the others made again by divide and conquer. "auto" does so in networks of thousands of
+            operators.
     """
 
     budget: int | None = None
@@ -76,6 +81,7 @@ class Options:
     policy: str = "auto"
     calls: int = 1
     parameters: HomeTier = "auto"
+    chains: Chains = "auto"
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.tiles is not None:
@@ -90,6 +96,8 @@ class Options:
             raise ValueError(f"calls={self.calls}: a step has one call or more")
         if self.parameters not in get_args(HomeTier):
             raise ValueError(f"parameters={self.parameters!r}: give {', '.join(map(repr, get_args(HomeTier)))}")
+        if self.chains not in get_args(Chains):
+            raise ValueError(f"chains={self.chains!r}: give {', '.join(map(repr, get_args(Chains)))}")
         if isinstance(self.disk, str) and not os.access(self.disk, os.W_OK | os.X_OK):
             raise ValueError(
                 f"disk={self.disk!r} is not a folder that can be written to. Give disk=True for the system's folder of "
@@ -116,6 +124,7 @@ class Options:
             policy=words.get("policy", "auto"),
             calls=words.get("calls", 1),
             parameters=words.get("parameters", "auto"),
+            chains=words.get("chains", "auto"),
         )
 
     @property

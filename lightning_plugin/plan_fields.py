@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import PlanError
-from lightning_plugin.plan_forecast import Forecast, SegmentForecast
+from lightning_plugin.plan_forecast import ChainForecast, Forecast, SegmentForecast
 
 #: Where a map can be stored, from the fastest and smallest tier to the slowest and largest.
 TIERS = ("device", "host", "disk")
@@ -73,6 +73,30 @@ class SegmentPlan:
             )
 
 
+@dataclass(frozen=True)
+class ChainPlan:
+    """One chain (see [Note: chain] in `chain`): the place of its node, and how many links it has.
+
+    So many maps between links are stored at a time (``slots``), beside the first; of the last links, so many are
+    ``kept`` as plain PyTorch keeps them. Each link runs in ``segments``, whose targets are places among its own nodes.
+    """
+
+    node: int
+    count: int
+    slots: int
+    kept: int
+    segments: tuple[SegmentPlan, ...]
+    path: str = field(default="", compare=False)
+    forecast: ChainForecast = field(default=ChainForecast(), compare=False)
+
+    def __post_init__(self) -> None:
+        if self.slots < 0 or not 0 <= self.kept <= self.count:
+            raise PlanError(
+                f"a chain of {self.count} links has 0 slots or more and keeps 0 to {self.count} links; this one has "
+                f"{self.slots} and keeps {self.kept}"
+            )
+
+
 #: All figures of a plan: of the step, and of each segment.
 Forecasts = tuple[Forecast, tuple[SegmentForecast, ...]]
 
@@ -84,7 +108,7 @@ class BarePlan:
     Plans are equal if and only if they decide the same: ``segments``, within what ``budget``, for images of what
     ``shape``, and which operators run whole (``barriers``); which captured tensors (parameters, by the places of their
     nodes) live below the device, ``on_host`` or ``on_disk``, and whether copies of them are ``fetched_ahead`` of the
-    use that they are for (see [Note: streamed] in `execute.homes`).
+    use that they are for (see [Note: streamed] in `execute.homes`); and how its ``chains`` run.
     """
 
     segments: tuple[SegmentPlan, ...]
@@ -96,6 +120,7 @@ class BarePlan:
     on_host: tuple[int, ...] = ()
     on_disk: tuple[int, ...] = ()
     fetched_ahead: bool = False
+    chains: tuple[ChainPlan, ...] = ()
 
     @property
     def forecasts(self) -> Forecasts:

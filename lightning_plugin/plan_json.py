@@ -5,6 +5,7 @@
 - In version 3 a segment may say in how many ``pieces`` its tiles read keys.
 - In version 4 a plan may say which parameters live ``on_host`` and ``on_disk``, and whether they are ``fetched_ahead``;
   and what is approximate in it (``approximation``).
+- In version 5 a plan may say how its ``chains`` run: once for all links of one.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any, TypeVar
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import PlanError
-from lightning_plugin.plan_fields import BarePlan, SegmentPlan
-from lightning_plugin.plan_forecast import Forecast, SegmentForecast
+from lightning_plugin.plan_fields import BarePlan, ChainPlan, SegmentPlan
+from lightning_plugin.plan_forecast import ChainForecast, Forecast, SegmentForecast
 
 #: The version that is written.
-VERSION = 4
+VERSION = 5
 
 P = TypeVar("P", bound=BarePlan)
 
@@ -74,7 +75,7 @@ def with_forecast(data: Any, kind: type, whose: str) -> Any:
 
 
 #: How a plan of each version gets the form of the latest.
-FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: apart, 2: dict, 3: dict, 4: dict}
+FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: apart, 2: dict, 3: dict, 4: dict, 5: dict}
 
 
 def built(kind: type[Any], data: Any, what: str) -> Any:
@@ -96,8 +97,9 @@ def value_of(field: Field[Any], value: Any, what: str) -> Any:
     declared = str(field.type)  # annotations are texts here
     if declared in OBJECTS:
         return built(OBJECTS[declared], value, f"{field.name!r} of {what}")
-    if declared == "tuple[SegmentPlan, ...]" and isinstance(value, list):
-        return tuple(built(SegmentPlan, s, f"segment {i}") for i, s in enumerate(value))
+    if declared in LISTS and isinstance(value, list):
+        one, kind = LISTS[declared]
+        return tuple(built(kind, each, f"{one} {i}") for i, each in enumerate(value))
     words, fits = VALUES[declared]
     if not fits(value):
         raise ValueError(f"{field.name!r} of {what} is {words}, not {shown(value)}")
@@ -127,7 +129,17 @@ def listed(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 #: Fields that are objects of their own, by their type.
-OBJECTS: dict[str, type] = {"Grid": Grid, "SegmentForecast": SegmentForecast, "Forecast": Forecast}
+OBJECTS: dict[str, type] = {
+    "Grid": Grid,
+    "SegmentForecast": SegmentForecast,
+    "ChainForecast": ChainForecast,
+    "Forecast": Forecast,
+}
+#: Fields that are lists of such objects, and what one of them is called.
+LISTS: dict[str, tuple[str, type]] = {
+    "tuple[SegmentPlan, ...]": ("segment", SegmentPlan),
+    "tuple[ChainPlan, ...]": ("chain", ChainPlan),
+}
 #: What the value of another field is, in words and as a test, by its type.
 VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "int": ("a whole number", whole),
@@ -138,4 +150,5 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "tuple[int, ...]": ("a list of whole numbers", listed(whole)),
     "tuple[str, ...]": ("a list of texts", listed(lambda value: isinstance(value, str))),
     "tuple[SegmentPlan, ...]": ("a list of segments", lambda value: False),
+    "tuple[ChainPlan, ...]": ("a list of chains", lambda value: False),
 }

@@ -18,7 +18,7 @@ from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
 from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.ops import Barrier
-from lightning_plugin.options import Options
+from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import shelf
 from lightning_plugin.planner.calibrate import local_rates
@@ -78,6 +78,13 @@ class Settings:
     def splitting(self) -> Splitting | None:
         """How the network is split, if it is."""
         return self.options.splitting
+
+    @property
+    def chains(self) -> Chains:
+        """Whether long runs of equal links become chains: for a budget, or for a plan that has some."""
+        if self.given is not None:
+            return "always" if self.given.chains else "never"
+        return self.options.chains if self.options.budget is not None else "never"
 
     def choose(self, recording: Recording) -> Plan:
         if self.given is not None:

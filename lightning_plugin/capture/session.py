@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.capture.buffers import ordinary
+from lightning_plugin.capture.chains import with_chains
 from lightning_plugin.capture.splits import split
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.fakes import MODES, unbound
 from lightning_plugin.graph import Effect, Node, Value, ancestors
 from lightning_plugin.ops import Captured, Source
+from lightning_plugin.options import Chains
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, plain, version
 from lightning_plugin.recording import Bindings, Capture, Image, Recording
 from lightning_plugin.source import TileSource, prefetches
 from lightning_plugin.splitting import Splitting
+
+#: Where no more nodes are recorded, chains are made only if the user says so: the search looks at each operator.
+MANY = 4000
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class ExecutionSettings(Protocol):
 
     @property
     def splitting(self) -> Splitting | None: ...
+    @property
+    def chains(self) -> Chains: ...
     def choose(self, recording: Recording) -> Plan: ...
     def places(self, tensor: Tensor) -> bool: ...
     def begin(self, plan: Plan, recording: Recording) -> Step: ...
@@ -50,7 +57,8 @@ class Session:
     ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
     values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
     axes that count images. ``trained`` are the numbers of window operators that a module in train mode has called, as
-    long as no run has met them; they are split as ``splitting`` says, or else the settings.
+    long as no run has met them; they are split as ``splitting`` says, or else the settings. So does ``chains`` of whether
+    equal links become chains.
     """
 
     execute: Callable[[Session, Value | None, Sequence[Value]], Tensor]
@@ -64,6 +72,7 @@ class Session:
     instances: set[int] = field(default_factory=set)
     trained: set[int] = field(default_factory=set)
     splitting: Splitting | None = None
+    chains: Chains | None = None
     effects: list[Effect] = field(default_factory=list)
     pending: list[Any] = field(default_factory=list)
     tensors: list[weakref.ref[Any]] = field(default_factory=list)
@@ -75,13 +84,21 @@ class Session:
 
     def recorded(self, wanted: Iterable[Value]) -> Recording:
         """What has to run to make the wanted values."""
+        wanted = list(wanted)
         nodes = tuple(ancestors(wanted, self.vectors))
         how = self.splitting or (None if self.settings is None else self.settings.splitting)
         if how is not None:
             space = min(self.instances, default=max(map(len, self.extents), default=0))
             nodes = split(nodes, self.trained, how, space, lambda: sum(self.random_key()))
             self.trained.difference_update(n.serial for n in nodes)
+        elif self.makes_chains(nodes) and with_chains(nodes, wanted):
+            nodes = tuple(ancestors(wanted, self.vectors))
         return Recording(nodes, self.bindings, frozenset(self.vectors))
+
+    def makes_chains(self, nodes: Sequence[Node]) -> bool:
+        """Whether runs of equal links among the nodes become chains."""
+        how = self.chains or ("never" if self.settings is None else self.settings.chains)
+        return how == "always" or (how == "auto" and len(nodes) > MANY)
 
     def forget(self) -> None:
         """Let go of everything that no tensor of the user leads to any more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Spread
+from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.recording import Bindings
 
 
@@ -22,7 +23,8 @@ class Frame:
 
     ``vectors`` are those that were computed, with their autograd history; ``whole`` are maps that lie in ordinary
     tensors. ``stored`` are boundaries, and ``tokens`` what stands for each of them in autograd's graph. ``streams`` has
-    the vectors that are there for a use only.
+    the vectors that are there for a use only. ``chains`` is what the plan says of each chain, by its node's serial
+    number; ``spare`` are vectors that a rehearsal leaves out.
     """
 
     bindings: Bindings
@@ -32,6 +34,8 @@ class Frame:
     stored: dict[Value, Handle] = field(default_factory=dict)
     tokens: dict[Value, Tensor] = field(default_factory=dict)
     streams: Streams | None = None
+    chains: Mapping[int, ChainPlan] = field(default_factory=dict)
+    spare: Set[Value] = frozenset()
 
     def __contains__(self, v: object) -> bool:
         return v in self.vectors or v in self.whole or v in self.stored

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from lightning_plugin.chain import Body, Chain
 from lightning_plugin.errors import PlanError
+from lightning_plugin.execute.chain import TURN, run_chain
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.keep import Uses, keep, whole
@@ -24,23 +27,35 @@ from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.private import tree_leaves
+from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, resolve
+
+#: The segments of links have places from here on, so that no other segment has them.
+IN_CHAINS = 1 << 20
 
 
 def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
     """Run forward, and leave in the frame, of every vector, a tensor whose ``grad_fn`` runs backward as the plan
     says."""
-    ledger = frame.step.ledger
-    gathers = [n for n in nodes if isinstance(n.op, Gather)]
     stages = prepare(plan, nodes, frame.step)
-    frame = replace(frame, streams=streams_of(plan, nodes, stages, frame))
+    below = {nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)}
+    chains = {nodes[chain.node].serial: chain for chain in plan.chains}
+    frame = replace(frame, streams=streams_of(below, plan.fetched_ahead, nodes, stages, frame), chains=chains)
+    run_stages(stages, nodes, frame)
+
+
+def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> None:
+    """Run the segments of a plan that was prepared."""
+    ledger, uses = frame.step.ledger, Uses(nodes)
+    gathers = [n for n in nodes if isinstance(n.op, Gather)]
     try:
         for stage in stages:
             if ledger is not None:
                 ledger.enter((stage.place, "forward"))
-            stage.run(frame)
+            stage.run(frame, uses)
             for node in gathers:
                 if stage.makes(node.inputs[0]):
                     compute(node.outputs[0], frame)
@@ -58,14 +73,15 @@ def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
         frame.forget_maps()
 
 
-def streams_of(plan: Plan, nodes: Sequence[Node], stages: Sequence[Stage], frame: Frame) -> Streams | None:
+def streams_of(
+    below: Container[Value], ahead: bool, nodes: Sequence[Node], stages: Sequence[Stage], frame: Frame
+) -> Streams | None:
     """The streamed tensors of a run: those that the plan puts below the device, and those that live there already."""
     step = frame.step
     captured: dict[Value, Tensor] = {}
-    placed = {*plan.on_host, *plan.on_disk}
-    for place, node in enumerate(nodes):
+    for node in nodes:
         found = frame.bindings.captures.get(node.outputs[0]) if isinstance(node.op, Captured) else None
-        if found is not None and (place in placed or found.tensor in step.homes):
+        if found is not None and (node.outputs[0] in below or found.tensor in step.homes):
             captured[node.outputs[0]] = found.tensor
     if not captured:
         return None
@@ -73,8 +89,8 @@ def streams_of(plan: Plan, nodes: Sequence[Node], stages: Sequence[Stage], frame
         frame.vectors.pop(v, None)
     uses = {use: vectors for stage in stages for use, vectors in stage.uses_of()}
     uses |= {(-1, n.serial): n.inputs for n in nodes if isinstance(n.op, (VectorOp, Barrier))}
-    below = step.homes if step.rehearsal is None else None
-    return Streams(captured, uses, nodes, below, step.ledger, plan.fetched_ahead)
+    homes = step.homes if step.rehearsal is None else None
+    return Streams(captured, uses, nodes, homes, step.ledger, ahead)
 
 
 @dataclass(eq=False)
@@ -84,7 +100,6 @@ class Stage:
     plan: SegmentPlan
     targets: Sequence[Target]
     program: Program | None
-    uses: Uses
     fused: Mapping[int, Node]
     place: int
     courier: Courier
@@ -110,10 +125,10 @@ class Stage:
     def makes(self, value: Value) -> bool:
         return any(value in t.node.outputs for t in self.targets)
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame, uses: Uses) -> None:
         if self.program is None:
             with watched(frame.step.ledger):
-                self.run_kept([t.node for t in self.targets], frame)
+                self.run_kept([t.node for t in self.targets], frame, uses)
         else:
             self.run_tiled(self.program, frame)
 
@@ -133,7 +148,7 @@ class Stage:
         with frame.use((self.place, -1), program.vectors):
             run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
 
-    def run_kept(self, nodes: Sequence[Node], frame: Frame) -> None:
+    def run_kept(self, nodes: Sequence[Node], frame: Frame, uses: Uses) -> None:
         ledger = frame.step.ledger
         guard = Guard(self.plan, nodes, ledger)
         for place, node in enumerate(nodes):
@@ -145,7 +160,7 @@ class Stage:
                 elif partner is None or v.node is not partner:
                     compute(v, frame)
             with frame.use((self.place, node.serial), self.needed(node)):
-                keep(node, frame, self.uses, self.fused)
+                keep(node, frame, uses, self.fused)
             if ledger is not None:
                 self.mark(node, frame, place, ledger, guard)
 
@@ -164,16 +179,15 @@ class Stage:
                 guard.leaves += leaves(frame.made(node.inputs))
 
 
-def prepare(plan: Plan, nodes: Sequence[Node], step: Step) -> list[Stage]:
-    """The segments of a plan, and after which of them each map may go."""
+def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> list[Stage]:
+    """The segments of a plan, whose places count from ``first``, and after which of them each map may go."""
     made: set[int] = set()
     stages = []
-    uses = Uses(nodes)
     courier = Courier(any(s.ahead for s in plan.segments), step.rehearsal, step.folder, step.progress)
-    for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True)):
+    for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True), first):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
-        stages.append(Stage(segment, here, program, uses, fused, place, courier))
+        stages.append(Stage(segment, here, program, fused, place, courier))
         made.update(id(v) for t in here for v in t.node.outputs if v.is_map and (segment.keep or t.stored is not None))
     seen: set[int] = set()
     for stage in reversed(stages):
@@ -196,15 +210,43 @@ def compute(value: Value, frame: Frame) -> None:
             continue
         if isinstance(op, Captured):
             (v,) = node.outputs
-            frame.vectors[v] = as_used(frame.bindings.captures[v].tensor, v.requires_grad)
+            if v not in frame.spare:
+                frame.vectors[v] = as_used(frame.bindings.captures[v].tensor, v.requires_grad)
         elif isinstance(op, Gather):
             gather(node, frame)
+        elif isinstance(op, Chain):
+            run_links(node, op, frame)
         elif isinstance(op, (VectorOp, Barrier)):
             with watched(ledger), frame.use((-1, node.serial), node.inputs):
                 call(node, frame)
                 if ledger is not None:
                     for v in node.outputs:
                         ledger.hook(frame.vector(v), {frame.vector(i).grad_fn for i in node.inputs})
+
+
+def run_links(node: Node, op: Chain, frame: Frame) -> None:
+    """Run a chain: what its plan says of a link is prepared once."""
+    plan = frame.chains.get(node.serial) or whole_chain(node, op)
+    inner, step, ledger = Plan(plan.segments), frame.step, frame.step.ledger
+    known: dict[Body, list[Stage]] = {}
+
+    def run(body: Body, link: Frame) -> None:
+        stages = known.get(body)
+        if stages is None:
+            stages = prepare(inner, body.nodes, step, IN_CHAINS)
+            if body is op.body:
+                known[body] = stages
+        streams = streams_of(link.bindings.captures, False, body.nodes, stages, link)
+        run_stages(stages, body.nodes, replace(link, streams=streams))
+
+    turn = ledger.during((TURN, "forward")) if ledger is not None and ledger.fakes else nullcontext()
+    with turn, watched(ledger if frame.step.rehearsal is not None else None):
+        run_chain(node, frame, plan, run)
+
+
+def whole_chain(node: Node, op: Chain) -> ChainPlan:
+    """A chain of which no plan says anything: all links are kept."""
+    return ChainPlan(0, op.count, 0, op.count, kept_segments(op.body.nodes), op.body.path)
 
 
 def call(node: Node, frame: Frame) -> None:

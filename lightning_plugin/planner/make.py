@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.errors import PlanError
-from lightning_plugin.options import Options, Words
+from lightning_plugin.options import Chains, Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
@@ -65,7 +65,7 @@ def make_plan(
     asked = Options.parse(options)
     if asked.budget is None:
         raise ValueError('a plan is made for a budget, such as budget="2GiB"')
-    with recorded(module, image, dtype, asked.splitting, optimizer) as (network, shape):
+    with recorded(module, image, dtype, asked.splitting, optimizer, asked.chains) as (network, shape):
         policy, device = policy_of(asked.policy, asked.halo), device or accelerator(network)
         plan = choose_plan(network, rates_for(device), asked.budget, lower_tiers(device, asked), policy, asked.calls)
     return dataclasses.replace(plan, shape=shape, approximation=approximation(network.nodes))
@@ -78,6 +78,7 @@ def recorded(
     dtype: torch.dtype,
     splitting: Splitting | None = None,
     optimizer: str | None = None,
+    chains: Chains = "never",
 ) -> Iterator[tuple[Network, tuple[int, ...]]]:
     """What a step of a module on an image runs, split if it is to be, and the image's shape; the recording is gone
     after the block."""
@@ -88,7 +89,7 @@ def recorded(
     else:
         device = next((p.device for p in module.parameters() if not p.is_meta), None)
         lazy = LazyImage(Blank(tuple(image), dtype), device=device)
-    lazy._session.root().splitting = splitting
+    lazy._session.root().splitting, lazy._session.root().chains = splitting, chains
     with unchanged(module):
         try:
             out = module(lazy)

@@ -63,7 +63,7 @@ def sweep(
     be made, so that a progress bar can count them.
     """
     chosen = Options.parse(options)
-    with recorded(module, image, dtype, chosen.splitting, optimizer) as (network, shape):
+    with recorded(module, image, dtype, chosen.splitting, optimizer, chosen.chains) as (network, shape):
         policy = policy_of(chosen.policy, chosen.halo)
         device = device or accelerator(network)
         chooser = Chooser(network, rates_for(device), lower_tiers(device, chosen), policy)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import Gather, ReduceOp, Source, Spread
+from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.program import Program, resolve
 from lightning_plugin.program.scan import shareable
@@ -127,6 +127,15 @@ def by_stage(
         back = fit(backward, axes[when], inner) if backward else forward
         segments.append(SegmentPlan(tuple(groups[when]), forward, back))
     return Plan(tuple(segments))
+
+
+def kept_segments(nodes: Sequence[Node]) -> tuple[SegmentPlan, ...]:
+    """One segment in which all runs whole, as plain PyTorch runs it; none where there is no map."""
+    places = [i for i, n in enumerate(nodes) if isinstance(n.op, (TileOp, ReduceOp))]
+    if not places:
+        return ()
+    grid = Grid((1,) * len(nodes[places[0]].maps[0].space.extent))
+    return (SegmentPlan(tuple(places), grid, grid, keep=True),)
 
 
 def spatial_axes(nodes: Sequence[Node]) -> int | None:

@@ -1,0 +1,315 @@
+"""A chain, run link by link; see [Note: chain] in `chain`.
+
+Forward, the links that are not kept run without grad, and what goes between them is let go, but for what the plan has
+slots for. Each is one function of autograd's, which keeps neither what it reads nor what it makes. Backward comes to
+the last first: what that reads is made again from the nearest slot before it, and on the way the slots that have become
+free are filled anew (`schedule`). Then the link runs once more, with grad, and is pulled back. Whatever the order of
+backward, also where a pass ends early or retains the graph: what a link reads is made from what is there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_plugin.chain import Body, Chain
+from lightning_plugin.execute.again import Inputs
+from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.leaves import as_used, lasting
+from lightning_plugin.execute.step import Step
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.passes import retains_graph
+from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.recording import Bindings, Capture
+from lightning_plugin.schedule import stored
+
+#: Runs the body of a link in a frame, and leaves there what it makes.
+RunBody = Callable[[Body, Frame], None]
+#: Whose turn it is, to the ledger of a rehearsal, while links run.
+TURN = "chain"
+
+
+def rehearsed(op: Chain, plan: ChainPlan) -> list[int]:
+    """The links that a rehearsal runs, of those that run again and of those that are kept: one, after which maps and
+    gradients lie there, and one more."""
+    again = op.count - plan.kept
+    return [*range(min(2, again)), *range(max(again, op.count - 2), op.count)]
+
+
+def spare(node: Node, plan: ChainPlan) -> Iterator[Value]:
+    """The own vectors of the links that a rehearsal leaves out."""
+    op = node.op
+    assert isinstance(op, Chain)
+    run = {v for k in rehearsed(op, plan) for v in op.own(node, k)}
+    return (v for v in node.inputs[len(op.body.entries) :] if v not in run)
+
+
+def run_chain(node: Node, frame: Frame, plan: ChainPlan, run: RunBody) -> None:
+    """Run a chain forward; leaves in the frame what it makes, with the way back behind it."""
+    op = node.op
+    assert isinstance(op, Chain)
+    rehearses = frame.step.rehearsal is not None
+    places = rehearsed(op, plan) if rehearses else range(op.count)
+    again = op.count - plan.kept
+    of = {k: Link.of(op.own(node, k), frame) for k in places}
+    links = Links(op, run, frame.step, of, Slots(0 if rehearses else plan.slots))
+    entries = [frame.vector(v) for v in node.inputs[: len(op.body.entries)]]
+    links.slots.put(0, entries)
+    fill = frozenset(stored(again, links.slots.free))
+    grad = op.trains and torch.is_grad_enabled()
+    held = Held(op, plan, frame.step) if rehearses else None
+    for k in places:
+        if k in fill:
+            links.slots.put(k, entries)
+        if held is not None and k >= again:
+            held.keep(k, entries)
+        made = links.through(k, entries, grad and k < again)
+        entries = made[: len(op.body.exits)]
+        frame.vectors.update(zip(op.results(node, k), made[len(entries) :], strict=True))
+    frame.vectors.update(zip(node.outputs, entries, strict=False))
+    if held is not None:
+        links.held = held
+        held.rest(entries)
+        for k in set(range(op.count)).difference(places):
+            frame.vectors.update(zip(op.results(node, k), held.results, strict=True))
+    if not grad or not again:
+        links.slots.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """A link's own vectors, requiring grad as they did, and which of them are streamed."""
+
+    tensors: Sequence[Tensor]
+    streamed: Sequence[bool]
+
+    @staticmethod
+    def of(values: Sequence[Value], frame: Frame) -> Link:
+        streams = frame.streams.captured if frame.streams is not None else {}
+        return Link(
+            [as_used(streams[v], v.requires_grad) if v in streams else frame.vector(v) for v in values],
+            [v in streams for v in values],
+        )
+
+
+@dataclass(eq=False)
+class Slots:
+    """The entries that are stored, by the number of the link that reads them. Those of the first always are; beside
+    them there is room for so many."""
+
+    room: int
+    stored: dict[int, Inputs] = field(default_factory=dict)
+    places: list[int] = field(default_factory=list)
+
+    @property
+    def free(self) -> int:
+        return self.room - len(self.places) + (0 in self.stored)
+
+    def put(self, k: int, entries: Sequence[Tensor]) -> None:
+        if k not in self.stored:
+            insort(self.places, k)
+        self.stored[k] = Inputs.of([t.detach() for t in entries], None)
+
+    def nearest(self, k: int) -> int:
+        """The last link, no later than this one, whose entries are stored."""
+        return self.places[bisect_right(self.places, k) - 1]
+
+    def get(self, k: int) -> list[Tensor]:
+        return self.stored[k].tensors()
+
+    def drop(self, k: int) -> None:
+        if self.stored.pop(k, None) is not None:
+            self.places.remove(k)
+
+    def clear(self) -> None:
+        self.stored.clear()
+        self.places.clear()
+
+
+@dataclass(eq=False)
+class Links:
+    """The links of a chain in one run. It leads to nothing that the run has made but what its slots hold, since
+    autograd's graph leads to it."""
+
+    op: Chain
+    run: RunBody
+    step: Step
+    of: Mapping[int, Link]
+    slots: Slots
+    #: What links have needed at the most, of each direction.
+    needs: dict[str, int] = field(default_factory=dict)
+    held: Held | None = None
+
+    def through(self, k: int, entries: Sequence[Tensor], again: bool) -> list[Tensor]:
+        """What a link makes, with its way back; ``again``: it will run again, and nothing of it is held till then."""
+        if not again:
+            keeps = self.op.trains and torch.is_grad_enabled()
+            with self.counted("kept" if keeps else "forward") as step:
+                made = self.made(k, entries, self.of[k].tensors, step)
+            self.see(made)
+            return made
+        results = LinkFunction.apply(self, k, *entries, *self.of[k].tensors)
+        ledger = self.step.ledger
+        function = next((t.grad_fn for t in results if t.grad_fn is not None), None)
+        if ledger is not None and function is not None:
+            ledger.hook_function(function)
+        return list(results)
+
+    def forward(self, k: int, entries: Sequence[Tensor]) -> list[Tensor]:
+        """What a link makes, without a way back."""
+        own = [t.detach() if not streamed else t for t, streamed in self.streamable(k)]
+        with torch.no_grad(), self.counted("forward") as step:
+            made = self.made(k, [t.detach() for t in entries], own, step)
+        self.see(made)
+        return made
+
+    def entries(self, k: int) -> list[Tensor]:
+        """What a link reads, made again where it is not stored."""
+        at = self.slots.nearest(k)
+        entries = self.slots.get(at)
+        fill = {at + i for i in stored(k - at + 1, self.slots.free)}
+        for j in range(at, k):
+            if j in fill:
+                self.slots.put(j, entries)
+            entries = self.forward(j, entries)[: len(self.op.body.exits)]
+        return entries
+
+    def pulled(self, k: int, grads: Sequence[Tensor | None], own: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradients of what a link reads."""
+        body = self.op.body
+        entries = [
+            t.detach().requires_grad_(v.requires_grad) for t, v in zip(self.entries(k), body.entries, strict=True)
+        ]
+        own = [
+            t if streamed or not v.requires_grad else t.detach().requires_grad_()
+            for v, t, streamed in zip(body.own, own, self.of[k].streamed, strict=True)
+        ]
+        with torch.enable_grad(), self.counted("backward") as step:
+            made = self.made(k, entries, own, step)
+            live = [(t, g) for t, g in zip(made, grads, strict=True) if g is not None and t.requires_grad]
+            del made
+            given = [*entries, *own]
+            wanted = [t for t in given if t.requires_grad]
+            found = self.gradients(live, wanted)
+        self.see(t for t in found if t is not None)
+        rest = iter(found)
+        return [next(rest) if t.requires_grad else None for t in given]
+
+    def gradients(self, live: list[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        if not live or not wanted:
+            return [None for _ in wanted]
+        results, grads = [t for t, _ in live], [g for _, g in live]
+        return torch.autograd.grad(results, wanted, grads, allow_unused=True)
+
+    def made(self, k: int, entries: Sequence[Tensor], own: Sequence[Tensor], step: Step) -> list[Tensor]:
+        """Run a link's body on these tensors."""
+        body = self.op.link(k)
+        vectors, captures = dict(zip(body.entries, entries, strict=True)), {}
+        for v, t, streamed in zip(body.own, own, self.of[k].streamed, strict=True):
+            if streamed:
+                captures[v] = Capture(t, None)
+            else:
+                vectors[v] = t
+        frame = Frame(Bindings({}, captures), vectors, step)
+        self.run(body, frame)
+        return [lasting(frame.vector(v)) for v in body.made]
+
+    def streamable(self, k: int) -> Iterator[tuple[Tensor, bool]]:
+        return zip(self.of[k].tensors, self.of[k].streamed, strict=True)
+
+    # What the ledger knows
+
+    @contextmanager
+    def counted(self, what: str) -> Iterator[Step]:
+        """A block that runs a link: the step as it is to know it. The ledger watches the first of each direction; the
+        others need as much. What is kept is watched always."""
+        ledger = self.step.ledger
+        if ledger is None or ledger.fakes or ledger.thorough or what == "kept":
+            with self.turn("backward" if what == "backward" else "forward"):
+                yield self.step
+        elif what in self.needs:
+            ledger.expect(self.needs[what])
+            yield replace(self.step, ledger=None)
+        else:
+            with ledger.measured() as most:
+                yield self.step
+            self.needs[what] = most.size
+
+    def turn(self, what: str) -> AbstractContextManager[None]:
+        ledger = self.step.ledger
+        return nullcontext() if ledger is None or not ledger.fakes else ledger.during((TURN, what))
+
+    def see(self, made: Iterator[Tensor] | Sequence[Tensor]) -> None:
+        if self.step.ledger is not None:
+            for t in made:
+                self.step.ledger.see(t)
+
+
+class LinkFunction(torch.autograd.Function):
+    """A link that runs again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, links: Links, k: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.links, ctx.k = links, k
+        first = len(links.op.body.entries)
+        made = links.forward(k, inputs[:first])
+        ctx.save_for_backward(*inputs[first:])
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for t, v in zip(made, links.op.body.made, strict=True) if not v.requires_grad))
+        return tuple(made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        links, k = ctx.links, ctx.k
+        found = links.pulled(k, grads, ctx.saved_tensors)
+        if not retains_graph():
+            links.slots.drop(k)
+            if links.held is not None and not k:
+                links.held.stored = None
+        return None, None, *found
+
+
+class Held:
+    """In a rehearsal, what the links hold that it leaves out: memory of their size, until backward has come by."""
+
+    def __init__(self, op: Chain, plan: ChainPlan, step: Step) -> None:
+        self.op, self.plan = op, plan
+        ledger = step.ledger
+        assert ledger is not None
+        self.ledger = ledger
+        self.live: list[int] = []
+        again = op.count - plan.kept
+        self.stored = self.room(min(plan.slots, max(0, again - 1)) * op.body.entry_bytes)
+        self.kept: Tensor | None = None
+        self.results = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in op.body.results]
+        run = len(rehearsed(op, plan))
+        self.more = self.room((op.count - run) * sum(v.bytes for v in op.body.results))
+
+    def room(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.op.body.made[0].device)
+
+    def keep(self, k: int, entries: Sequence[Tensor]) -> None:
+        """A link begins that is kept."""
+        if not self.live:
+            for t in entries:
+                if t.requires_grad:
+                    t.register_hook(self.pulled_back)
+        self.live.append(self.ledger.live)
+
+    def rest(self, entries: Sequence[Tensor]) -> None:
+        """All links have run that do: those that are kept besides hold as much as the last of them."""
+        if self.live and self.plan.kept > len(self.live):
+            each = self.ledger.live - self.live[-1]
+            self.kept = self.room((self.plan.kept - len(self.live)) * each)
+
+    def pulled_back(self, gradient: Tensor) -> None:
+        """Backward has gone through all links that are kept."""
+        self.kept = None
