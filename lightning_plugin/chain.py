@@ -53,8 +53,9 @@ class Body:
 @dataclass(frozen=True)
 class Chain(Op):
     """So many equal links. The inputs of its node are the first link's entries and the own vectors of each link; its
-    outputs the last link's exits and the results of each. ``look`` is equal for chains that compute the same; ``varying``
-    are operators that are not the same in all links (they hold a key of random numbers), by their place in the body."""
+    outputs the last link's exits and the results of each. ``look`` is equal for chains that compute the same.
+    ``varying`` are operators that are not the same in all links, since they hold a key of random numbers, by their
+    place in the body."""
 
     kind: ClassVar[str] = "chain"
     look: Hashable

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.chain import chains
 from lightning_plugin.errors import BudgetError, PlanError
 from lightning_plugin.execute.homes import Homes, move
 from lightning_plugin.execute.step import Step
@@ -22,7 +23,7 @@ from lightning_plugin.options import Chains, Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import shelf
 from lightning_plugin.planner.calibrate import local_rates
-from lightning_plugin.planner.choose import choose_recipe, exact_bytes, usable
+from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_bytes, usable
 from lightning_plugin.planner.describe import signature, structure
 from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
@@ -160,8 +161,8 @@ class Settings:
         described = repr((self.rates, lower, policy))
         network = Network(recording, self.accumulates, self.owed, self.tiers_of(recording))
         shape = tuple(images[0].source.shape) if images else ()
-        if drawn(recording.nodes):
-            plan = choose_recipe(network, self.rates, budget, lower, policy, calls).plan
+        if drawn(recording.nodes) or any(chains(recording.nodes)):
+            plan = choose_plan(network, self.rates, budget, lower, policy, calls)
             return marked(replace(plan, shape=shape), recording)
         weights = [(t.shape, t.dtype) for t in tensors_of(recording) if isinstance(t, nn.Parameter)]
         about = shelf.key_of(

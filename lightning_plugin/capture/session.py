@@ -57,8 +57,8 @@ class Session:
     ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
     values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
     axes that count images. ``trained`` are the numbers of window operators that a module in train mode has called, as
-    long as no run has met them; they are split as ``splitting`` says, or else the settings. So does ``chains`` of whether
-    equal links become chains.
+    long as no run has met them; they are split as ``splitting`` says, or else the settings. Whether
+    equal links become chains is said by ``chains`` in the same way.
     """
 
     execute: Callable[[Session, Value | None, Sequence[Value]], Tensor]

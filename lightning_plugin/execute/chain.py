@@ -10,7 +10,7 @@ backward, also where a pass ends early or retains the graph: what a link reads i
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,12 +43,18 @@ def rehearsed(op: Chain, plan: ChainPlan) -> list[int]:
     return [*range(min(2, again)), *range(max(again, op.count - 2), op.count)]
 
 
-def spare(node: Node, plan: ChainPlan) -> Iterator[Value]:
+def met(node: Node, plan: ChainPlan) -> set[Value]:
+    """The own vectors of the links that a rehearsal runs."""
+    op = node.op
+    assert isinstance(op, Chain)
+    return {v for k in rehearsed(op, plan) for v in op.own(node, k)}
+
+
+def spare(node: Node, plan: ChainPlan) -> set[Value]:
     """The own vectors of the links that a rehearsal leaves out."""
     op = node.op
     assert isinstance(op, Chain)
-    run = {v for k in rehearsed(op, plan) for v in op.own(node, k)}
-    return (v for v in node.inputs[len(op.body.entries) :] if v not in run)
+    return set(node.inputs[len(op.body.entries) :]) - met(node, plan)
 
 
 def run_chain(node: Node, frame: Frame, plan: ChainPlan, run: RunBody) -> None:
@@ -183,10 +189,13 @@ class Links:
 
     def pulled(self, k: int, grads: Sequence[Tensor | None], own: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients of what a link reads."""
+        self.see(g for g in grads if g is not None)
         body = self.op.body
-        entries = [
-            t.detach().requires_grad_(v.requires_grad) for t, v in zip(self.entries(k), body.entries, strict=True)
-        ]
+        with torch.enable_grad():  # no leaves: what is added up for a leaf the ledger takes for the user's
+            entries = [
+                t.detach().requires_grad_().view_as(t) if v.requires_grad else t
+                for t, v in zip(self.entries(k), body.entries, strict=True)
+            ]
         own = [
             t if streamed or not v.requires_grad else t.detach().requires_grad_()
             for v, t, streamed in zip(body.own, own, self.of[k].streamed, strict=True)
@@ -246,7 +255,7 @@ class Links:
         ledger = self.step.ledger
         return nullcontext() if ledger is None or not ledger.fakes else ledger.during((TURN, what))
 
-    def see(self, made: Iterator[Tensor] | Sequence[Tensor]) -> None:
+    def see(self, made: Iterable[Tensor]) -> None:
         if self.step.ledger is not None:
             for t in made:
                 self.step.ledger.see(t)

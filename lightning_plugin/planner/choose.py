@@ -13,11 +13,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Forecasts, Plan
 from lightning_plugin.planner.account import account
+from lightning_plugin.planner.chains import Chains, Way, seconds
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.parameters import Copies, Placed, placements
@@ -34,6 +36,8 @@ SPARE = 0.01
 RESERVE = 1024
 #: No more than this part is left to the workspaces of the device's libraries.
 WORKSPACE_SHARE = 0.125
+#: More than any network needs.
+PLENTY = 1 << 62
 #: How often the search is asked again.
 ROUNDS = 8
 #: How often, where only the smallest budget is sought.
@@ -57,6 +61,18 @@ class Chooser:
 
     def __post_init__(self) -> None:
         self.search = Search(self.network, self.rates, self.lower, self.policy)
+        self.chains = Chains(self.network, self.ways)
+
+    def ways(self, network: Network, body: Body) -> list[Way]:
+        """The ways to run a link of a chain: whole, in about as much as half of that takes, and in as little as can be.
+        Its parameters live where they do."""
+        inner = Chooser(network, self.rates, dataclasses.replace(self.lower, parameters=()), self.policy)
+        inner.search.place(inner.placements[-1])
+        whole = inner.search.whole(PLENTY)
+        found = [inner.true(whole)] if whole is not None else []
+        for peak in {found[0].peak_bytes // 2} if found else ():
+            found += [plan for plan in [inner.try_rounds(peak, FEW)] if plan is not None]
+        return [Way.of(plan, network, body) for plan in (*found, inner.frugal)]
 
     def choose(self, budget: int) -> Plan:
         """The fastest plan within the budget, or an error that says what would be enough."""
@@ -169,8 +185,8 @@ class Chooser:
             if found is None:
                 aim = int(1.1 * aim)
                 continue
-            hoped = min(hoped, found.seconds)
-            plan = self.true(found)
+            plan = self.with_chains(found, limit)
+            hoped = min(hoped, found.seconds + seconds(plan.chains))
             if plan.peak_bytes > limit:
                 # Lessons change what the search finds; where they do not help, it has to aim lower.
                 if turn > 1 or plan in seen:
@@ -184,6 +200,27 @@ class Chooser:
             seen.add(plan)
         return best
 
+    def with_chains(self, plan: Plan, limit: int | None = None) -> Plan:
+        """A rehearsed plan, of which the chains have what the limit leaves to them; as little as can be where they have
+        none."""
+        if not self.chains:
+            return self.true(plan)
+        tiers = self.search.copies.tiers
+        room = 0 if limit is None else limit - self.search.fixed
+        for _ in range(ROUNDS):
+            found = self.chains.within(room, tiers) if limit is not None else None
+            chains = found if found is not None else self.chains.least(tiers)
+            forecast = dataclasses.replace(
+                plan.forecast,
+                seconds=plan.seconds + seconds(chains),
+                plain_bytes=plan.plain_bytes + self.chains.plain_bytes,
+            )
+            best = self.true(dataclasses.replace(plan, chains=chains, forecast=forecast))
+            if found is None or limit is None or best.peak_bytes <= limit:
+                break
+            room -= best.peak_bytes - limit
+        return best
+
     def true(self, plan: Plan) -> Plan:
         """A plan with the figures of its rehearsal in place of the model's.
 
@@ -195,7 +232,7 @@ class Chooser:
             if decisions(plan) not in self.notes:
                 self.notes[decisions(plan)] = noted(plan, self.network)
             found = account(self.notes[decisions(plan)])
-            self.search.learn(plan, found.forward, found.backward)
+            self.search.learn(dataclasses.replace(plan, chains=()), found.forward, found.backward)
             segments = tuple(
                 dataclasses.replace(s, forecast=with_account(s.forecast, i, found)) for i, s in enumerate(plan.segments)
             )
@@ -233,7 +270,7 @@ class Chooser:
                 high = middle
         found = self.search.run(high)
         assert found is not None
-        return self.true(found)
+        return self.with_chains(found)
 
     def parts(self) -> str:
         """What parameters take, in words."""
@@ -258,7 +295,7 @@ class Chooser:
 
 def decisions(plan: Plan) -> Hashable:
     """What a rehearsal of a plan depends on."""
-    return plan.segments, plan.on_host, plan.on_disk, plan.fetched_ahead
+    return plan.segments, plan.on_host, plan.on_disk, plan.fetched_ahead, plan.chains
 
 
 def usable(budget: int) -> int:
@@ -273,12 +310,15 @@ def budget_for(peak: int) -> int:
 
 def nothing_to_gain(plan: Plan) -> bool:
     """Whether a plan is what plain PyTorch does."""
-    return all(s.keep for s in plan.segments)
+    return all(s.keep for s in plan.segments) and all(c.kept == c.count for c in plan.chains)
 
 
 def worst(plan: Plan) -> str:
     """The segment at whose turn a plan's peak comes."""
-    return max(plan.segments, key=lambda s: max(s.forecast.forward_bytes, s.forecast.backward_bytes)).path
+    peaks = {s.path: max(s.forecast.forward_bytes, s.forecast.backward_bytes) for s in plan.segments}
+    if plan.chains and max(peaks.values(), default=0) < plan.peak_bytes:
+        return max(plan.chains, key=lambda chain: chain.forecast.link_bytes).path
+    return max(peaks, key=lambda path: peaks[path])
 
 
 def exact_bytes(count: int) -> str:

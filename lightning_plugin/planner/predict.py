@@ -21,7 +21,7 @@ def predict(plan: Plan, network: Network, rates: Rates) -> float:
     coster = Coster(network, rates)
     made: dict[int, float] = {}
     dropped: list[Dropped] = []
-    total = 0.0
+    total = sum(chain.forecast.seconds for chain in plan.chains)
     for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
         total += seconds(coster, segment, targets, made, dropped)
         for v in (v for t in targets for v in t.node.outputs if v.is_map):

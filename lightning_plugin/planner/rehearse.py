@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.execute.chain import met, spare
 from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.pool import Lender
@@ -103,8 +104,7 @@ def rehearse(plan: Plan, network: Network) -> Account:
 def noted(plan: Plan, network: Network) -> list[Note]:
     """Run a plan on fake tensors, and give what its ledger notes."""
     network.profiles  # noqa: B018  found before the ledger looks on
-    images = network.recording.images
-    ledger = Ledger(images[0].device if images else None, fakes=True)
+    ledger = Ledger(device_of(network), fakes=True)
 
     def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
         return representative(program, grid, effort(network), ahead)
@@ -130,6 +130,13 @@ def noted(plan: Plan, network: Network) -> list[Note]:
             notes, ledger.notes = ledger.notes, None
         del given
     return notes
+
+
+def device_of(network: Network) -> torch.device | None:
+    """The device that a network runs on: its image's, or that of what it makes first."""
+    images = network.recording.images
+    made = (v.device for n in network.nodes for v in n.outputs)
+    return images[0].device if images else next(made, None)
 
 
 def left(nodes: Sequence[Node], frame: Frame) -> list[Tensor]:
@@ -160,11 +167,14 @@ def scenery(plan: Plan, network: Network, step: Step) -> Frame:
     known: dict[Value, Tensor] = {}
     captures: dict[Value, Capture] = {}
     below = {network.nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)}
-    for v in below:
+    left_out = without_links(plan, network)
+    for v in below - left_out:
         captures[v] = Capture(away(v, ledger), None)
     ledger.live += sum(network.owes(v) for v in network.captured if v not in below)
+    for v in left_out - below:
+        ledger.live += v.bytes * (2 if v.requires_grad else 1)
     for v in dict.fromkeys(v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
-        if v not in below and (v in recording.known or v in recording.bindings.captures):
+        if v not in below and v not in left_out and (v in recording.known or v in recording.bindings.captures):
             known[v] = leaf(v)
             ledger.see(known[v])
             if v not in recording.known and network.has_gradient(v):
@@ -175,7 +185,18 @@ def scenery(plan: Plan, network: Network, step: Step) -> Frame:
     for v in (v for n in recording.nodes for v in (*n.inputs, *n.outputs)):
         if v in recording.bindings.images and v not in images:
             images[v] = blank(v, recording.bindings.images[v], ledger)
-    return Frame(Bindings(images, captures), known, step)
+    return Frame(Bindings(images, captures), known, step, spare=left_out)
+
+
+def without_links(plan: Plan, network: Network) -> set[Value]:
+    """The vectors that only links read which a rehearsal leaves out. They are counted, with their gradients."""
+    found: set[Value] = set()
+    places = {chain.node for chain in plan.chains}
+    used = {v for i, n in enumerate(network.nodes) if i not in places for v in n.inputs}
+    for chain in plan.chains:
+        found |= spare(network.nodes[chain.node], chain)
+        used |= met(network.nodes[chain.node], chain)
+    return (found - used) & network.recording.bindings.captures.keys()
 
 
 def blank(v: Value, image: Image, ledger: Ledger) -> Image:

@@ -1,0 +1,172 @@
+"""How a chain runs: in which segments a link, with how many slots, and how many links are kept.
+
+A link is planned as a network of its own, whose image is what the link before hands on: run whole where that fits,
+else in tiles. What is left of the room is for slots and for links that are kept; of these, and of the ways to run a
+link, the fastest are taken. How long a chain is makes no difference to how long this takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from lightning_plugin.chain import Body, Chain, chains
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.plan_forecast import ChainForecast
+from lightning_plugin.planner.network import Network
+from lightning_plugin.recording import Bindings, Capture, Recording
+from lightning_plugin.schedule import forwards, runs
+
+#: A chain has so many slots at the least that no link runs forward more often than this.
+MOST_RUNS = 16
+#: Links are kept in so many steps, from none to all.
+STEPS = 16
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a link: what it needs while it is pulled back, beyond its own vectors and what is stored of others;
+    what it holds if it is kept, where it can be; and its seconds, of forward and of both directions."""
+
+    segments: tuple[SegmentPlan, ...]
+    needs: int
+    kept: int | None
+    forward: float
+    seconds: float
+
+    @staticmethod
+    def of(plan: Plan, network: Network, body: Body) -> Way:
+        """What a plan of a link comes to that was rehearsed. Forward is a third of it, as far as anybody knows."""
+        resident = sum(v.bytes for v in body.own if network.tier_of(v) is None)
+        whole = all(s.keep for s in plan.segments)
+        forward = plan.seconds / 3 if network.trains else plan.seconds
+        needs = max(0, plan.peak_bytes - resident)
+        return Way(plan.segments, needs, plan.forecast.held_bytes if whole else None, forward, plan.seconds)
+
+
+#: Finds the ways to run a link.
+Ways = Callable[[Network, Body], list[Way]]
+
+
+@dataclass(eq=False)
+class Chains:
+    """The chains of a network; ``find`` is asked once for each body, with what of its own lives below the device."""
+
+    network: Network
+    find: Ways
+    known: dict[Hashable, list[Way]] = field(default_factory=dict)
+
+    @cached_property
+    def all(self) -> list[tuple[int, Node, Chain]]:
+        return list(chains(self.network.nodes))
+
+    def __bool__(self) -> bool:
+        return bool(self.all)
+
+    def within(self, room: int, tiers: Mapping[Value, str]) -> tuple[ChainPlan, ...] | None:
+        """The fastest way to run all chains where they have so much room beside their parameters; None where they have
+        too little. Chains share what is stored in proportion to what they would store at most."""
+        wanted = [op.count * op.body.entry_bytes for _, _, op in self.all]
+        best: tuple[ChainPlan, ...] | None = None
+        for needs in self.needs(tiers):
+            left = room - needs
+            shares = [left * size // max(1, sum(wanted)) for size in wanted]
+            found = [
+                fastest(place, op, [w for w in self.ways(place, node, op, tiers) if w.needs <= needs], share)
+                for (place, node, op), share in zip(self.all, shares, strict=True)
+            ]
+            plans = tuple(plan for plan in found if plan is not None)
+            if len(plans) == len(found) and (best is None or seconds(plans) < seconds(best)):
+                best = plans
+        return best
+
+    def least(self, tiers: Mapping[Value, str]) -> tuple[ChainPlan, ...]:
+        """The chains run with the least memory."""
+        found = []
+        for place, node, op in self.all:
+            way = min(self.ways(place, node, op, tiers), key=lambda way: way.needs)
+            found.append(planned(place, op, way, fewest(op.count), 0))
+        return tuple(found)
+
+    def needs(self, tiers: Mapping[Value, str]) -> list[int]:
+        """What links may need, from the least with which all chains can run."""
+        ways = [[way.needs for way in self.ways(place, node, op, tiers)] for place, node, op in self.all]
+        least = max(map(min, ways))
+        return sorted({max(least, needs) for each in ways for needs in each})
+
+    def ways(self, place: int, node: Node, op: Chain, tiers: Mapping[Value, str]) -> list[Way]:
+        """The ways to run a link. Where some links' vector lives below, it is planned for as if all did."""
+        below: dict[int, str] = {}
+        for k in range(op.count) if tiers else ():
+            below |= {i: tiers[v] for i, v in enumerate(op.own(node, k)) if v in tiers}
+        key = place, tuple(sorted(below.items()))
+        if key not in self.known:
+            self.known[key] = self.find(network_of(op.body, below), op.body)
+        return self.known[key]
+
+    @property
+    def plain_bytes(self) -> int:
+        """What plain PyTorch would hold of them for backward."""
+        return sum(op.count * network_of(op.body, {}).plain_bytes for _, _, op in self.all)
+
+
+def network_of(body: Body, below: Mapping[int, str]) -> Network:
+    """A link as a network of its own; ``below`` are the tiers of its own vectors that live below the device."""
+    tensors = {
+        v: torch.empty(v.shape, dtype=v.dtype, device="meta", requires_grad=v.requires_grad)
+        for v in (*body.entries, *body.own)
+    }
+    bindings = Bindings({}, {v: Capture(t, None) for v, t in tensors.items()})
+    recording = Recording(body.nodes, bindings)
+    return Network(recording, below={id(tensors[body.own[i]]): tier for i, tier in below.items()})
+
+
+def seconds(plans: Sequence[ChainPlan]) -> float:
+    return sum(plan.forecast.seconds for plan in plans)
+
+
+def fewest(count: int) -> int:
+    """The slots with which no link runs forward too often."""
+    free = 0
+    while runs(count, free) > MOST_RUNS:
+        free += 1
+    return free
+
+
+def fastest(place: int, op: Chain, ways: Sequence[Way], room: int) -> ChainPlan | None:
+    """The fastest plan of a chain that stores no more than fits the room."""
+    best: ChainPlan | None = None
+    for way in ways:
+        for kept in numbers_kept(op.count, way, room):
+            again = op.count - kept
+            left = (room - kept * (way.kept or 0)) // max(1, op.body.entry_bytes)
+            slots = min(left, max(0, again - 1))
+            if slots < fewest(again):
+                continue
+            found = planned(place, op, way, slots, kept)
+            if best is None or found.forecast.seconds < best.forecast.seconds:
+                best = found
+    return best
+
+
+def numbers_kept(count: int, way: Way, room: int) -> Iterator[int]:
+    """How many links may be kept: from none to as many as there is room for."""
+    yield 0
+    if way.kept is None or not any(s.keep for s in way.segments):
+        return
+    most = min(count, max(0, room) // max(1, way.kept))
+    yield from sorted({math.ceil(i * most / STEPS) for i in range(1, STEPS + 1)} - {0})
+
+
+def planned(place: int, op: Chain, way: Way, slots: int, kept: int) -> ChainPlan:
+    again = op.count - kept
+    once = again + forwards(again, slots) if op.trains else 0  # before it is pulled back
+    total = op.count * way.seconds + once * way.forward
+    forecast = ChainForecast(op.body.entry_bytes, way.needs, way.kept or 0, once, total)
+    return ChainPlan(place, op.count, slots, kept, way.segments, op.body.path, forecast)
