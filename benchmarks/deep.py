@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -119,10 +120,12 @@ def alone(layers: int, plain: bool) -> dict[str, Any]:
 
 
 def step(options: argparse.Namespace) -> None:
+    # Maps go back to the system one by one: of small ones, the C library's heap would keep the holes between gradients.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(MAP), "MALLOC_TRIM_THRESHOLD_": "0"}
     for layers in options.layers:
         words = [sys.executable, "-m", "benchmarks.deep", "alone", "--layers", str(layers)]
         words += ["--plain-up-to", str(options.plain_up_to)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             raise SystemExit(f"{layers} layers: {done.stderr[-4000:]}")
         row = json.loads(done.stdout.splitlines()[-1])

@@ -34,16 +34,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import (
-    DEVICE_OF,
-    FakeTensor,
-    TorchDispatchMode,
-    dispatch_mode,
-    schema,
-    storage_key,
-    tree_leaves,
-)
+from lightning_plugin.private import DEVICE_OF, FakeTensor, TorchDispatchMode, dispatch_mode, schema, storage_key
 from lightning_plugin.sums import Sums
+from lightning_plugin.trees import tree_leaves
 
 
 class Note(NamedTuple):

@@ -12,8 +12,8 @@ from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialize
 from lightning_plugin.execute.build import Initialize, build
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
-from lightning_plugin.private import tree_map
 from lightning_plugin.settings import Settings
+from lightning_plugin.trees import tree_map
 
 
 class TiledModule(nn.Module):

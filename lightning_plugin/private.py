@@ -30,7 +30,7 @@ from torch.nn.modules.dropout import _DropoutNd as DropoutBase
 from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchModeBase
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "FakeTensorMode",
     "InstanceNormBase",
     "WeakTensorKeyDictionary",
-    "tree_flatten",
     "tree_leaves",
     "tree_map",
     "without_modes",
@@ -51,6 +50,14 @@ NEEDS_DATA = (DynamicOutputShapeException, DataDependentOutputException)
 
 #: A block in which tensors answer as they are, whatever their class makes of a call.
 plain = torch._C.DisableTorchFunctionSubclass
+
+
+# Trees
+
+
+def never_a_node(kind: type) -> bool:
+    """Whether things of a type are leaves of trees, wherever they are. (Named tuples are nodes, and not registered.)"""
+    return kind not in SUPPORTED_NODES and not issubclass(kind, tuple)
 
 
 # Tensors

@@ -25,13 +25,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("capture",),  # records what a user's code does
     ("execute",),  # runs a plan
     ("program",),  # a segment, made ready to be run or planned
-    ("plan", "recording", "rules"),  # decisions; what is to be run; operators
+    ("plan", "recording", "rules", "chain"),  # decisions; what is to be run; operators
     ("graph", "picture"),
     ("ops", "dropped", "plan_table", "plan_json"),
     ("layout", "source", "plan_fields", "options"),
     ("splitting",),  # what a user says of splits
-    ("boxes", "errors", "fakes", "ledger", "plan_forecast", "progress", "units"),
+    ("boxes", "errors", "fakes", "ledger", "plan_forecast", "progress", "schedule", "units"),
     ("sums", "dispatch"),
+    ("trees",),  # what is inside lists and dictionaries
     ("passes",),  # what autograd says of the pass under way
     ("private",),  # what is private of PyTorch
 )

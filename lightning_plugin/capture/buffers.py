@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lightning_plugin.private import tree_leaves
+from lightning_plugin.trees import tree_leaves
 
 
 class Writer(Protocol):

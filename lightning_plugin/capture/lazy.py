@@ -24,9 +24,10 @@ from lightning_plugin.capture.session import Session, bind, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
-from lightning_plugin.private import NEEDS_DATA, collate_first, parse_to, plain, tree_flatten, tree_map, without_storage
+from lightning_plugin.private import NEEDS_DATA, collate_first, parse_to, plain, without_storage
 from lightning_plugin.rules.replaced import replaced
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
+from lightning_plugin.trees import tree_leaves, tree_map
 
 
 class LazyTensor(Tensor):
@@ -232,7 +233,7 @@ def write_attribute(func: Callable[..., Any], self: LazyTensor, value: Any) -> N
 
 
 def lazies(tree: Any) -> list[LazyTensor]:
-    return [a for a in tree_flatten(tree)[0] if isinstance(a, LazyTensor)]
+    return [a for a in tree_leaves(tree) if isinstance(a, LazyTensor)]
 
 
 def session_of(tensors: Iterable[LazyTensor]) -> Session:

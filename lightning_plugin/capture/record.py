@@ -31,19 +31,11 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp
-from lightning_plugin.private import (
-    FakeTensor,
-    TorchDispatchMode,
-    operator_name,
-    schema,
-    storage_key,
-    tree_flatten,
-    tree_leaves,
-    tree_map,
-)
+from lightning_plugin.private import FakeTensor, TorchDispatchMode, operator_name, schema, storage_key
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import alternatives
+from lightning_plugin.trees import tree_leaves, tree_map
 
 
 class Unsettled(Exception):
@@ -142,7 +134,7 @@ class Recorder:
 
     def template(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Value, ...], tuple[Any, ...], tuple]:
         """The values in a call's arguments (maps first) and the arguments with slots in their place."""
-        flat, _ = tree_flatten((args, kwargs), is_leaf=lambda a: isinstance(a, Value))
+        flat = tree_leaves((args, kwargs), is_leaf=lambda a: isinstance(a, Value))
         values = list(dict.fromkeys(a for a in flat if isinstance(a, Value)))
         values.sort(key=lambda v: not v.is_map)
         place = {id(v): Slot(i) for i, v in enumerate(values)}
@@ -189,7 +181,7 @@ class Recorder:
         self, func: Callable[..., Any], args: Any, kwargs: Any, fakes: Sequence[Tensor], reason: str, rebind: bool
     ) -> tuple[Value, ...]:
         """Run the function whole; outputs shaped like one of its maps are maps again."""
-        flat, _ = tree_flatten((args, kwargs), is_leaf=is_value)
+        flat = tree_leaves((args, kwargs), is_leaf=is_value)
         layouts = [v.space for v in flat if isinstance(v, Value) and v.is_map]
         args, kwargs = tree_map(lambda a: self.gather(a) if is_value(a) else a, (args, kwargs), is_leaf=is_value)
         values, new_args, new_kwargs = self.template(args, kwargs)
@@ -219,7 +211,7 @@ class Seen:
 
     @property
     def outs(self) -> list[Tensor]:
-        return [o for o in tree_flatten(self.out)[0] if isinstance(o, Tensor)]
+        return [o for o in tree_leaves(self.out) if isinstance(o, Tensor)]
 
 
 class Watch(TorchDispatchMode):
@@ -253,14 +245,14 @@ def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[s
 
 def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """`record`, unless a rule finds something unsettled."""
-    flat, _ = tree_flatten((args, kwargs))
+    flat = tree_leaves((args, kwargs))
     fakes = [a for a in flat if isinstance(a, Tensor)]
     recorder = Recorder(session, func, Autocast.now(fakes[0].device))
     before = {id(f): current(f, recorder.name, recorder) for f in fakes}
     for f in fakes:
         remember_storage(session, f)
     out, seen = watch(session, API.stand_ins.get(func, func), args, kwargs)
-    results = [o for o in tree_flatten(out)[0] if isinstance(o, Tensor)]
+    results = [o for o in tree_leaves(out) if isinstance(o, Tensor)]
     to_value = lambda a: before.get(id(a), a) if isinstance(a, Tensor) else a  # noqa: E731
     vargs, vkwargs = tree_map(to_value, (args, kwargs))
 
@@ -416,7 +408,7 @@ def lower_one(recorder: Recorder, seen: Seen) -> str | None:
     call = functional(func) if written else func
     if call is None:
         return f"{func} has no form that does not write in place"
-    flat = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, Tensor)]
+    flat = [a for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
     values_of = {id(f): value for f in flat if (value := recorder.value(f)) is not None}
     vargs, vkwargs = tree_map(lambda a: values_of.get(id(a)) if isinstance(a, Tensor) else a, (args, kwargs))
     name = operator_name(call)

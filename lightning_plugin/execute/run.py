@@ -28,10 +28,10 @@ from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.plan_fields import ChainPlan
-from lightning_plugin.private import tree_leaves
 from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, resolve
+from lightning_plugin.trees import tree_leaves
 
 #: The segments of links have places from here on, so that no other segment has them.
 IN_CHAINS = 1 << 20

@@ -28,7 +28,8 @@ from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
-from lightning_plugin.private import repeatable, storage_key, tree_leaves, version
+from lightning_plugin.private import repeatable, storage_key, version
+from lightning_plugin.trees import tree_leaves
 
 #: A derived vector of fewer bytes is kept as others are.
 SMALL = 1 << 12

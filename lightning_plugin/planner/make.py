@@ -23,9 +23,10 @@ from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.optimizers import state_for
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates, rates_of
-from lightning_plugin.private import tree_leaves, version
+from lightning_plugin.private import version
 from lightning_plugin.rules.split import approximation
 from lightning_plugin.splitting import Splitting
+from lightning_plugin.trees import tree_leaves
 
 __all__ = ["Blank", "make_plan"]
 

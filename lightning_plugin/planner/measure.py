@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.private import tree_leaves
+from lightning_plugin.trees import tree_leaves
 
 #: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
 SIDES = {"cpu": 96, "cuda": 1024, "mps": 512}

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import forget_step_hooks, tree_leaves
+from lightning_plugin.private import forget_step_hooks
+from lightning_plugin.trees import tree_leaves
 
 log = logging.getLogger(__name__)
 

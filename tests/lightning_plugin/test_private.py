@@ -6,14 +6,16 @@ import ast
 import re
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from lightning_plugin import private
+from lightning_plugin import private, trees
 
 PACKAGE = Path(private.__file__).parent
 #: Attributes of tensors and operators that are PyTorch's own affair.
@@ -239,10 +241,28 @@ def test_the_compiler_is_not_imported() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_trees() -> None:
-    tree = {"a": [1, (2, 3)]}
-    assert private.tree_leaves(tree) == private.tree_flatten(tree)[0] == [1, 2, 3]
-    assert private.tree_map(lambda x: x + 1, tree) == {"a": [2, (3, 4)]}
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_trees_are_those_of_pytorch() -> None:
+    """Also of what is registered, named tuples, results of operators, and leaves that somebody says are some."""
+    most = torch.max(torch.eye(2), 1)
+    tree = {"a": [1, (2, Pair(3, {"b": None}))], "c": OrderedDict(d=(4,)), "e": most, "f": torch.Size([5]), "g": {6}}
+
+    def pair(t: Any) -> bool:
+        return isinstance(t, Pair)
+
+    for is_leaf in (None, pair):
+        expected = private.tree_leaves(tree, is_leaf=is_leaf)
+        found = trees.tree_leaves(tree, is_leaf)
+        assert len(found) == len(expected) and all(a is b for a, b in zip(found, expected, strict=True))
+        changed = trees.tree_map(lambda t: ("was", id(t)), tree, is_leaf)
+        assert changed == private.tree_map(lambda t: ("was", id(t)), tree, is_leaf=is_leaf)
+        assert type(changed["c"]) is OrderedDict and type(changed["e"]) is type(most)
+    assert private.never_a_node(torch.Tensor) and private.never_a_node(set)
+    assert not private.never_a_node(Pair) and not private.never_a_node(OrderedDict)
 
 
 def test_adding_to_each_of_some_tensors() -> None:
