@@ -11,12 +11,13 @@ from lightning_plugin.ops import Captured, Gather, Source, Spread
 from lightning_plugin.program.structure import varies
 
 
-def with_chains(nodes: Sequence[Node], wanted: Collection[Value]) -> bool:
-    """Make chains of the runs of equal links among some nodes, of which ``wanted`` is read; whether there are any.
+def with_chains(nodes: Sequence[Node], wanted: Collection[Value], written: Collection[Value]) -> bool:
+    """Make chains of the runs of equal links among some nodes, of which ``wanted`` is read; whether there are any. The
+    tensors that the nodes are going to write are ``written``.
 
     From then on, it is the chain's node that makes what its last link hands on and what is read of its links.
     """
-    runs = Runs([n for n in nodes if not isinstance(n.op, (Captured, Source))], frozenset(wanted))
+    runs = Runs([n for n in nodes if not isinstance(n.op, (Captured, Source))], frozenset(wanted), written)
     spans = list(runs.chains(0, len(runs.nodes)))
     for span in spans:
         chained(runs, span)

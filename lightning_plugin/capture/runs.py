@@ -9,12 +9,16 @@ link; a vector that is, is one of the link's results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import BuiltinFunctionType, MethodDescriptorType
+from typing import Any
 
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.program.structure import NoStructure, described, exactly
+from lightning_plugin.ops import Barrier, Op, VectorOp
+from lightning_plugin.private import OPERATORS
+from lightning_plugin.program.structure import NoStructure, described, exactly, fields, varies
 
 #: Operators that a link may have, and from how far it may read what the one before has made.
 LONGEST = 256
@@ -52,10 +56,12 @@ class Span:
 
 @dataclass(eq=False)
 class Runs:
-    """Operators in their order, and where their numbers repeat; ``wanted`` is read after the last."""
+    """Operators in their order, and where their numbers repeat; ``wanted`` is read after the last. Who reads a tensor
+    that the recording is going to write (``written``) cannot run again, and is part of no link."""
 
     nodes: Sequence[Node]
     wanted: Collection[Value]
+    written: Collection[Value] = ()
     looks: dict[Hashable, int] = field(default_factory=dict)
 
     @cached_property
@@ -76,8 +82,12 @@ class Runs:
     def look(self, i: int, node: Node) -> Hashable:
         """What operators have in common that may stand at the same place of two links."""
         try:
-            op = exactly(node.op), exactly(node.inplace)
+            op = but_for_keys(node.op), exactly(node.inplace)
         except NoStructure:
+            return i
+        if isinstance(node.op, (VectorOp, Barrier)) and not of_torch(node.op.call.func):
+            return i  # nobody knows what running it again does
+        if any(v in self.written for v in node.inputs):
             return i
         reads = []
         for v in node.inputs:
@@ -117,7 +127,8 @@ class Runs:
 
     def periods(self, begin: int, end: int) -> list[int]:
         """The distances after which an operator's number comes again, the most frequent first. All operators of a link
-        may be alike but one: then that one alone says how long it is."""
+        may be alike but one: then that one alone says how long it is. And what takes turns, as two streams do, may need
+        several."""
         seen: dict[int, int] = {}
         distances: Counter[int] = Counter()
         for i in range(begin, end):
@@ -127,7 +138,9 @@ class Runs:
                 distances[distance] += 1
             seen[number] = i
         likely = [period for period, _ in distances.most_common(PERIODS)]
-        return likely + sorted(period for period in distances if period > max(likely, default=0))[:PERIODS]
+        longer = sorted(period for period in distances if period > max(likely, default=0))[:PERIODS]
+        several = [times * period for period in likely for times in (2, 3, 4) if times * period <= LONGEST]
+        return list(dict.fromkeys([*likely, *longer, *several]))
 
     def repeating(self, begin: int, end: int, period: int) -> tuple[int, int]:
         """The longest run of numbers that repeat with a period: where it begins, and how many there are."""
@@ -194,3 +207,18 @@ class Runs:
     def handed_on(self, span: Span, cut: int) -> list[Value]:
         """What goes on where a link ends, and the next one begins."""
         return [self.nodes[cut + offset].outputs[j] for offset, j in span.entries]
+
+
+def but_for_keys(op: Op) -> Hashable:
+    """What an operator is, whatever its keys of random numbers are."""
+    if not varies(op):
+        return exactly(op)
+    values = ((f.name, getattr(op, f.name)) for f in fields(op))
+    return type(op), tuple((name, type(value) if varies(value) else exactly(value)) for name, value in values)
+
+
+def of_torch(func: Callable[..., Any]) -> bool:
+    """Whether a function is PyTorch's own, or the engine's."""
+    module = getattr(func, "__module__", None) or ""
+    own = isinstance(func, (*OPERATORS, BuiltinFunctionType, MethodDescriptorType))
+    return own or module.split(".")[0] in ("torch", "lightning_plugin")

@@ -91,8 +91,10 @@ class Session:
             space = min(self.instances, default=max(map(len, self.extents), default=0))
             nodes = split(nodes, self.trained, how, space, lambda: sum(self.random_key()))
             self.trained.difference_update(n.serial for n in nodes)
-        elif self.makes_chains(nodes) and with_chains(nodes, wanted):
-            nodes = tuple(ancestors(wanted, self.vectors))
+        elif self.makes_chains(nodes):
+            written = {v for v, capture in self.bindings.captures.items() if capture.version is None}
+            if with_chains(nodes, wanted, written):
+                nodes = tuple(ancestors(wanted, self.vectors))
         return Recording(nodes, self.bindings, frozenset(self.vectors))
 
     def makes_chains(self, nodes: Sequence[Node]) -> bool:

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from lightning_plugin.chain import Body, Chain
 from lightning_plugin.execute.again import Inputs
+from lightning_plugin.execute.draws import Draws
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used, lasting
 from lightning_plugin.execute.step import Step
@@ -93,16 +94,19 @@ def run_chain(node: Node, frame: Frame, plan: ChainPlan, run: RunBody) -> None:
 class Link:
     """A link's own vectors, requiring grad as they did, and which of them are streamed."""
 
-    tensors: Sequence[Tensor]
+    own: Inputs
     streamed: Sequence[bool]
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The vectors; refuses to go on where one of them was changed."""
+        return self.own.tensors()
 
     @staticmethod
     def of(values: Sequence[Value], frame: Frame) -> Link:
         streams = frame.streams.captured if frame.streams is not None else {}
-        return Link(
-            [as_used(streams[v], v.requires_grad) if v in streams else frame.vector(v) for v in values],
-            [v in streams for v in values],
-        )
+        tensors = [as_used(streams[v], v.requires_grad) if v in streams else frame.vector(v) for v in values]
+        return Link(Inputs.of(tensors, None), [v in streams for v in values])
 
 
 @dataclass(eq=False)
@@ -152,6 +156,10 @@ class Links:
     #: What links have needed at the most, of each direction.
     needs: dict[str, int] = field(default_factory=dict)
     held: Held | None = None
+    draws: Draws = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draws = Draws.of(self.op.body)
 
     def through(self, k: int, entries: Sequence[Tensor], again: bool) -> list[Tensor]:
         """What a link makes, with its way back; ``again``: it will run again, and nothing of it is held till then."""
@@ -184,7 +192,8 @@ class Links:
         for j in range(at, k):
             if j in fill:
                 self.slots.put(j, entries)
-            entries = self.forward(j, entries)[: len(self.op.body.exits)]
+            with self.draws.again(j):
+                entries = self.forward(j, entries)[: len(self.op.body.exits)]
         return entries
 
     def pulled(self, k: int, grads: Sequence[Tensor | None], own: Sequence[Tensor]) -> list[Tensor | None]:
@@ -201,7 +210,8 @@ class Links:
             for v, t, streamed in zip(body.own, own, self.of[k].streamed, strict=True)
         ]
         with torch.enable_grad(), self.counted("backward") as step:
-            made = self.made(k, entries, own, step)
+            with self.draws.again(k):
+                made = self.made(k, entries, own, step)
             live = [(t, g) for t, g in zip(made, grads, strict=True) if g is not None and t.requires_grad]
             del made
             given = [*entries, *own]
@@ -268,7 +278,8 @@ class LinkFunction(torch.autograd.Function):
     def forward(ctx: Any, links: Links, k: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.links, ctx.k = links, k
         first = len(links.op.body.entries)
-        made = links.forward(k, inputs[:first])
+        with links.draws.first(k):
+            made = links.forward(k, inputs[:first])
         ctx.save_for_backward(*inputs[first:])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(t for t, v in zip(made, links.op.body.made, strict=True) if not v.requires_grad))

@@ -285,6 +285,11 @@ def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     return normalize(rec, x, mean, var, a["weight"], a["bias"], a["eps"], outs[0], False)
 
 
+def flat_repeated(t: Tensor, times: int) -> Tensor:
+    """Each number so many times."""
+    return t.reshape(-1).repeat_interleave(times)
+
+
 def grouped(
     rec: Any, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor
 ) -> tuple[Value, Value, Value, int]:
@@ -298,17 +303,17 @@ def grouped(
 
     def each_channel(v: Value) -> Value:
         fake = rec.fake([n * c], v.dtype, x.device)
-        return rec.vector(lambda t: t.reshape(-1).repeat_interleave(c // groups), [v], {}, [fake], name="repeat")[0]
+        return rec.vector(flat_repeated, [v, c // groups], {}, [fake], name="repeat")[0]
 
     def each_image(v: Value | None) -> Value | None:
         if v is None:
             return None
         fake = rec.fake([n * c], v.dtype, x.device)
-        return rec.vector(lambda t: t.repeat(n), [v], {}, [fake], name="repeat")[0]
+        return rec.vector(Tensor.repeat, [v, n], {}, [fake], name="repeat")[0]
 
     def among_images(v: Value) -> Value:
         fake = rec.fake([n, c], v.dtype, x.device)
-        return rec.spread(rec.vector(lambda t: t.view(n, c), [v], {}, [fake], name="view")[0], each)
+        return rec.spread(rec.vector(Tensor.view, [v, n, c], {}, [fake], name="view")[0], each)
 
     if covers(view, range(2, len(layout.dims))):
         how = each_channel(mean), each_channel(var), each_image(weight), each_image(bias)
