@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_plugin.dropped import Dropped, staying
-from lightning_plugin.plan_fields import BarePlan, SegmentPlan
-from lightning_plugin.plan_table import kind, stored_on
+from lightning_plugin.plan_fields import BarePlan
+from lightning_plugin.plan_parts import Part, parts
+from lightning_plugin.plan_table import stored_on
 from lightning_plugin.units import format_bytes, format_seconds
 
 COLOURS = {
     "fixed": "#9aa0a6", "copies": "#c9b27c", "device": "#4878a8", "tiles": "#d1605e", "host": "#e49444",
     "disk": "#85b6b2", "dropped": "#b8c9dc", "kept": "#d9d9d9", "tiled": "#f2cfce", "scanned": "#d8c9e4",
+    "chain": "#cfe3d4",
 }  # fmt: skip
 #: Of more segments than this, only some have their name below them.
 MOST_NAMES = 48
@@ -23,8 +25,8 @@ LAST_PARTS = 3
 
 @dataclass(frozen=True)
 class Moment:
-    """A segment's forward or backward: when, what is stored on each tier, the most that is on the device, and what of
-    it are copies of parameters."""
+    """Forward or backward of a segment or chain: when, what is stored on each tier, the most that is on the device, and
+    what of it are copies of parameters."""
 
     begin: float
     seconds: float
@@ -34,30 +36,30 @@ class Moment:
 
 
 def moments(plan: BarePlan) -> list[Moment]:
-    """The step as the plan predicts it: every segment forward, then in reverse backward, which takes twice as long.
+    """The step as the plan predicts it: all parts forward, then in reverse backward, which takes twice as long.
 
     A plan does not say who reads a map: a dropped one is drawn as if only the next segment did.
     """
-    forward: list[tuple[SegmentPlan, dict[str, int]]] = []
-    backward: list[tuple[SegmentPlan, dict[str, int]]] = []
+    forward: list[tuple[Part, dict[str, int]]] = []
+    backward: list[tuple[Part, dict[str, int]]] = []
     stored = dict.fromkeys(("device", "host", "disk"), 0)
     run: list[Dropped] = []  # up to here, with nothing stored between them
-    for s in plan.segments:
-        there = {**stored, s.tier: stored[s.tier] + s.forecast.stored_bytes}
+    for s in parts(plan):
+        there = {**stored, s.tier: stored[s.tier] + s.stored}
         back = stored if s.drop else there
         forward.append((s, {**there, "device": there["device"] + sum(d.size for d in run[-1:])}))
         backward.append((s, {**back, "device": back["device"] + sum(d.size for d in staying(run))}))
-        mine = Dropped(frozenset(), s.forecast.stored_bytes, 0, frozenset(), s.drop)
+        mine = Dropped(frozenset(), s.stored, 0, frozenset(), s.drop)
         stored, run = (stored, [*run, mine]) if s.drop else (there, [])
     found: list[Moment] = []
     begin = 0.0
     for s, there in forward:
-        seconds = s.forecast.seconds / 3
-        found.append(Moment(begin, seconds, there, s.forecast.forward_bytes, s.forecast.copied_bytes))
+        seconds = s.seconds / 3
+        found.append(Moment(begin, seconds, there, s.forward_bytes, s.copied))
         begin += seconds
     for s, there in reversed(backward):
-        seconds = 2 * s.forecast.seconds / 3
-        found.append(Moment(begin, seconds, there, s.forecast.backward_bytes, s.forecast.copied_bytes))
+        seconds = 2 * s.seconds / 3
+        found.append(Moment(begin, seconds, there, s.backward_bytes, s.copied))
         begin += seconds
     return found
 
@@ -126,46 +128,49 @@ def draw_lower(axes: Any, steps: list[Moment]) -> None:
 
 
 def draw_network(axes: Any, plan: BarePlan) -> list[Any]:
-    """The segments side by side, on the cut after each what is stored there, in one that is kept what it saves; what
-    the colours stand for."""
+    """Segments and chains side by side, on the cut after each what is stored there, in one that is kept what it saves,
+    in a chain what it stores of its links; what the colours stand for."""
     from matplotlib.patches import Patch
 
-    scale, unit = scale_of(max((s.forecast.stored_bytes for s in plan.segments), default=0))
+    shown = parts(plan)
+    scale, unit = scale_of(max((s.stored for s in shown), default=0))
     meaning: dict[str, str] = {}
-    for place, s in enumerate(plan.segments):
-        axes.axvspan(place, place + 1, color=COLOURS[kind(s)], alpha=0.6, linewidth=0)
+    for place, s in enumerate(shown):
+        axes.axvspan(place, place + 1, color=COLOURS[s.kind], alpha=0.6, linewidth=0)
         axes.axvline(place + 1, color="white", linewidth=1)
-        meaning.setdefault(f"{kind(s)} segment", COLOURS[kind(s)])
-        if stored := s.forecast.stored_bytes:
+        meaning.setdefault("chain of links" if s.kind == "chain" else f"{s.kind} segment", COLOURS[s.kind])
+        if stored := s.stored:
             where, words = holding(s)
-            middle, width = (place + 0.5, 0.8) if s.keep else (place + 0.85, 0.3)
+            middle, width = (place + 0.85, 0.3) if s.kind in ("tiled", "scanned") else (place + 0.5, 0.8)
             axes.bar(middle, stored / scale, width, color=COLOURS[where], edgecolor="black", linewidth=0.4)
             meaning.setdefault(words, COLOURS[where])
-    shown = range(0, len(plan.segments), -(-len(plan.segments) // MOST_NAMES) or 1)
+    named = range(0, len(shown), -(-len(shown) // MOST_NAMES) or 1)
     axes.set_xticks(
-        [place + 0.5 for place in shown],
-        [name(plan.segments[place]) for place in shown],
+        [place + 0.5 for place in named],
+        [name(shown[place]) for place in named],
         rotation=90,
-        fontsize=8 if len(plan.segments) <= 24 else 5,
+        fontsize=8 if len(shown) <= 24 else 5,
     )
-    axes.set(xlim=(0, len(plan.segments)), ylabel=f"stored at the cut, {unit}")
+    axes.set(xlim=(0, len(shown)), ylabel=f"stored at the cut, {unit}")
     return [Patch(color=colour, label=label) for label, colour in meaning.items()]
 
 
-def holding(segment: SegmentPlan) -> tuple[str, str]:
-    """The colour and the words for what a segment stores."""
-    if segment.drop:
+def holding(part: Part) -> tuple[str, str]:
+    """The colour and the words for what a part stores."""
+    if part.drop:
         return "dropped", "dropped, made again"
-    if segment.keep:
+    if part.keeps:
         return "device", "saved for backward"
-    return segment.tier, f"on the {segment.tier}"
+    if part.kind == "chain":
+        return "device", "slots, and saved for backward"
+    return part.tier, f"on the {part.tier}"
 
 
-def name(segment: SegmentPlan) -> str:
-    """A segment's modules and backward grid, short enough to stand below it."""
-    path = segment.path or f"nodes {segment.targets[0]}–{segment.targets[-1]}"
-    short = " … ".join(".".join(end.split(".")[-LAST_PARTS:]) for end in path.split(" … "))
-    return short if segment.keep else f"{short}  {segment.backward}"
+def name(part: Part) -> str:
+    """A part's modules, and how many links it has or how its backward is cut, short enough to stand below it."""
+    short = " … ".join(".".join(end.split(".")[-LAST_PARTS:]) for end in part.path.split(" … "))
+    more = {"kept": "", "chain": f"  {part.mode.partition(',')[0]}"}.get(part.kind, f"  {part.backward}")
+    return short + more
 
 
 def spans(steps: list[Moment]) -> tuple[list[float], list[float]]:

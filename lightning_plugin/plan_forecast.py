@@ -33,13 +33,15 @@ class SegmentForecast:
 @dataclass(frozen=True)
 class ChainForecast:
     """The figures of a chain: what a slot takes, what a link needs at the most while it is pulled back, what one holds
-    that is kept, how often links run forward before they are pulled back, all together, and the seconds of a step."""
+    that is kept, how often links run forward before they are pulled back, all together, the seconds of a step, and the
+    most that is on the device at its turns."""
 
     slot_bytes: int = 0
     link_bytes: int = 0
     kept_bytes: int = 0
     forwards: int = 0
     seconds: float = 0.0
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_plugin.plan_fields import BarePlan, SegmentPlan
+from lightning_plugin.plan_fields import BarePlan
+from lightning_plugin.plan_parts import parts
 from lightning_plugin.units import format_bytes, format_seconds
 
 HEADINGS = ("segment", "mode", "forward", "backward", "stored", "on", "peak", "time", "recompute")
@@ -13,37 +14,22 @@ FETCHES = "fetches"
 
 
 def rows(plan: BarePlan) -> list[tuple[str, ...]]:
-    """One row of words for each segment."""
+    """One row of words for each segment and chain."""
     return [
         (
-            s.path or "(nodes " + ", ".join(map(str, s.targets)) + ")",
-            mode(s),
-            str(s.forward),
-            str(s.backward),
-            format_bytes(f.stored_bytes),
-            s.tier,
-            format_bytes(max(f.forward_bytes, f.backward_bytes)),
-            format_seconds(f.seconds),
-            f"{100 * f.recompute:.0f} %",
-            *((format_bytes(f.copied_bytes),) if plan.forecast.streamed_bytes else ()),
+            part.path,
+            part.mode,
+            part.forward,
+            part.backward,
+            format_bytes(part.stored),
+            part.tier,
+            format_bytes(max(part.forward_bytes, part.backward_bytes)),
+            format_seconds(part.seconds),
+            f"{100 * part.recompute:.0f} %",
+            *((format_bytes(part.copied),) if plan.forecast.streamed_bytes else ()),
         )
-        for s, f in ((s, s.forecast) for s in plan.segments)
+        for part in parts(plan)
     ]
-
-
-def kind(segment: SegmentPlan) -> str:
-    """How a segment runs, in a word."""
-    return "kept" if segment.keep else "scanned" if segment.halo == "share" else "tiled"
-
-
-def mode(segment: SegmentPlan) -> str:
-    """The same, with what it does about its maps."""
-    pieces = f", keys in {segment.pieces} pieces" if segment.pieces > 1 else ""
-    return kind(segment) + (" ahead" if segment.ahead else "") + pieces + dropped(segment)
-
-
-def dropped(segment: SegmentPlan) -> str:
-    return "" if not segment.drop else ", dropped" if segment.drop == 1 else f", dropped {segment.drop} deep"
 
 
 def table(plan: BarePlan) -> str:
@@ -107,7 +93,7 @@ def sweep_table(plans: Sequence[BarePlan], plain: BarePlan, asked: BarePlan | No
             f"{p.forecast.seconds / (plain.forecast.seconds or 1):.2f}",
             f"{100 * p.forecast.recompute:.0f} %",
             *(format_bytes(stored) if (stored := stored_on(p, tier)) else "-" for tier in ("host", "disk")),
-            str(len(p.segments)),
+            str(len(p.segments) + len(p.chains)),
             "asked for" if p is asked else "plain PyTorch" if p is plain else "the smallest" if p is smallest else "",
         )
         for p in plans

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan", "recording", "rules", "chain"),  # decisions; what is to be run; operators
     ("graph", "picture"),
     ("ops", "dropped", "plan_table", "plan_json"),
+    ("plan_parts",),  # segments and chains in order
     ("layout", "source", "plan_fields", "options"),
     ("splitting",),  # what a user says of splits
     ("boxes", "errors", "fakes", "ledger", "plan_forecast", "progress", "schedule", "units"),

@@ -38,12 +38,13 @@ def chained(runs: Runs, span: Span) -> Node:
     numbers = iter(range(links[-1][-1].serial + 1, links[-1][-1].serial + ROOM))
     given = [gathered(v, next(numbers)) if v.is_map else v for v in entering]
     made = [vector_of(v) if v.is_map else v for v in leaving]
+    where = " … ".join(dict.fromkeys((links[0][0].path, links[-1][-1].path)))
     node = Node(
         Chain(look(runs, span), span.count, body, varying),
         (*given, *(v for values in own for v in values)),
         (*made, *(v for values in results for v in values)),
         f"chain of {span.count}",
-        body.path,
+        where,
         serial=next(numbers),
     )
     for v, vector in zip(leaving, made, strict=True):

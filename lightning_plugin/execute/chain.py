@@ -35,6 +35,8 @@ from lightning_plugin.schedule import stored
 RunBody = Callable[[Body, Frame], None]
 #: Whose turn it is, to the ledger of a rehearsal, while links run.
 TURN = "chain"
+#: The segments of links have places from here on, so that no other segment has them.
+IN_CHAINS = 1 << 20
 
 
 def rehearsed(op: Chain, plan: ChainPlan) -> list[int]:

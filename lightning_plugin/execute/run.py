@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_plugin.chain import Body, Chain
 from lightning_plugin.errors import PlanError
-from lightning_plugin.execute.chain import TURN, run_chain
+from lightning_plugin.execute.chain import IN_CHAINS, TURN, run_chain
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.keep import Uses, keep, whole
@@ -32,9 +32,6 @@ from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, resolve
 from lightning_plugin.trees import tree_leaves
-
-#: The segments of links have places from here on, so that no other segment has them.
-IN_CHAINS = 1 << 20
 
 
 def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:

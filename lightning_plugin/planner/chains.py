@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from lightning_plugin.chain import Body, Chain, chains
+from lightning_plugin.execute.chain import IN_CHAINS, TURN
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.plan_fields import ChainPlan
-from lightning_plugin.plan_forecast import ChainForecast
+from lightning_plugin.plan_forecast import ChainForecast, Forecast
+from lightning_plugin.planner.account import Account
 from lightning_plugin.planner.network import Network
 from lightning_plugin.recording import Bindings, Capture, Recording
 from lightning_plugin.schedule import forwards, runs
@@ -78,7 +81,7 @@ class Chains:
             left = room - needs
             shares = [left * size // max(1, sum(wanted)) for size in wanted]
             found = [
-                fastest(place, op, [w for w in self.ways(place, node, op, tiers) if w.needs <= needs], share)
+                fastest(place, node.path, op, [w for w in self.ways(place, node, op, tiers) if w.needs <= needs], share)
                 for (place, node, op), share in zip(self.all, shares, strict=True)
             ]
             plans = tuple(plan for plan in found if plan is not None)
@@ -91,7 +94,7 @@ class Chains:
         found = []
         for place, node, op in self.all:
             way = min(self.ways(place, node, op, tiers), key=lambda way: way.needs)
-            found.append(planned(place, op, way, fewest(op.count), 0))
+            found.append(planned(place, node.path, op, way, fewest(op.count), 0))
         return tuple(found)
 
     def needs(self, tiers: Mapping[Value, str]) -> list[int]:
@@ -110,10 +113,28 @@ class Chains:
             self.known[key] = self.find(network_of(op.body, below), op.body)
         return self.known[key]
 
-    @property
-    def plain_bytes(self) -> int:
-        """What plain PyTorch would hold of them for backward."""
-        return sum(op.count * network_of(op.body, {}).plain_bytes for _, _, op in self.all)
+    @cached_property
+    def plain(self) -> list[Network]:
+        """A link of each chain."""
+        return [network_of(op.body, {}) for _, _, op in self.all]
+
+    def forecast(self, plan: Plan, chains: Sequence[ChainPlan], tiers: Mapping[Value, str]) -> Forecast:
+        """What is predicted of a plan, with its chains."""
+        forward = sum(c.count * c.forecast.seconds / (3 * c.count + c.forecast.forwards) for c in chains)
+        again = sum(c.forecast.forwards * c.forecast.seconds / (3 * c.count + c.forecast.forwards) for c in chains)
+        rest = plan.seconds / 3
+        traffic = 0
+        for (_, node, _), chain in zip(self.all, chains, strict=True):
+            size = sum(v.bytes for v in node.inputs if v in tiers)
+            traffic += int(size * (3 + chain.forecast.forwards / chain.count))
+        return replace(
+            plan.forecast,
+            seconds=plan.seconds + seconds(chains),
+            recompute=(again + plan.recompute * rest) / max(forward + rest, 1e-12),
+            plain_bytes=plan.plain_bytes
+            + sum(c.count * n.plain_bytes for c, n in zip(chains, self.plain, strict=True)),
+            traffic_bytes=plan.forecast.traffic_bytes + traffic,
+        )
 
 
 def network_of(body: Body, below: Mapping[int, str]) -> Network:
@@ -139,7 +160,7 @@ def fewest(count: int) -> int:
     return free
 
 
-def fastest(place: int, op: Chain, ways: Sequence[Way], room: int) -> ChainPlan | None:
+def fastest(place: int, path: str, op: Chain, ways: Sequence[Way], room: int) -> ChainPlan | None:
     """The fastest plan of a chain that stores no more than fits the room."""
     best: ChainPlan | None = None
     for way in ways:
@@ -149,7 +170,7 @@ def fastest(place: int, op: Chain, ways: Sequence[Way], room: int) -> ChainPlan 
             slots = min(left, max(0, again - 1))
             if slots < fewest(again):
                 continue
-            found = planned(place, op, way, slots, kept)
+            found = planned(place, path, op, way, slots, kept)
             if best is None or found.forecast.seconds < best.forecast.seconds:
                 best = found
     return best
@@ -164,9 +185,21 @@ def numbers_kept(count: int, way: Way, room: int) -> Iterator[int]:
     yield from sorted({math.ceil(i * most / STEPS) for i in range(1, STEPS + 1)} - {0})
 
 
-def planned(place: int, op: Chain, way: Way, slots: int, kept: int) -> ChainPlan:
+def planned(place: int, path: str, op: Chain, way: Way, slots: int, kept: int) -> ChainPlan:
     again = op.count - kept
     once = again + forwards(again, slots) if op.trains else 0  # before it is pulled back
     total = op.count * way.seconds + once * way.forward
     forecast = ChainForecast(op.body.entry_bytes, way.needs, way.kept or 0, once, total)
-    return ChainPlan(place, op.count, slots, kept, way.segments, op.body.path, forecast)
+    return ChainPlan(place, op.count, slots, kept, way.segments, path, forecast)
+
+
+def with_peaks(plans: Sequence[ChainPlan], found: Account) -> tuple[ChainPlan, ...]:
+    """Plans of chains, with the most that a rehearsal has seen while links ran."""
+    turns = {**found.forward, **found.backward}
+    peak = max((max(found.forward.get(w, 0), found.backward.get(w, 0)) for w in turns if in_chains(w)), default=0)
+    return tuple(replace(plan, forecast=replace(plan.forecast, peak_bytes=peak)) for plan in plans)
+
+
+def in_chains(turn: Any) -> bool:
+    """Whether a turn is that of a chain, or of a segment in one."""
+    return turn == TURN or turn >= IN_CHAINS

@@ -18,8 +18,9 @@ from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Forecasts, Plan
+from lightning_plugin.plan_parts import parts
 from lightning_plugin.planner.account import account
-from lightning_plugin.planner.chains import Chains, Way, seconds
+from lightning_plugin.planner.chains import Chains, Way, seconds, with_peaks
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.parameters import Copies, Placed, placements
@@ -210,12 +211,9 @@ class Chooser:
         for _ in range(ROUNDS):
             found = self.chains.within(room, tiers) if limit is not None else None
             chains = found if found is not None else self.chains.least(tiers)
-            forecast = dataclasses.replace(
-                plan.forecast,
-                seconds=plan.seconds + seconds(chains),
-                plain_bytes=plan.plain_bytes + self.chains.plain_bytes,
+            best = self.true(
+                dataclasses.replace(plan, chains=chains, forecast=self.chains.forecast(plan, chains, tiers))
             )
-            best = self.true(dataclasses.replace(plan, chains=chains, forecast=forecast))
             if found is None or limit is None or best.peak_bytes <= limit:
                 break
             room -= best.peak_bytes - limit
@@ -237,7 +235,9 @@ class Chooser:
                 dataclasses.replace(s, forecast=with_account(s.forecast, i, found)) for i, s in enumerate(plan.segments)
             )
             forecast = dataclasses.replace(plan.forecast, peak_bytes=found.peak, held_bytes=found.held)
-            self.rehearsed[said] = dataclasses.replace(plan, segments=segments, budget=None, forecast=forecast)
+            self.rehearsed[said] = dataclasses.replace(
+                plan, segments=segments, budget=None, forecast=forecast, chains=with_peaks(plan.chains, found)
+            )
         return self.rehearsed[said]
 
     def recipe(self, plan: Plan) -> Recipe:
@@ -314,11 +314,8 @@ def nothing_to_gain(plan: Plan) -> bool:
 
 
 def worst(plan: Plan) -> str:
-    """The segment at whose turn a plan's peak comes."""
-    peaks = {s.path: max(s.forecast.forward_bytes, s.forecast.backward_bytes) for s in plan.segments}
-    if plan.chains and max(peaks.values(), default=0) < plan.peak_bytes:
-        return max(plan.chains, key=lambda chain: chain.forecast.link_bytes).path
-    return max(peaks, key=lambda path: peaks[path])
+    """The segment or chain at whose turn a plan's peak comes."""
+    return max(parts(plan), key=lambda part: max(part.forward_bytes, part.backward_bytes)).path
 
 
 def exact_bytes(count: int) -> str:
