@@ -114,9 +114,9 @@ class Chains:
         return self.known[key]
 
     @cached_property
-    def plain(self) -> list[Network]:
-        """A link of each chain."""
-        return [network_of(op.body, {}) for _, _, op in self.all]
+    def plain(self) -> list[int]:
+        """What plain PyTorch would hold for backward of a link of each chain."""
+        return [network_of(op.body, {}).plain_bytes for _, _, op in self.all]
 
     def forecast(self, plan: Plan, chains: Sequence[ChainPlan], tiers: Mapping[Value, str]) -> Forecast:
         """What is predicted of a plan, with its chains."""
@@ -131,8 +131,7 @@ class Chains:
             plan.forecast,
             seconds=plan.seconds + seconds(chains),
             recompute=(again + plan.recompute * rest) / max(forward + rest, 1e-12),
-            plain_bytes=plan.plain_bytes
-            + sum(c.count * n.plain_bytes for c, n in zip(chains, self.plain, strict=True)),
+            plain_bytes=plan.plain_bytes + sum(c.count * each for c, each in zip(chains, self.plain, strict=True)),
             traffic_bytes=plan.forecast.traffic_bytes + traffic,
         )
 

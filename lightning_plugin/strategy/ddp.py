@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_plugin.options import Halo, Size, Tiles
+from lightning_plugin.options import Chains, Halo, Size, Tiles
 from lightning_plugin.strategy.layer_sync import revert, synchronize
 from lightning_plugin.strategy.resume import random_state
 from lightning_plugin.strategy.settle import settle
@@ -45,6 +45,8 @@ class ParallelTiling(Tiling):
         split_depth: The share of window operators, or the module, where splits end.
         wobble: The most that a stochastic cut moves, in sides of a split.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
+        chains: Whether long runs of equal layers are planned as one, with few maps stored at a time: "auto" in networks
+            of thousands of operators, "always" or "never".
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         split: What the processes share: ``"batch"``, or the tiles of each ``"image"``.
@@ -73,6 +75,7 @@ class ParallelTiling(Tiling):
         split_depth: float | str = 0.5,
         wobble: float = 0.2,
         half: bool = False,
+        chains: Chains = "auto",
         split: Literal["batch", "image"] = "batch",
         find_unused_parameters: bool = False,
         process_group_backend: str | None = None,
@@ -91,7 +94,7 @@ class ParallelTiling(Tiling):
         )
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half,
+            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, chains=chains,
             parameters="device",  # ranks add up gradients where their parameters are
         )  # fmt: skip
         self._forward_redirection: Any = Settling(self._forward_redirection, self)

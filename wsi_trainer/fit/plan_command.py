@@ -81,6 +81,12 @@ def add_options(parser: ArgumentParser, bags: bool = False) -> None:
         help="where parameters live that do not fit: host, disk, auto (the first with room); device lets none leave",
     )
     parser.add_argument(
+        "--chains",
+        type=str,
+        default="auto",
+        help="whether long runs of equal layers are planned as one: always, never, auto (in very deep networks)",
+    )
+    parser.add_argument(
         "--optimizer", type=str, default=None, help="count what it keeps for each parameter: adamw, sgd, ..."
     )
     parser.add_argument("--json", type=Path, default=None, help="also write the plan to this file")
@@ -170,7 +176,7 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: 
     if options.sweep_picture is not None and options.sweep is None:
         raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
     console = Console(width=200)
-    names = ("device", "host_budget", "disk", "half", "halo", "splits", "policy", "parameters", "optimizer")
+    names = ("device", "host_budget", "disk", "half", "halo", "splits", "policy", "parameters", "chains", "optimizer")
     arguments: dict[str, Any] = {"budget": budget, **{name: options[name] for name in names}}
     with suppress(ValueError):  # else it is the path of a module
         options.split_depth = float(options.split_depth)
