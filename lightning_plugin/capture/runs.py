@@ -9,9 +9,10 @@ link; a vector that is, is one of the link's results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
@@ -153,20 +154,28 @@ class Runs:
         return best
 
     def aligned(self, first: int, length: int, period: int) -> Span | None:
-        """The chain in a run, of links that begin where least goes from one to the next."""
+        """The chain in a run, of links that begin where least goes from one to the next; of such places, where the
+        outermost module ends."""
         if length // period < LEAST_LINKS:
             return None
         cuts = [(self.crossing(first + offset + period, period), first + offset) for offset in range(period)]
         allowed = [(found, begin) for found, begin in cuts if found is not None]
         if not allowed:
             return None
-        entries, begin = min(allowed, key=lambda cut: sum(v.bytes for v in cut[0].values()))
+        entries, begin = min(
+            allowed, key=lambda cut: (sum(v.bytes for v in cut[0].values()), self.within(cut[1] + period))
+        )
         span = Span(begin, period, (first + length - begin) // period, tuple(entries))
         while span.count >= LEAST_LINKS:
             if self.closed(span):
                 return span if self.sound(span) else None
             span = span.shorter()
         return None
+
+    def inside(self, cut: int) -> int:
+        """How many modules lie around both sides of a cut."""
+        sides = (self.nodes[i].path.split(".") for i in (cut - 1, cut))
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False)))
 
     def crossing(self, cut: int, period: int) -> dict[Made, Value] | None:
         """What a link reads that begins at a cut of what the one before has made; None where that is nothing, too much,
@@ -207,6 +216,10 @@ class Runs:
     def handed_on(self, span: Span, cut: int) -> list[Value]:
         """What goes on where a link ends, and the next one begins."""
         return [self.nodes[cut + offset].outputs[j] for offset, j in span.entries]
+
+
+def size(values: Iterable[Value]) -> int:
+    return sum(v.bytes for v in values)
 
 
 def but_for_keys(op: Op) -> Hashable:

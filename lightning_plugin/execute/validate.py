@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_plugin.boxes import Grid
+from lightning_plugin.chain import chains
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
@@ -12,7 +13,7 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.pieces import strips
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import scan
-from lightning_plugin.recording import Recording
+from lightning_plugin.recording import Bindings, Recording
 
 
 def validate(plan: Plan, recording: Recording) -> None:
@@ -26,6 +27,29 @@ def validate(plan: Plan, recording: Recording) -> None:
     for place, segment in enumerate(plan.segments):
         check.segment(place, segment)
     check.complete()
+    check_chains(plan, recording)
+
+
+def check_chains(plan: Plan, recording: Recording) -> None:
+    """That the plan says of each chain how it runs, and of no other node."""
+    there = {place: op for place, _, op in chains(recording.nodes)}
+    for i, chain in enumerate(plan.chains):
+        op = there.pop(chain.node, None)
+        if op is None or op.count != chain.count:
+            known = f"a chain of {op.count} links" if op is not None else "no chain"
+            raise PlanError(
+                f"chain {i} of the plan is node {chain.node}, of {chain.count} links; in this network that is {known}: "
+                "it is another network's plan"
+            )
+        try:
+            check = Check(Recording(op.body.nodes, Bindings()))
+            for place, segment in enumerate(chain.segments):
+                check.segment(place, segment)
+            check.complete()
+        except PlanError as error:
+            raise PlanError(f"in a link of chain {i} of the plan: {error}") from error
+    if there:
+        raise PlanError(f"the plan says nothing of the chain that is node {min(there)}: it is another network's plan")
 
 
 class Check:

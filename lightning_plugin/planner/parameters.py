@@ -7,10 +7,11 @@ time of several. With a parameter go its gradient and what an optimizer keeps fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from lightning_plugin.chain import chains
 from lightning_plugin.execute.mapped import fills_its_memory
 from lightning_plugin.execute.streams import derived
 from lightning_plugin.graph import Node, Value
@@ -178,10 +179,14 @@ def closure(values: Iterable[Value], served: set[Value]) -> Iterator[Value]:
                 stack += v.node.inputs
 
 
-def spread_from(nodes: Iterable[Node]) -> frozenset[Value]:
-    """The vectors of which maps are made that last, and all that these are made of."""
+def spread_from(nodes: Sequence[Node]) -> frozenset[Value]:
+    """The vectors of which maps are made that last, in links too, and all that these are made of."""
     found: set[Value] = set()
     stack = [v for n in nodes if isinstance(n.op, Spread) for v in n.inputs]
+    for _, node, op in chains(nodes):
+        inside = spread_from(op.body.nodes)
+        places = [i for i, v in enumerate(op.body.own) if v in inside]
+        stack += [own[i] for own in (op.own(node, k) for k in range(op.count)) for i in places]
     while stack:
         v = stack.pop()
         if v not in found:
