@@ -162,9 +162,7 @@ class Runs:
         allowed = [(found, begin) for found, begin in cuts if found is not None]
         if not allowed:
             return None
-        entries, begin = min(
-            allowed, key=lambda cut: (sum(v.bytes for v in cut[0].values()), self.within(cut[1] + period))
-        )
+        entries, begin = min(allowed, key=lambda cut: (size(cut[0].values()), self.inside(cut[1] + period)))
         span = Span(begin, period, (first + length - begin) // period, tuple(entries))
         while span.count >= LEAST_LINKS:
             if self.closed(span):
