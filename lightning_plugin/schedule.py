@@ -38,6 +38,11 @@ def forwards(length: int, free: int) -> int:
     return r * length - comb(free + 1 + r, r - 1)
 
 
+def again(length: int, free: int) -> int:
+    """The same where a run of the whole chain has been before, and has stored what there was room for on its way."""
+    return forwards(length, free) - max(stored(length, free), default=0)
+
+
 def split(length: int, free: int) -> int:
     """How many links to run before a map is stored, of so many that are to be pulled back."""
     if free < 1 or length < 2:

@@ -24,7 +24,7 @@ from lightning_plugin.plan_forecast import ChainForecast, Forecast
 from lightning_plugin.planner.account import Account
 from lightning_plugin.planner.network import Network
 from lightning_plugin.recording import Bindings, Capture, Recording
-from lightning_plugin.schedule import forwards, runs
+from lightning_plugin.schedule import again, runs
 
 #: A chain has so many slots at the least that no link runs forward more often than this.
 MOST_RUNS = 16
@@ -164,10 +164,10 @@ def fastest(place: int, path: str, op: Chain, ways: Sequence[Way], room: int) ->
     best: ChainPlan | None = None
     for way in ways:
         for kept in numbers_kept(op.count, way, room):
-            again = op.count - kept
+            unkept = op.count - kept
             left = (room - kept * (way.kept or 0)) // max(1, op.body.entry_bytes)
-            slots = min(left, max(0, again - 1))
-            if slots < fewest(again):
+            slots = min(left, max(0, unkept - 1))
+            if slots < fewest(unkept):
                 continue
             found = planned(place, path, op, way, slots, kept)
             if best is None or found.forecast.seconds < best.forecast.seconds:
@@ -185,8 +185,8 @@ def numbers_kept(count: int, way: Way, room: int) -> Iterator[int]:
 
 
 def planned(place: int, path: str, op: Chain, way: Way, slots: int, kept: int) -> ChainPlan:
-    again = op.count - kept
-    once = again + forwards(again, slots) if op.trains else 0  # before it is pulled back
+    unkept = op.count - kept
+    once = unkept + again(unkept, slots) if op.trains else 0  # and once more when it is pulled back
     total = op.count * way.seconds + once * way.forward
     forecast = ChainForecast(op.body.entry_bytes, way.needs, way.kept or 0, once, total)
     return ChainPlan(place, op.count, slots, kept, way.segments, path, forecast)

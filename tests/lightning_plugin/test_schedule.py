@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_plugin.schedule import forwards, runs, split, stored
+from lightning_plugin.schedule import again, forwards, runs, split, stored
 
 
 @cache
@@ -22,9 +22,10 @@ def least(length: int, free: int) -> int:
     return min(m + least(length - m, free - 1) + least(m, free) for m in range(1, length))
 
 
-def replayed(length: int, free: int) -> tuple[int, int, int]:
-    """Pull a chain back link by link, as it is done: forward runs, the most maps stored, the most runs of one link."""
-    held, total, ran = {0}, 0, [0] * length
+def replayed(length: int, free: int, before: bool = False) -> tuple[int, int]:
+    """Pull a chain back link by link, as it is done: all forward runs, and the most of one link. A run of the whole chain
+    may have been ``before``."""
+    held, total, ran = {0, *(stored(length, free) if before else ())}, 0, [0] * length
     for k in reversed(range(length)):
         at = max(place for place in held if place <= k)
         fill = {at + i for i in stored(k - at + 1, free - len(held) + 1)}
@@ -33,7 +34,8 @@ def replayed(length: int, free: int) -> tuple[int, int, int]:
             ran[j] += 1
             total += 1
         held -= {k} - {0}
-    return total, free, max(ran)
+        assert len(held) <= free + 1
+    return total, max(ran)
 
 
 @pytest.mark.parametrize("free", range(7))
@@ -45,8 +47,9 @@ def test_no_schedule_runs_less_forward(free: int) -> None:
 @settings(max_examples=60, deadline=None, database=None)
 @given(st.integers(1, 400), st.integers(0, 12))
 def test_what_is_stored_has_room_and_no_link_runs_more_often_than_said(length: int, free: int) -> None:
-    total, _, most = replayed(length, free)
+    total, most = replayed(length, free)
     assert most <= runs(length, free) and total == forwards(length, free)
+    assert replayed(length, free, before=True)[0] == again(length, free)
     places = list(stored(length, free))
     assert len(places) <= free and places == sorted(set(places)) and all(0 < p < length for p in places)
 
