@@ -174,7 +174,7 @@ class Links:
         results = LinkFunction.apply(self, k, *entries, *self.of[k].tensors)
         ledger = self.step.ledger
         function = next((t.grad_fn for t in results if t.grad_fn is not None), None)
-        if ledger is not None and function is not None:
+        if ledger is not None and function is not None and not any(self.of[k].streamed):
             ledger.hook_function(function)
         return list(results)
 
@@ -219,9 +219,11 @@ class Links:
             given = [*entries, *own]
             wanted = [t for t in given if t.requires_grad]
             found = self.gradients(live, wanted)
-        self.see(t for t in found if t is not None)
         rest = iter(found)
-        return [next(rest) if t.requires_grad else None for t in given]
+        grads = [next(rest) if t.requires_grad else None for t in given]
+        below = [*(False for _ in entries), *self.of[k].streamed]  # their gradients are there already
+        self.see(g for g, away in zip(grads, below, strict=True) if g is not None and not away)
+        return grads
 
     def gradients(self, live: list[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]) -> Sequence[Tensor | None]:
         if not live or not wanted:

@@ -23,11 +23,11 @@ def validate(plan: Plan, recording: Recording) -> None:
         raise PlanError(
             f"the plan is for an image of shape {tuple(plan.shape)}, this one is {images[0]}; make a new plan"
         )
+    check_chains(plan, recording)
     check = Check(recording)
     for place, segment in enumerate(plan.segments):
         check.segment(place, segment)
     check.complete()
-    check_chains(plan, recording)
 
 
 def check_chains(plan: Plan, recording: Recording) -> None:

@@ -23,8 +23,8 @@ def least(length: int, free: int) -> int:
 
 
 def replayed(length: int, free: int, before: bool = False) -> tuple[int, int]:
-    """Pull a chain back link by link, as it is done: all forward runs, and the most of one link. A run of the whole chain
-    may have been ``before``."""
+    """Pull a chain back link by link, as it is done: all forward runs, and the most of one link. A run of the whole
+    chain may have been ``before``."""
     held, total, ran = {0, *(stored(length, free) if before else ())}, 0, [0] * length
     for k in reversed(range(length)):
         at = max(place for place in held if place <= k)

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from lightning_plugin import Grid, Plan
 from lightning_plugin.errors import PlanError
 from lightning_plugin.plan import HALOS, TIERS, Forecast, SegmentForecast, SegmentPlan
+from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.plan_forecast import ChainForecast
 from tests.lightning_plugin.former_plans import FIGURES, SEGMENT_FIGURES, version_1
 
 #: Plans that the last engine without versions has written.
@@ -62,6 +64,19 @@ def segments(draw: st.DrawFn) -> SegmentPlan:
     )
 
 
+chain_figures = st.builds(ChainForecast, counts, counts, counts, counts, numbers, counts)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> ChainPlan:
+    count = draw(st.integers(1, 10**6))
+    kept = draw(st.integers(0, count))
+    of = draw(st.lists(segments(), max_size=2).map(tuple))
+    return ChainPlan(
+        draw(st.integers(0, 999)), count, draw(st.integers(0, 99)), kept, of, draw(words), draw(chain_figures)
+    )
+
+
 plans = st.builds(
     Plan,
     st.lists(segments(), max_size=4).map(tuple),
@@ -73,12 +88,15 @@ plans = st.builds(
     on_host=places,
     on_disk=places,
     fetched_ahead=st.booleans(),
+    chains=st.lists(chains(), max_size=2).map(tuple),
 )
 
 
 def everything(plan: Plan) -> Any:
     """All fields, those that are not compared too."""
-    return plan, plan.forecast, [(s.path, s.forecast) for s in plan.segments]
+    inside = [s for c in plan.chains for s in c.segments]
+    named = [(part.path, part.forecast) for part in (*plan.segments, *plan.chains, *inside)]
+    return plan, plan.forecast, named
 
 
 @QUIET
@@ -89,7 +107,7 @@ def test_any_plan_goes_through_json_unchanged(plan: Plan) -> None:
     assert everything(again) == everything(plan) and again.to_json() == text
     data = json.loads(text)
     figures, segment_figures = {*FIGURES, *LATER}, {*SEGMENT_FIGURES, *LATER_OF_SEGMENTS}
-    assert data["version"] == 4 and set(data["forecast"]) == figures and not figures & set(data)
+    assert data["version"] == 5 and set(data["forecast"]) == figures and not figures & set(data)
     for segment in data["segments"]:
         assert set(segment["forecast"]) == segment_figures and not segment_figures & set(segment)
 
@@ -101,7 +119,7 @@ def test_any_plan_of_version_1_is_read_with_its_figures(plan: Plan) -> None:
     segments = tuple(replace(s, pieces=1, forecast=replace(s.forecast, copied_bytes=0)) for s in plan.segments)
     forecast = replace(plan.forecast, streamed_bytes=0, traffic_bytes=0)
     plan = replace(plan, segments=segments, approximation="", forecast=forecast)
-    plan = replace(plan, on_host=(), on_disk=(), fetched_ahead=False)
+    plan = replace(plan, on_host=(), on_disk=(), fetched_ahead=False, chains=())
     assert everything(Plan.from_json(version_1(plan))) == everything(plan)
 
 
@@ -166,7 +184,7 @@ def test_figures_are_read_and_not_written() -> None:
 def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
     grid = Grid((2, 2))
     plan = Plan((SegmentPlan((1,), grid, grid),), shape=(1, 3, 8, 8))
-    data = json.loads(plan.to_json() if version == 4 else version_1(plan))
+    data = json.loads(plan.to_json() if version != 1 else version_1(plan))
     change(data)
     return json.dumps(data)
 
@@ -174,8 +192,8 @@ def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
 @pytest.mark.parametrize(
     ("version", "change", "says"),
     [
-        (4, lambda d: d.update(version=5), "version 5, and this lightning_plugin reads versions up to 4: update"),
-        (4, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4"),
+        (5, lambda d: d.update(version=6), "version 6, and this lightning_plugin reads versions up to 5: update"),
+        (4, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4 and 5"),
         (4, lambda d: d.update(version="2"), 'its version is "2"'),
         (4, lambda d: d.update(version=True), "its version is true"),
         (4, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'; its keys are segments"),
