@@ -8,7 +8,7 @@ many convolutions as layers. Its image has 32 × 32 pixels in float64. The budge
 8 + 2 log₂(layers) maps. Each depth has a process of its own, whose step is its first: nothing is planned or recorded
 before. Plain PyTorch runs in the same process after that, where it is asked to.
 
-Writes benchmarks/results/deep.json, a case for each depth, and the picture docs/figures/deep.svg.
+Writes benchmarks/results/deep.json, a case for each depth, and the picture docs/figures/deep.png.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def picture(options: argparse.Namespace) -> None:
     for axes in (memory, seconds):
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(FIGURES / "deep.svg")
-    print(FIGURES / "deep.svg")
+    figure.savefig(FIGURES / "deep.png", dpi=130)
+    print(FIGURES / "deep.png")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.deep_page import deep
 from benchmarks.exactness_page import table
 from benchmarks.streamed_page import streamed
 from lightning_plugin.units import format_bytes
@@ -366,6 +367,7 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
     "planner_memory": planner_memory,
     "process_peak": process_peak,
     "depths": depths,
+    "deep": deep,
     "time_ranking": time_ranking,
     "planner_speed": planner_speed,
     "recipes": recipes,

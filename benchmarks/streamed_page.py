@@ -47,7 +47,7 @@ def streamed(data: Any) -> str:
         )
     planned = [(name, c) for name, c in cases.items() if "planning seconds" in c]
     if planned:
-        head = ["planned on 11 GiB, with AdamW", "parameters", "streamed", "travels in a step", "predicted", "planning"]
+        head = ["planned on 11 GiB", "parameters", "streamed", "travels in a step", "predicted", "planning"]
         rows = [
             [
                 name,
