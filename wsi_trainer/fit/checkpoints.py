@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import CheckpointIO
+from torch import Tensor
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.models.weights import read_checkpoint
 
 
@@ -27,12 +30,10 @@ class WholeCheckpoints(CheckpointIO):
         """Write the file under its name once it is safe on the disk."""
         target = Path(path)
         partial = target.with_name(f"{target.name}.partial")
-        memory = io.BytesIO()
-        torch.save(checkpoint, memory)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:
-                file.write(memory.getbuffer())
+                save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, target)
@@ -40,7 +41,7 @@ class WholeCheckpoints(CheckpointIO):
             partial.unlink(missing_ok=True)
             kept = "; the checkpoint before it is kept" if target.is_file() else ""
             raise UserError(
-                f"{target} cannot be written ({memory.getbuffer().nbytes} bytes): {error.strerror}{kept}; mend it and "
+                f"{target} cannot be written (about {format_bytes(size_of(checkpoint))}): {error.strerror}{kept}; mend it and "
                 "continue with --ckpt_path last"
             ) from error
 
@@ -51,6 +52,49 @@ class WholeCheckpoints(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the file."""
         Path(path).unlink(missing_ok=True)
+
+
+@dataclass
+class Writer:
+    """A file that is written to, and what has gone wrong there: PyTorch tells of it in words of its own."""
+
+    file: BinaryIO
+    failed: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+    """Write a checkpoint tensor by tensor, from where each lies: there is no second copy of it in memory."""
+    writer = Writer(file)
+    try:
+        torch.save(checkpoint, writer)  # type: ignore[arg-type]  # it asks for no more than this
+    except RuntimeError as error:
+        if writer.failed is None:
+            raise
+        raise writer.failed from error
+
+
+def size_of(checkpoint: dict[str, Any]) -> int:
+    """The bytes of a checkpoint's tensors."""
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_of(checkpoint)}.values())
+
+
+def tensors_of(thing: Any) -> Iterator[Tensor]:
+    """The tensors within dictionaries and lists."""
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, (dict, list, tuple)):
+        for part in thing.values() if isinstance(thing, dict) else thing:
+            yield from tensors_of(part)
 
 
 class StepCheckpoint(Callback):

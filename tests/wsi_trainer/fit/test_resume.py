@@ -3,6 +3,8 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from multiprocessing.context import ForkServerProcess
@@ -15,6 +17,7 @@ from tests.warm import start
 from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import main
 from wsi_trainer.cli.entry import FAULT_EXIT
+from wsi_trainer.errors import UserError
 from wsi_trainer.fit import checkpoints, training
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.engine import make_trainer
@@ -114,6 +117,34 @@ def test_a_full_disk_keeps_the_checkpoint_before(
     assert [path.name for path in folder.checkpoints.iterdir()] == ["last.ckpt"]
     assert weights(folder.path)
     assert main(command) == 0
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+    """PyTorch tells of it in words of its own; what was there before stays."""
+    path = tmp_path / "last.ckpt"
+    checkpoints.WholeCheckpoints().save_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
+    before = path.read_bytes()
+    (tmp_path / "last.ckpt.partial").symlink_to("/dev/full")
+    with pytest.raises(
+        UserError, match=r"last.ckpt cannot be written \(about 38.1 MiB\): No space left on device; the"
+    ):
+        checkpoints.WholeCheckpoints().save_checkpoint({"state_dict": {"w": torch.ones(10_000_000)}}, path)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_checkpoint_is_written_without_a_second_copy_in_memory(tmp_path: Path) -> None:
+    script = (
+        "import resource, sys, torch\n"
+        "from wsi_trainer.fit.checkpoints import WholeCheckpoints\n"
+        "state = {f'w{i}': torch.ones(5_000_000) for i in range(20)}\n"
+        "WholeCheckpoints().save_checkpoint({'w': torch.ones(3)}, sys.argv[1])\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "WholeCheckpoints().save_checkpoint({'state_dict': state, 'again': state}, sys.argv[1])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    path = tmp_path / "last.ckpt"
+    done = subprocess.run([sys.executable, "-c", script, path], check=True, capture_output=True, text=True)
+    assert int(done.stdout) * 1024 < 60_000_000 < 400_000_000 < path.stat().st_size
 
 
 def test_checkpoints_do_not_touch_the_folder_for_temporary_files(
