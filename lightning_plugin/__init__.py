@@ -16,7 +16,12 @@ from lightning_plugin.source import TensorSource, TileSource
 from lightning_plugin.strategy.registration import register_all
 
 if TYPE_CHECKING:
-    from lightning_plugin.strategy.flavour_pytorch_lightning import SFTDDPStrategy, SFTStrategy, StepMonitor
+    from lightning_plugin.strategy.flavour_pytorch_lightning import (
+        SFTDDPStrategy,
+        SFTStrategy,
+        StepMonitor,
+        WholeCheckpoints,
+    )
 
 __all__ = [
     "BarrierError",
@@ -36,6 +41,7 @@ __all__ = [
     "TensorSource",
     "TileSource",
     "TiledModule",
+    "WholeCheckpoints",
     "calibrate",
     "calibrated",
     "check",
@@ -46,8 +52,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The strategies, on demand: they import Lightning, which the engine does not need."""
-    if name in ("SFTStrategy", "SFTDDPStrategy", "StepMonitor"):
+    """The strategies and what belongs to them, on demand: they import Lightning, which the engine does not need."""
+    if name in ("SFTStrategy", "SFTDDPStrategy", "StepMonitor", "WholeCheckpoints"):
         from lightning_plugin.strategy import flavour
 
         return getattr(flavour(), name)

@@ -5,19 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from lightning_plugin.strategy.ddp import ParallelTiling
 from lightning_plugin.strategy.monitor import Monitoring
 from lightning_plugin.strategy.single import SingleTiling
+from lightning_plugin.strategy.writing import Writing
+
+
+class WholeCheckpoints(Writing, TorchCheckpointIO):
+    __doc__ = Writing.__doc__
 
 
 class SFTStrategy(SingleTiling, SingleDeviceStrategy):
     __doc__ = SingleTiling.__doc__
+    writes = WholeCheckpoints
 
 
 class SFTDDPStrategy(ParallelTiling, DDPStrategy):
     __doc__ = ParallelTiling.__doc__
+    writes = WholeCheckpoints
 
 
 class StepMonitor(Monitoring, Callback):

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.plugins.io import CheckpointIO
 from torch import Tensor
 
+from lightning_plugin import WholeCheckpoints
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.models.weights import read_checkpoint
 
 
-class WholeCheckpoints(CheckpointIO):
-    """Checkpoints that are written whole or not at all, and read without running anything that they hold.
-
-    Lightning writes to the folder for temporary files first, so that a full disk there ends a run which has room, and
-    copies from there to the final name, where a full disk leaves a file that is cut short.
-    """
+class Checkpoints(WholeCheckpoints):
+    """Checkpoints that are written whole or not at all, without a second copy in memory, and read without running
+    anything that they hold."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write the file under its name once it is safe on the disk."""
-        target = Path(path)
-        partial = target.with_name(f"{target.name}.partial")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
+            super().save_checkpoint(checkpoint, path, storage_options)
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            kept = "; the checkpoint before it is kept" if target.is_file() else ""
+            kept = "; the checkpoint before it is kept" if Path(path).is_file() else ""
+            size = format_bytes(size_of(checkpoint))
             raise UserError(
-                f"{target} cannot be written (about {format_bytes(size_of(checkpoint))}): {error.strerror}{kept}; mend it and "
-                "continue with --ckpt_path last"
+                f"{path} cannot be written (about {size}): {error.strerror}{kept}; mend it and continue with "
+                "--ckpt_path last"
             ) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
@@ -52,35 +40,6 @@ class WholeCheckpoints(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the file."""
         Path(path).unlink(missing_ok=True)
-
-
-@dataclass
-class Writer:
-    """A file that is written to, and what has gone wrong there: PyTorch tells of it in words of its own."""
-
-    file: BinaryIO
-    failed: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.failed = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
-def save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
-    """Write a checkpoint tensor by tensor, from where each lies: there is no second copy of it in memory."""
-    writer = Writer(file)
-    try:
-        torch.save(checkpoint, writer)  # type: ignore[arg-type]  # it asks for no more than this
-    except RuntimeError as error:
-        if writer.failed is None:
-            raise
-        raise writer.failed from error
 
 
 def size_of(checkpoint: dict[str, Any]) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_plugin import SFTDDPStrategy, SFTStrategy, TileSource
 from wsi_trainer.data import dense
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.checkpoints import WholeCheckpoints
+from wsi_trainer.fit.checkpoints import Checkpoints
 from wsi_trainer.fit.config import AUTO, TrainConfig
 
 
@@ -60,7 +60,7 @@ def make_trainer(
             gradient_clip_val=config.clip or None,
             default_root_dir=os.fspath(folder),
             callbacks=callbacks,
-            plugins=[WholeCheckpoints()],
+            plugins=[Checkpoints()],
             logger=loggers or False,
             enable_progress_bar=progress,
             enable_model_summary=False,

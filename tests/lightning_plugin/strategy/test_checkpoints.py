@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch.utils.data import DataLoader
 
-from lightning_plugin import Plan, SFTStrategy
+from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy, WholeCheckpoints
+from lightning_plugin.strategy import writing
 from tests.lightning_plugin.former_plans import version_1
 from tests.lightning_plugin.strategy.modules import Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, fit, state
@@ -141,3 +143,30 @@ def test_fewer_processors_are_reported(tmp_path: Path, caplog: pytest.LogCapture
     restore_threads(10_000)
     assert torch.get_num_threads() == before
     assert "10000 threads" in caplog.text
+
+
+def test_a_strategy_writes_checkpoints_without_a_second_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into the file, beside its name, and given the name when it is there. Who gives another writer gets that."""
+    written: list[Any] = []
+    save = torch.save
+
+    def noted(thing: Any, file: Any) -> None:
+        written.append(file)
+        save(thing, file)
+
+    monkeypatch.setattr(torch, "save", noted)
+    module = Slides()
+    strategy = SFTStrategy(budget="64MiB")
+    trainer = fit(module, loader(2, 1), strategy, max_steps=1)
+    trainer.save_checkpoint(tmp_path / "deep" / "one.ckpt")
+    assert written and all(isinstance(file, writing.Writer) for file in written)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["one.ckpt"]
+    before = (tmp_path / "deep" / "one.ckpt").read_bytes()
+    (tmp_path / "deep" / "one.ckpt.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        trainer.save_checkpoint(tmp_path / "deep" / "one.ckpt")
+    assert (tmp_path / "deep" / "one.ckpt").read_bytes() == before
+    own = TorchCheckpointIO()
+    assert SFTStrategy(checkpoint_io=own).checkpoint_io is own
+    assert SFTDDPStrategy(checkpoint_io=own).checkpoint_io is own
+    assert isinstance(SFTDDPStrategy().checkpoint_io, WholeCheckpoints)

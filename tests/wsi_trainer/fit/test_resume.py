@@ -84,7 +84,7 @@ def test_the_same_command_again_ends_a_run_that_is_finished(
         if died == "before its test":
             context.setattr(training, "predict", die)
         elif died == "while it wrote a checkpoint":
-            context.setattr(checkpoints.os, "fsync", die)
+            context.setattr(os, "fsync", die)
         assert main(command) == (0 if died == "after its test" else FAULT_EXIT)
     memory = folder.memory.read_bytes() if folder.memory.is_file() else b""
     assert bool(memory) == (died != "while it wrote a checkpoint")
@@ -108,7 +108,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(
         fsync(descriptor)
 
     with monkeypatch.context() as context:
-        context.setattr(checkpoints.os, "fsync", full)
+        context.setattr(os, "fsync", full)
         assert main(command) == 2
     error = capsys.readouterr().err
     assert f"{folder.checkpoint_path('last')} cannot be written" in error
@@ -122,24 +122,24 @@ def test_a_full_disk_keeps_the_checkpoint_before(
 def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint_is_named(tmp_path: Path) -> None:
     """PyTorch tells of it in words of its own; what was there before stays."""
     path = tmp_path / "last.ckpt"
-    checkpoints.WholeCheckpoints().save_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
+    checkpoints.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
     before = path.read_bytes()
     (tmp_path / "last.ckpt.partial").symlink_to("/dev/full")
     with pytest.raises(
         UserError, match=r"last.ckpt cannot be written \(about 38.1 MiB\): No space left on device; the"
     ):
-        checkpoints.WholeCheckpoints().save_checkpoint({"state_dict": {"w": torch.ones(10_000_000)}}, path)
+        checkpoints.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(10_000_000)}}, path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 def test_a_checkpoint_is_written_without_a_second_copy_in_memory(tmp_path: Path) -> None:
     script = (
         "import resource, sys, torch\n"
-        "from wsi_trainer.fit.checkpoints import WholeCheckpoints\n"
+        "from wsi_trainer.fit.checkpoints import Checkpoints\n"
         "state = {f'w{i}': torch.ones(5_000_000) for i in range(20)}\n"
-        "WholeCheckpoints().save_checkpoint({'w': torch.ones(3)}, sys.argv[1])\n"
+        "Checkpoints().save_checkpoint({'w': torch.ones(3)}, sys.argv[1])\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "WholeCheckpoints().save_checkpoint({'state_dict': state, 'again': state}, sys.argv[1])\n"
+        "Checkpoints().save_checkpoint({'state_dict': state, 'again': state}, sys.argv[1])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     path = tmp_path / "last.ckpt"
