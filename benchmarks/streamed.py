@@ -227,7 +227,7 @@ def plans() -> dict[str, Any]:
         "ViT-g/14, a bag of 256 patches, float32": (
             lambda: Vision(1408, 40, 16, 14),
             (256, 3, 224, 224),
-            {"host_budget": "64GiB", "optimizer": "adamw"},
+            {"host_budget": "64GiB", "optimizer": "adamw", "chains": "always"},
         ),
     }
     for name, (make, shape, options) in cases.items():

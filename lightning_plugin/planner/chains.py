@@ -110,13 +110,23 @@ class Chains:
             below |= {i: tiers[v] for i, v in enumerate(op.own(node, k)) if v in tiers}
         key = place, tuple(sorted(below.items()))
         if key not in self.known:
-            self.known[key] = self.find(network_of(op.body, below), op.body)
+            self.known[key] = self.find(self.network_of(op.body, below), op.body)
         return self.known[key]
 
     @cached_property
     def plain(self) -> list[int]:
         """What plain PyTorch would hold for backward of a link of each chain."""
-        return [network_of(op.body, {}).plain_bytes for _, _, op in self.all]
+        return [self.network_of(op.body, {}).plain_bytes for _, _, op in self.all]
+
+    def network_of(self, body: Body, below: Mapping[int, str]) -> Network:
+        """A link as a network of its own; ``below`` are the tiers of its own vectors that live below the device."""
+        tensors = {
+            v: torch.empty(v.shape, dtype=v.dtype, device="meta", requires_grad=v.requires_grad)
+            for v in (*body.entries, *body.own)
+        }
+        bindings = Bindings({}, {v: Capture(t, None) for v, t in tensors.items()})
+        tiers = {id(tensors[body.own[i]]): tier for i, tier in below.items()}
+        return Network(Recording(body.nodes, bindings), below=tiers, space=self.network.axes_of_space)
 
     def forecast(self, plan: Plan, chains: Sequence[ChainPlan], tiers: Mapping[Value, str]) -> Forecast:
         """What is predicted of a plan, with its chains."""
@@ -134,17 +144,6 @@ class Chains:
             plain_bytes=plan.plain_bytes + sum(c.count * each for c, each in zip(chains, self.plain, strict=True)),
             traffic_bytes=plan.forecast.traffic_bytes + traffic,
         )
-
-
-def network_of(body: Body, below: Mapping[int, str]) -> Network:
-    """A link as a network of its own; ``below`` are the tiers of its own vectors that live below the device."""
-    tensors = {
-        v: torch.empty(v.shape, dtype=v.dtype, device="meta", requires_grad=v.requires_grad)
-        for v in (*body.entries, *body.own)
-    }
-    bindings = Bindings({}, {v: Capture(t, None) for v, t in tensors.items()})
-    recording = Recording(body.nodes, bindings)
-    return Network(recording, below={id(tensors[body.own[i]]): tier for i, tier in below.items()})
 
 
 def seconds(plans: Sequence[ChainPlan]) -> float:

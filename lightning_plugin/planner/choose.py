@@ -65,15 +65,21 @@ class Chooser:
         self.chains = Chains(self.network, self.ways)
 
     def ways(self, network: Network, body: Body) -> list[Way]:
-        """The ways to run a link of a chain: whole, in about as much as half of that takes, and in as little as can be.
-        Its parameters live where they do."""
+        """The ways to run a link of a chain: whole, and in half as much memory, a quarter and so on, down to as little
+        as can be; of all that were rehearsed on the way, those that no other beats. Its parameters live where they do.
+        """
         inner = Chooser(network, self.rates, dataclasses.replace(self.lower, parameters=()), self.policy)
         inner.search.place(inner.placements[-1])
         whole = inner.search.whole(PLENTY)
-        found = [inner.true(whole)] if whole is not None else []
-        for peak in {found[0].peak_bytes // 2} if found else ():
-            found += [plan for plan in [inner.try_rounds(peak, FEW)] if plan is not None]
-        return [Way.of(plan, network, body) for plan in (*found, inner.frugal)]
+        limit = inner.true(whole).peak_bytes // 2 if whole is not None else 0
+        while limit > inner.frugal.peak_bytes:
+            inner.try_rounds(limit, FEW)
+            limit //= 2
+        found: list[Plan] = []
+        for plan in sorted(inner.rehearsed.values(), key=lambda plan: (plan.peak_bytes, plan.seconds)):
+            if not found or plan.seconds < found[-1].seconds:
+                found.append(plan)
+        return [Way.of(plan, network, body) for plan in found]
 
     def choose(self, budget: int) -> Plan:
         """The fastest plan within the budget, or an error that says what would be enough."""

@@ -15,7 +15,6 @@ from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
-from lightning_plugin.program.fixed import spatial_axes
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
 
@@ -59,7 +58,7 @@ class Intervals:
         self.rates = rates
         self.policy = policy
         self.coster = Coster(network, rates)
-        self.space = spatial_axes(network.nodes)
+        self.space = network.axes_of_space
         #: The first interval of each look.
         self.looks: dict[Hashable, tuple[int, int]] = {}
         #: True bytes of an interval's tiles for each byte predicted, by (begin, end, how).

@@ -18,7 +18,7 @@ from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, Tile
 from lightning_plugin.planner.describe import describe, sizes_of
 from lightning_plugin.planner.profile import Profile, profile
 from lightning_plugin.planner.repeats import Repeats
-from lightning_plugin.program.fixed import stages
+from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.pieces import uncut_from
 from lightning_plugin.recording import Recording
@@ -28,12 +28,14 @@ from lightning_plugin.recording import Recording
 class Network:
     """``accumulates``: parameters have gradients already when a step begins, as in all steps of a training but the
     first; else they have those that they have now. ``owed`` is what an optimizer keeps, or will keep, for each tensor;
-    ``below`` are the tiers of those that live below the device already: both by identity."""
+    ``below`` are the tiers of those that live below the device already: both by identity. The first ``space`` axes are
+    those of space, where no image of the network's own says how many are."""
 
     recording: Recording
     accumulates: bool = False
     owed: Mapping[int, int] = field(default_factory=dict)
     below: Mapping[int, str] = field(default_factory=dict)
+    space: int | None = None
     #: What rehearsals have run; see [Note: known] in `execute.rehearsal`.
     rehearsed: dict[Hashable, Pass] = field(default_factory=dict)
     #: Which programs are alike; see [Note: repeats] in `planner.repeats`.
@@ -43,6 +45,12 @@ class Network:
     @property
     def nodes(self) -> tuple[Node, ...]:
         return self.recording.nodes
+
+    @cached_property
+    def axes_of_space(self) -> int | None:
+        """How many axes are space; those after them count images. None where nobody says so."""
+        found = spatial_axes(self.nodes)
+        return self.space if found is None else found
 
     def has_gradient(self, v: Value) -> bool:
         """Whether a step begins with a gradient of a tensor that the network uses."""

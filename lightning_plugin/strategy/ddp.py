@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -62,9 +62,6 @@ class ParallelTiling(Tiling):
     lightning_module: Any
     root_device: torch.device
 
-    #: Lightning's class of what writes checkpoints, where the user gives none.
-    writes: ClassVar[type[Any]]
-
     def __init__(
         self,
         budget: Size = None,
@@ -89,7 +86,6 @@ class ParallelTiling(Tiling):
             raise ValueError(f'split is "batch" or "image", not {split!r}')
         if split == "image" and halo == "share":
             raise ValueError('tiles that hand rows on run one after the other: with split="image" use halo="recompute"')
-        options["checkpoint_io"] = options.get("checkpoint_io") or self.writes()
         super().__init__(  # type: ignore[call-arg]
             find_unused_parameters=find_unused_parameters,
             process_group_backend=process_group_backend,

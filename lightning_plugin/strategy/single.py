@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -44,8 +44,6 @@ class SingleTiling(Tiling):
     """
 
     strategy_name = "sft"
-    #: Lightning's class of what writes checkpoints, where the user gives none.
-    writes: ClassVar[type[Any]]
 
     def __init__(
         self,
@@ -67,7 +65,6 @@ class SingleTiling(Tiling):
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
     ) -> None:
-        checkpoint_io = checkpoint_io or self.writes()
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -40,7 +40,10 @@ log = logging.getLogger(__name__)
 class Tiling:
     """Mixed into a Lightning strategy; the methods are those of `pytorch_lightning.strategies.Strategy`."""
 
+    #: Lightning's class of what writes checkpoints, where the user gives none.
+    writes: ClassVar[type[Any]]
     settings: RunSettings
+    _checkpoint_io: Any
     _tile_over: Size
     _least: int
     _images: list[LazyTensor]
@@ -58,6 +61,20 @@ class Tiling:
         self._resumed = None
         self._updates = Updates(self.settings.homes)
         self._told = False
+
+    @property
+    def checkpoint_io(self) -> Any:
+        """What writes checkpoints: the user's, what the user has wrapped around Lightning's, or `WholeCheckpoints`."""
+        found = self._checkpoint_io
+        if found is None:
+            found = self._checkpoint_io = self.writes()
+        elif hasattr(found, "checkpoint_io"):
+            found.checkpoint_io = self.writes()
+        return found
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, given: Any) -> None:
+        self._checkpoint_io = given
 
     @property
     def plan(self) -> Plan | None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.plugins.io import TorchCheckpointIO
+from pytorch_lightning.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from torch.utils.data import DataLoader
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy, WholeCheckpoints
@@ -170,3 +171,6 @@ def test_a_strategy_writes_checkpoints_without_a_second_copy(tmp_path: Path, mon
     assert SFTStrategy(checkpoint_io=own).checkpoint_io is own
     assert SFTDDPStrategy(checkpoint_io=own).checkpoint_io is own
     assert isinstance(SFTDDPStrategy().checkpoint_io, WholeCheckpoints)
+    wrapped = SFTStrategy(checkpoint_io=AsyncCheckpointIO()).checkpoint_io
+    assert isinstance(wrapped.checkpoint_io, WholeCheckpoints)
+    assert pl.Trainer(strategy=SFTStrategy(), plugins=[own], logger=False).strategy.checkpoint_io is own
