@@ -68,7 +68,8 @@ def run_chain(node: Node, frame: Frame, plan: ChainPlan, run: RunBody) -> None:
     places = rehearsed(op, plan) if rehearses else range(op.count)
     again = op.count - plan.kept
     of = {k: Link.of(op.own(node, k), frame) for k in places}
-    links = Links(op, run, frame.step, of, Slots(0 if rehearses else plan.slots))
+    slots, whole = Slots(0 if rehearses else plan.slots), all(s.keep for s in plan.segments)
+    links = Links(op, run, frame.step, of, slots, whole)
     entries = [frame.vector(v) for v in node.inputs[: len(op.body.entries)]]
     links.slots.put(0, entries)
     fill = frozenset(stored(again, links.slots.free))
@@ -155,6 +156,8 @@ class Links:
     step: Step
     of: Mapping[int, Link]
     slots: Slots
+    #: Whether links have no tiles.
+    whole: bool
     #: What links have needed at the most, of each direction.
     needs: dict[str, int] = field(default_factory=dict)
     held: Held | None = None
@@ -167,7 +170,7 @@ class Links:
         """What a link makes, with its way back; ``again``: it will run again, and nothing of it is held till then."""
         if not again:
             keeps = self.op.trains and torch.is_grad_enabled()
-            with self.counted("kept" if keeps else "forward") as step:
+            with self.counted(k, "kept" if keeps else "forward") as step:
                 made = self.made(k, entries, self.of[k].tensors, step)
             self.see(made)
             return made
@@ -181,7 +184,7 @@ class Links:
     def forward(self, k: int, entries: Sequence[Tensor]) -> list[Tensor]:
         """What a link makes, without a way back."""
         own = [t.detach() if not streamed else t for t, streamed in self.streamable(k)]
-        with torch.no_grad(), self.counted("forward") as step:
+        with torch.no_grad(), self.counted(k, "forward") as step:
             made = self.made(k, [t.detach() for t in entries], own, step)
         self.see(made)
         return made
@@ -211,7 +214,7 @@ class Links:
             t if streamed or not v.requires_grad else t.detach().requires_grad_()
             for v, t, streamed in zip(body.own, own, self.of[k].streamed, strict=True)
         ]
-        with torch.enable_grad(), self.counted("backward") as step:
+        with torch.enable_grad(), self.counted(k, "backward") as step:
             with self.draws.again(k):
                 made = self.made(k, entries, own, step)
             live = [(t, g) for t, g in zip(made, grads, strict=True) if g is not None and t.requires_grad]
@@ -250,9 +253,9 @@ class Links:
     # What the ledger knows
 
     @contextmanager
-    def counted(self, what: str) -> Iterator[Step]:
+    def counted(self, k: int, what: str) -> Iterator[Step]:
         """A block that runs a link: the step as it is to know it. The ledger watches the first of each direction; the
-        others need as much. What is kept is watched always."""
+        others need as much. What is kept is watched always. A link that has no tiles is told as one."""
         ledger = self.step.ledger
         if ledger is None or ledger.fakes or ledger.thorough or what == "kept":
             with self.turn("backward" if what == "backward" else "forward"):
@@ -264,6 +267,9 @@ class Links:
             with ledger.measured() as most:
                 yield self.step
             self.needs[what] = most.size
+        if self.whole and (ledger is None or not ledger.fakes):
+            for _ in self.step.progress.told([(k,)]):
+                pass
 
     def turn(self, what: str) -> AbstractContextManager[None]:
         ledger = self.step.ledger

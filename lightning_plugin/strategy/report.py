@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from lightning_plugin.plan import Plan
+from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.progress import Kind, Progress
 from lightning_plugin.units import format_bytes, format_seconds
 
@@ -116,5 +117,17 @@ class Meter:
 
 
 def tiles_of(plan: Plan, grad: bool) -> int:
-    """How many tiles a run of a plan evaluates, backward too if it will be asked for."""
-    return sum(s.forward.tiles + grad * s.backward.tiles for s in plan.segments if not s.keep)
+    """How many tiles a run of a plan evaluates, backward too if it will be asked for. A link that runs whole is one."""
+    tiles = sum(s.forward.tiles + grad * s.backward.tiles for s in plan.segments if not s.keep)
+    return tiles + sum(links_of(chain, grad) for chain in plan.chains)
+
+
+def links_of(chain: ChainPlan, grad: bool) -> int:
+    """The tiles of a chain: of the links forward, of those that run again, and of those that are pulled back."""
+    tiled = [s for s in chain.segments if not s.keep]
+    forward, backward = sum(s.forward.tiles for s in tiled), sum(s.backward.tiles for s in tiled)
+    unkept = chain.count - chain.kept
+    again = max(0, chain.forecast.forwards - unkept) if grad else 0
+    if not tiled:
+        return chain.count + again + grad * unkept
+    return (chain.count + again + grad * unkept) * forward + grad * chain.count * backward

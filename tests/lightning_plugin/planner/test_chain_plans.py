@@ -17,6 +17,7 @@ from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.errors import PlanError
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.planner.choose import Chooser
+from lightning_plugin.strategy.report import tiles_of
 from tests.exactness import TOLERANCE, difference
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -157,6 +158,28 @@ def test_what_is_said_of_a_chain(tmp_path: Path) -> None:
     again = TiledModule(network(30), plan=Plan.from_json(plan.to_json()))
     again(torch.randn(1, 3, 48, 48)).square().mean().backward()
     assert again.plan == plan
+
+
+@pytest.mark.parametrize("maps", [12, 16, 30, 200])
+def test_a_step_tells_of_as_many_tiles_as_its_plan_has(maps: int) -> None:
+    """Links in tiles, links that run whole and again, and links that are kept."""
+
+    class Heard:
+        tiles = 0
+
+        def tile(self, count: int) -> None:
+            self.tiles += count
+
+        def alike(self, count: int) -> None: ...
+        def spent(self, kind: Any, seconds: float) -> None: ...
+
+    net, heard = network(40), Heard()
+    budget = 8 * sum(p.numel() for p in net.parameters()) + maps * 4 * 48 * 48 * 4
+    tiled = TiledModule(net, budget=budget, chains="always", disk=False)
+    tiled.settings.progress.listeners.append(heard)
+    tiled(torch.randn(1, 3, 48, 48)).square().mean().backward()
+    assert tiled.plan is not None and tiled.plan.chains
+    assert heard.tiles == tiles_of(tiled.plan, grad=True) > 0
 
 
 def test_a_plan_of_another_chain_is_refused() -> None:
