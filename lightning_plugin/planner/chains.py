@@ -64,6 +64,9 @@ class Chains:
     network: Network
     find: Ways
     known: dict[Hashable, list[Way]] = field(default_factory=dict)
+    #: The tiers that were looked at last, and what was found.
+    looked: Mapping[Value, str] = field(default_factory=dict)
+    found: dict[int, dict[int, str]] = field(default_factory=dict)
 
     @cached_property
     def all(self) -> list[tuple[int, Node, Chain]]:
@@ -105,13 +108,22 @@ class Chains:
 
     def ways(self, place: int, node: Node, op: Chain, tiers: Mapping[Value, str]) -> list[Way]:
         """The ways to run a link. Where some links' vector lives below, it is planned for as if all did."""
-        below: dict[int, str] = {}
-        for k in range(op.count) if tiers else ():
-            below |= {i: tiers[v] for i, v in enumerate(op.own(node, k)) if v in tiers}
+        below = self.below(node, op, tiers)
         key = place, tuple(sorted(below.items()))
         if key not in self.known:
             self.known[key] = self.find(self.network_of(op.body, below), op.body)
         return self.known[key]
+
+    def below(self, node: Node, op: Chain, tiers: Mapping[Value, str]) -> dict[int, str]:
+        """The tiers of what of a link's own lives below in some link; links are many, so they are looked at once."""
+        if self.looked is not tiers:
+            self.looked, self.found = tiers, {}
+        if node.serial not in self.found:
+            found: dict[int, str] = {}
+            for k in range(op.count) if tiers else ():
+                found |= {i: tiers[v] for i, v in enumerate(op.own(node, k)) if v in tiers}
+            self.found[node.serial] = found
+        return self.found[node.serial]
 
     @cached_property
     def plain(self) -> list[int]:
