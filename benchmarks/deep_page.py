@@ -9,7 +9,7 @@ from lightning_plugin.units import format_bytes
 
 
 def deep(data: Any) -> str:
-    cases = sorted(data["cases"].values(), key=lambda c: c["layers"])
+    cases = sorted((c for c in data["cases"].values() if "layers" in c), key=lambda c: c["layers"])
     head = [
         "layers", "parameters and gradients", "slots", "held beside them", "a step", "planning", "plain PyTorch",
         "gradients differ by", "process",
@@ -38,5 +38,20 @@ def deep(data: Any) -> str:
         "process grows to several times of this. `python -m benchmarks.deep step`.\n\n"
         + table(head, rows)
         + "\n\n![Memory beside parameters, and seconds of a step, against layers, on logarithmic scales.]"
-        "(figures/deep.png)\n"
+        "(figures/deep.png)\n" + both(data["cases"].get("both"))
+    )
+
+
+def both(case: dict[str, Any] | None) -> str:
+    """A deep network with streamed parameters."""
+    if case is None:
+        return ""
+    (chain,) = case["chains"]
+    parameters, plain = format_bytes(case["parameters"]), format_bytes(case["plain holds for backward"])
+    return (
+        f"\nBoth at once: {chain['links']} blocks with {parameters} of parameters in float32, as much again of "
+        f"gradients, and {plain} of maps in plain PyTorch, under a budget of {format_bytes(case['budget'])}: parameters "
+        f"on the disk, {chain['slots']} slots. The ledger's peak is {format_bytes(case['peak'])}, a step takes "
+        f"{case['seconds with planning']:.0f} s with its plan where plain PyTorch takes {case['plain seconds']:.0f} s, "
+        f"and gradients differ by {case['gradients differ by']:.1e}.\n"
     )

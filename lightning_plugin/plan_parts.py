@@ -78,6 +78,7 @@ def of_chain(c: ChainPlan) -> Part:
         f.peak_bytes,
         f.seconds,
         f.forwards / c.count,
+        c.count * sum(s.forecast.copied_bytes for s in c.segments),
     )
 
 
