@@ -51,7 +51,7 @@ def both(case: dict[str, Any] | None) -> str:
     return (
         f"\nBoth at once: {chain['links']} blocks with {parameters} of parameters in float32, as much again of "
         f"gradients, and {plain} of maps in plain PyTorch, under a budget of {format_bytes(case['budget'])}: "
-        f"parameters on the disk, {chain['slots']} slots. The ledger's peak is {format_bytes(case['peak'])}, a step takes "
-        f"{case['seconds with planning']:.0f} s with its plan where plain PyTorch takes {case['plain seconds']:.0f} s, "
+        f"parameters on the disk, {chain['slots']} slots. The ledger's peak is {format_bytes(case['peak'])}, a step "
+        f"takes {case['seconds with planning']:.0f} s with its plan where plain PyTorch takes {case['plain seconds']:.0f} s, "
         f"and gradients differ by {case['gradients differ by']:.1e}.\n"
     )

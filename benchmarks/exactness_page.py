@@ -99,8 +99,8 @@ def deep_part() -> str:
     return (
         "## Random deep networks\n\nA random network of the same kind, again and again: what it makes is added to what "
         "it was given; in some a number of each image goes on beside the map, in some the copies are one module, in "
-        "some a mean of each copy is read later. Copies are links of a chain, with any number of slots, any share of them "
-        "kept, inside in any segments.\n\n" + table(["", "count"], counts)
+        "some a mean of each copy is read later. Copies are links of a chain, with any number of slots, any share of "
+        "them kept, inside in any segments.\n\n" + table(["", "count"], counts)
     )
 
 
