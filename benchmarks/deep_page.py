@@ -47,11 +47,12 @@ def both(case: dict[str, Any] | None) -> str:
     if case is None:
         return ""
     (chain,) = case["chains"]
-    parameters, plain = format_bytes(case["parameters"]), format_bytes(case["plain holds for backward"])
+    size = {name: format_bytes(case[name]) for name in ("parameters", "plain holds for backward", "budget", "peak")}
+    seconds, plain = case["seconds with planning"], case["plain seconds"]
     return (
-        f"\nBoth at once: {chain['links']} blocks with {parameters} of parameters in float32, as much again of "
-        f"gradients, and {plain} of maps in plain PyTorch, under a budget of {format_bytes(case['budget'])}: "
-        f"parameters on the disk, {chain['slots']} slots. The ledger's peak is {format_bytes(case['peak'])}, a step "
-        f"takes {case['seconds with planning']:.0f} s with its plan where plain PyTorch takes {case['plain seconds']:.0f} s, "
-        f"and gradients differ by {case['gradients differ by']:.1e}.\n"
+        f"\nBoth at once: {chain['links']} blocks with {size['parameters']} of parameters in float32, as much again of "
+        f"gradients, and {size['plain holds for backward']} of maps in plain PyTorch, under a budget of "
+        f"{size['budget']}: parameters on the disk, {chain['slots']} slots. The ledger's peak is {size['peak']}, a step "
+        f"takes {seconds:.0f} s with its plan where plain PyTorch takes {plain:.0f} s, and gradients differ by "
+        f"{case['gradients differ by']:.1e}.\n"
     )
