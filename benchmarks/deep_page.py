@@ -52,7 +52,7 @@ def both(case: dict[str, Any] | None) -> str:
     return (
         f"\nBoth at once: {chain['links']} blocks with {size['parameters']} of parameters in float32, as much again of "
         f"gradients, and {size['plain holds for backward']} of maps in plain PyTorch, under a budget of "
-        f"{size['budget']}: parameters on the disk, {chain['slots']} slots. The ledger's peak is {size['peak']}, a step "
+        f"{size['budget']}: parameters on the disk, {chain['slots']} slots. Held are {size['peak']} at most, a step "
         f"takes {seconds:.0f} s with its plan where plain PyTorch takes {plain:.0f} s, and gradients differ by "
         f"{case['gradients differ by']:.1e}.\n"
     )
