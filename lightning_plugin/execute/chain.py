@@ -9,7 +9,6 @@ backward, also where a pass ends early or retains the graph: what a link reads i
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,9 @@ from lightning_plugin.chain import Body, Chain
 from lightning_plugin.execute.again import Inputs
 from lightning_plugin.execute.draws import Draws
 from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.held import Held, rehearsed
 from lightning_plugin.execute.leaves import as_used, lasting
+from lightning_plugin.execute.slots import Slots
 from lightning_plugin.execute.step import Step
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.passes import retains_graph
@@ -37,27 +38,6 @@ RunBody = Callable[[Body, Frame], None]
 TURN = "chain"
 #: The segments of links have places from here on, so that no other segment has them.
 IN_CHAINS = 1 << 20
-
-
-def rehearsed(op: Chain, plan: ChainPlan) -> list[int]:
-    """The links that a rehearsal runs, of those that run again and of those that are kept: one, after which maps and
-    gradients lie there, and one more."""
-    again = op.count - plan.kept
-    return [*range(min(2, again)), *range(max(again, op.count - 2), op.count)]
-
-
-def met(node: Node, plan: ChainPlan) -> set[Value]:
-    """The own vectors of the links that a rehearsal runs."""
-    op = node.op
-    assert isinstance(op, Chain)
-    return {v for k in rehearsed(op, plan) for v in op.own(node, k)}
-
-
-def spare(node: Node, plan: ChainPlan) -> set[Value]:
-    """The own vectors of the links that a rehearsal leaves out."""
-    op = node.op
-    assert isinstance(op, Chain)
-    return set(node.inputs[len(op.body.entries) :]) - met(node, plan)
 
 
 def run_chain(node: Node, frame: Frame, plan: ChainPlan, run: RunBody) -> None:
@@ -110,40 +90,6 @@ class Link:
         streams = frame.streams.captured if frame.streams is not None else {}
         tensors = [as_used(streams[v], v.requires_grad) if v in streams else frame.vector(v) for v in values]
         return Link(Inputs.of(tensors, None), [v in streams for v in values])
-
-
-@dataclass(eq=False)
-class Slots:
-    """The entries that are stored, by the number of the link that reads them. Those of the first always are; beside
-    them there is room for so many."""
-
-    room: int
-    stored: dict[int, Inputs] = field(default_factory=dict)
-    places: list[int] = field(default_factory=list)
-
-    @property
-    def free(self) -> int:
-        return self.room - len(self.places) + (0 in self.stored)
-
-    def put(self, k: int, entries: Sequence[Tensor]) -> None:
-        if k not in self.stored:
-            insort(self.places, k)
-        self.stored[k] = Inputs.of([t.detach() for t in entries], None)
-
-    def nearest(self, k: int) -> int:
-        """The last link, no later than this one, whose entries are stored."""
-        return self.places[bisect_right(self.places, k) - 1]
-
-    def get(self, k: int) -> list[Tensor]:
-        return self.stored[k].tensors()
-
-    def drop(self, k: int) -> None:
-        if self.stored.pop(k, None) is not None:
-            self.places.remove(k)
-
-    def clear(self) -> None:
-        self.stored.clear()
-        self.places.clear()
 
 
 @dataclass(eq=False)
@@ -305,41 +251,3 @@ class LinkFunction(torch.autograd.Function):
             if links.held is not None and not k:
                 links.held.stored = None
         return None, None, *found
-
-
-class Held:
-    """In a rehearsal, what the links hold that it leaves out: memory of their size, until backward has come by."""
-
-    def __init__(self, op: Chain, plan: ChainPlan, step: Step) -> None:
-        self.op, self.plan = op, plan
-        ledger = step.ledger
-        assert ledger is not None
-        self.ledger = ledger
-        self.live: list[int] = []
-        again = op.count - plan.kept
-        self.stored = self.room(min(plan.slots, max(0, again - 1)) * op.body.entry_bytes)
-        self.kept: Tensor | None = None
-        self.results = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in op.body.results]
-        run = len(rehearsed(op, plan))
-        self.more = self.room((op.count - run) * sum(v.bytes for v in op.body.results))
-
-    def room(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=self.op.body.made[0].device)
-
-    def keep(self, k: int, entries: Sequence[Tensor]) -> None:
-        """A link begins that is kept."""
-        if not self.live:
-            for t in entries:
-                if t.requires_grad:
-                    t.register_hook(self.pulled_back)
-        self.live.append(self.ledger.live)
-
-    def rest(self, entries: Sequence[Tensor]) -> None:
-        """All links have run that do: those that are kept besides hold as much as the last of them."""
-        if self.live and self.plan.kept > len(self.live):
-            each = self.ledger.live - self.live[-1]
-            self.kept = self.room((self.plan.kept - len(self.live)) * each)
-
-    def pulled_back(self, gradient: Tensor) -> None:
-        """Backward has gone through all links that are kept."""
-        self.kept = None

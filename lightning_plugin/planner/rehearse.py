@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.execute.chain import met, spare
 from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.held import met, spare
 from lightning_plugin.execute.pool import Lender
 from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.run import run_plan
