@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.deep_page import deep
 from benchmarks.exactness_page import table
-from benchmarks.streamed_page import streamed
+from benchmarks.streamed_page import offloading, streamed
 from lightning_plugin.units import format_bytes
 from tests.conftest import RESULTS
 
@@ -373,6 +373,7 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
     "recipes": recipes,
     "small_tiles": small_tiles,
     "streamed": streamed,
+    "offloading": offloading,
     "split_study": split_study,
 }
 
