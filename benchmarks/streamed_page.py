@@ -91,13 +91,14 @@ def offloading(data: Any) -> str:
         if (c := cases.get(name)) is not None
     ]
     any_case = next(iter(cases.values()))
+    size = f"{any_case['parameters'] / MIB:,.0f} MiB"
     return (
-        f"### Beside DeepSpeed\n\nA language model with {any_case['parameters'] / MIB:,.0f} MiB of parameters in float32, "
-        "four times that with gradients and AdamW's state; the engine has an eighth of this as its budget. One thread, "
-        "four steps, one process each, one after the other. DeepSpeed 0.19.8 runs on a CPU with gradient clipping said "
-        "to be off (it clips where nothing is said), and in files with its prefetch off. Here the CPU's memory is the "
-        "device's, so what is offloaded to it is no less memory of the process, ours neither; its files are opened past "
-        "the system's cache and ours are not, so the two are not compared by time. Memory repeats within a few percent, "
+        f"### Beside DeepSpeed\n\nA language model with {size} of parameters in float32, four times that with "
+        "gradients and AdamW's state; the engine has an eighth of this as its budget. One thread, four steps, one "
+        "process each, one after the other. DeepSpeed 0.19.8 runs on a CPU with gradient clipping said to be off (it "
+        "clips where nothing is said), and in files with its prefetch off. Here the CPU's memory is the device's: what "
+        "is offloaded to it is no less memory of the process, DeepSpeed's or ours. Its files are opened past the "
+        "system's cache and ours are not, so these two are not compared by time. Memory repeats within a few percent, "
         "times within a quarter. `python -m benchmarks.offloading`.\n\n" + table(head, rows)
     )
 
