@@ -31,6 +31,11 @@ class Slots:
 
     def nearest(self, k: int) -> int:
         """The last link, no later than this one, whose entries are stored."""
+        if not self.places:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time: what a chain of links has stored went with the "
+                "first. Pull back with retain_graph=True before."
+            )
         return self.places[bisect_right(self.places, k) - 1]
 
     def get(self, k: int) -> list[Tensor]:

@@ -293,6 +293,14 @@ def test_a_graph_may_be_pulled_back_in_parts_and_again(net: nn.Module, x: Tensor
         loss.backward()
 
 
+def test_links_without_parameters_are_not_pulled_back_twice(x: Tensor) -> None:
+    net = stack(*(nn.Sequential(nn.Tanh(), nn.Softplus()) for _ in range(6))).double()
+    loss = net(LazyImage.from_tensor(x, settings=settings_of(1, 0.0))).square().mean()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("place", [2, 8, -3])
 def test_a_parameter_that_was_changed_is_refused(net: nn.Module, x: Tensor, place: int) -> None:
     loss = net(LazyImage.from_tensor(x, settings=settings_of(2, 0.0))).square().mean() + 0
