@@ -72,20 +72,25 @@ def listing(names: list[str]) -> str:
     return ", ".join(f"`{n}`" for n in names) or "–"
 
 
+def counted(values: dict[str, Any]) -> str:
+    """What was counted, by name; errors among it."""
+    rows = [[k, f"{values[k]:.1e}" if isinstance(values[k], float) else str(values[k])] for k in sorted(values)]
+    return table(["", "count"], rows)
+
+
 def random_part() -> str:
     data = measured("random")
     if data is None:
         return ""
     v = dict(data["values"])
     operators = v.pop("operators")
-    counts = [[k, f"{v[k]:.1e}" if isinstance(v[k], float) else str(v[k])] for k in sorted(v)]
     used = ", ".join(f"{name} {count}" for name, count in operators.items())
     return (
         "## Random networks\n\nDirected acyclic graphs of operators, at random sizes, with random tile grids, "
         "different ones forward and backward, and random sets of stored and kept maps. *Badly conditioned* are "
         "networks in which one rounding of the input changes plain PyTorch's own result by so much that the bound "
         "means nothing; they are held to a hundred times that change.\n\n"
-        + table(["", "count"], counts)
+        + counted(v)
         + f"\nHow often each operator was drawn: {used}.\n"
     )
 
@@ -94,13 +99,11 @@ def deep_part() -> str:
     data = measured("deep")
     if data is None:
         return ""
-    v = data["values"]
-    counts = [[k, f"{v[k]:.1e}" if isinstance(v[k], float) else str(v[k])] for k in sorted(v)]
     return (
         "## Random deep networks\n\nA random network of the same kind, again and again: what it makes is added to what "
         "it was given; in some a number of each image goes on beside the map, in some the copies are one module, in "
         "some a mean of each copy is read later. Copies are links of a chain, with any number of slots, any share of "
-        "them kept, inside in any segments.\n\n" + table(["", "count"], counts)
+        "them kept, inside in any segments.\n\n" + counted(data["values"])
     )
 
 
@@ -108,14 +111,12 @@ def axes_part() -> str:
     data = measured("axes")
     if data is None:
         return ""
-    v = data["values"]
-    counts = [[k, f"{v[k]:.1e}" if isinstance(v[k], float) else str(v[k])] for k in sorted(v)]
     return (
         "## Random networks of patches and batches\n\nThree optimizer steps of networks that cut an image, or each "
         "image of a batch, into patches in one of the ways that people write it (`by_...`), or not (`whole`), encode "
         "them with convolutions, norms, windows and attention of random forms, attend over patches, and pool; at prime "
         "sizes and grids that divide nothing. Those with a barrier, as far as they were looked at, are of a single "
-        "patch whose tokens an operator mixes: nothing is left to cut.\n\n" + table(["", "count"], counts)
+        "patch whose tokens an operator mixes: nothing is left to cut.\n\n" + counted(data["values"])
     )
 
 

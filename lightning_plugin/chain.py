@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import Captured, Gather, Op, Spread
+from lightning_plugin.ops import Captured, Op, Spread
+from lightning_plugin.recording import gathered
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +32,6 @@ class Body:
     exits: tuple[Value, ...]
     results: tuple[Value, ...]
     first: int
-
-    @property
-    def given(self) -> tuple[Value, ...]:
-        return (*self.entries, *self.own)
 
     @property
     def made(self) -> tuple[Value, ...]:
@@ -121,8 +118,9 @@ class Copier:
         found = self.made[v]
         if not found.is_map:
             return found
-        vector = Value(v.fake, None, v.requires_grad)
-        self.nodes.append(Node(Gather(), (found,), (vector,), "gather", v.node.path if v.node is not None else ""))
+        vector = gathered(found)
+        assert vector.node is not None
+        self.nodes.append(vector.node)
         return vector
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
+from lightning_plugin.ops import Gather
 from lightning_plugin.private import version
 from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood, version_of
 
@@ -123,3 +124,16 @@ class Recording:
         """The tensors that the nodes begin with."""
         found = (self.bindings.captures.get(v) for n in self.nodes for v in n.outputs)
         return [capture for capture in found if capture is not None]
+
+
+def vector_of(v: Value) -> Value:
+    """A vector with what a map holds."""
+    return Value(v.fake, None, v.requires_grad)
+
+
+def gathered(v: Value, serial: int | None = None) -> Value:
+    """A map as the vector that is made of it; the node that makes it may be given a number."""
+    found, path = vector_of(v), v.node.path if v.node is not None else ""
+    numbered = {} if serial is None else {"serial": serial}
+    Node(Gather(), (v,), (found,), "gather", path, **numbered)
+    return found

@@ -25,7 +25,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("capture",),  # records what a user's code does
     ("execute",),  # runs a plan
     ("program",),  # a segment, made ready to be run or planned
-    ("plan", "recording", "rules", "chain"),  # decisions; what is to be run; operators
+    ("plan", "rules", "chain"),  # decisions; operators; links
+    ("recording",),  # what is to be run
     ("graph", "picture"),
     ("ops", "dropped", "plan_table", "plan_json"),
     ("plan_parts",),  # segments and chains in order

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from lightning_plugin.capture.runs import Made, Runs, Span
 from lightning_plugin.chain import Chain, body_of
 from lightning_plugin.graph import ROOM, Node, Value
-from lightning_plugin.ops import Captured, Gather, Source, Spread
+from lightning_plugin.ops import Captured, Source, Spread
 from lightning_plugin.program.structure import varies
+from lightning_plugin.recording import gathered, vector_of
 
 
 def with_chains(nodes: Sequence[Node], wanted: Collection[Value], written: Collection[Value]) -> bool:
@@ -57,17 +58,6 @@ def look(runs: Runs, span: Span) -> tuple[object, ...]:
     """What the operators of a link are, whatever else is recorded."""
     begin = span.begin + span.period
     return tuple(runs.look(i, runs.nodes[i]) for i in range(begin, begin + span.period))
-
-
-def vector_of(v: Value) -> Value:
-    return Value(v.fake, None, v.requires_grad)
-
-
-def gathered(v: Value, serial: int) -> Value:
-    """A map as a vector."""
-    found = vector_of(v)
-    Node(Gather(), (v,), (found,), "gather", v.node.path if v.node is not None else "", serial=serial)
-    return found
 
 
 def owned(runs: Runs, span: Span) -> list[list[Value]]:

@@ -14,10 +14,9 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
-from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import Gather
+from lightning_plugin.graph import Value
 from lightning_plugin.program.fixed import fixed
-from lightning_plugin.recording import Recording
+from lightning_plugin.recording import Recording, gathered
 
 
 def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
@@ -48,13 +47,6 @@ def happen(session: Session) -> None:
         else:
             waiting.append(effect)
     session.effects = waiting
-
-
-def gathered(value: Value) -> Value:
-    """A map as the vector that a user gets of it."""
-    out = Value(value.fake, None, value.requires_grad)
-    Node(Gather(), (value,), (out,), "gather", value.node.path if value.node else "")
-    return out
 
 
 def run(recording: Recording, session: Session) -> None:

@@ -129,7 +129,8 @@ class Links:
 
     def forward(self, k: int, entries: Sequence[Tensor]) -> list[Tensor]:
         """What a link makes, without a way back."""
-        own = [t.detach() if not streamed else t for t, streamed in self.streamable(k)]
+        link = self.of[k]
+        own = [t if streamed else t.detach() for t, streamed in zip(link.tensors, link.streamed, strict=True)]
         with torch.no_grad(), self.counted(k, "forward") as step:
             made = self.made(k, [t.detach() for t in entries], own, step)
         self.see(made)
@@ -192,9 +193,6 @@ class Links:
         frame = Frame(Bindings({}, captures), vectors, step)
         self.run(body, frame)
         return [lasting(frame.vector(v)) for v in body.made]
-
-    def streamable(self, k: int) -> Iterator[tuple[Tensor, bool]]:
-        return zip(self.of[k].tensors, self.of[k].streamed, strict=True)
 
     # What the ledger knows
 

@@ -14,9 +14,10 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from lightning_plugin.capture.lazy import LazyTensor, known
-from lightning_plugin.capture.run import execute, gathered
+from lightning_plugin.capture.run import execute
 from lightning_plugin.capture.session import Session
 from lightning_plugin.graph import Value
+from lightning_plugin.recording import gathered
 from lightning_plugin.strategy.batch import lazy_tensors
 
 
