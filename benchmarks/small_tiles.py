@@ -6,8 +6,9 @@ A frozen ResNet-18 of width 2, so that arithmetic hardly counts, on an image cut
 the same network, forward and backward, on as many crops of the tiles' own size. The two take turns; the ratio is the
 median over pairs, of processor time with one thread. Crops have no halo and exchange nothing, so they compute less:
 where a tile of 16 x 16 reads 115 x 115, most of the ratio is the work of halos. So the same network is measured with
-kernels of 1 x 1 too, where a tile computes what a crop does, forward once more. It is also said how many operators are
-dispatched for one tile and for one crop. Writes benchmarks/results/small_tiles.json, a case for each network.
+kernels of 1 x 1 too, where a tile computes what a crop does, forward once more. Both are measured with tiles that are
+compiled, too, when all kinds of them are. It is also said how many operators are dispatched for one tile and for one
+crop. Writes benchmarks/results/small_tiles.json, a case for each network.
 """
 
 from __future__ import annotations
@@ -68,27 +69,32 @@ def measure(net: nn.Module, side: int, tiles: int, pairs: int) -> dict[str, obje
     """Steps of both in turn."""
     image = torch.randn(1, 3, side, side)
     crop = torch.randn(1, 3, side // tiles, side // tiles)
-    tiled = TiledModule(net, tiles=(tiles, tiles))
+    plain, compiled = (TiledModule(net, tiles=(tiles, tiles), compile=how) for how in ("never", "tiles"))
 
-    def ours() -> None:
+    def ours(tiled: TiledModule = plain) -> None:
         loss: Tensor = tiled(LazyImage(image)).sum()
         loss.backward()
+
+    def by_compiled() -> None:
+        ours(compiled)
 
     def crops() -> None:
         for _ in range(tiles * tiles):
             net(crop).sum().backward()
 
-    for step in (ours, crops, ours):
+    for step in (ours, crops, ours, *[by_compiled] * 4):
         step()
-    found = [(processor(ours), processor(crops)) for _ in track(range(pairs), "pairs")]
-    ratios = [a / b for a, b in found]
+    found = [(processor(ours), processor(crops), processor(by_compiled)) for _ in track(range(pairs), "pairs")]
+    ratios = [a / b for a, b, _ in found]
     return {
         "side": side,
         "tiles": tiles,
-        "seconds": statistics.median(a for a, _ in found),
-        "seconds of crops": statistics.median(b for _, b in found),
+        "seconds": statistics.median(a for a, _, _ in found),
+        "seconds of crops": statistics.median(b for _, b, _ in found),
         "ratio": statistics.median(ratios),
         "ratios": ratios,
+        "seconds compiled": statistics.median(c for _, _, c in found),
+        "ratio compiled": statistics.median(c / b for _, b, c in found),
         "operators of a tile": round(operators(ours) / tiles**2, 1),
         "operators of a crop": round(operators(crops) / tiles**2, 1),
     }

@@ -289,6 +289,18 @@ class Ledger:
         with self.watcher:
             yield
 
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """A block whose operators nobody can watch, compiled ones: what comes out of it is shown to `see`."""
+        if dispatch_mode() is not self.watcher:
+            yield
+            return
+        self.watcher.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.watcher.__enter__()
+
     def hook(self, tensor: Tensor, until: Iterable[Any] = ()) -> None:
         """Count the gradients that autograd makes on its way back through a tensor's operator, down to the functions
         ``until`` which its inputs were made."""
@@ -339,6 +351,11 @@ class Ledger:
 def watched(ledger: Ledger | None) -> AbstractContextManager[None]:
     """A block whose operators a ledger counts, if there is one."""
     return nullcontext() if ledger is None else ledger.watching()
+
+
+def unseen(ledger: Ledger | None) -> AbstractContextManager[None]:
+    """A block whose operators a ledger cannot watch, if there is one."""
+    return nullcontext() if ledger is None else ledger.unseen()
 
 
 def apart(ledger: Ledger | None) -> AbstractContextManager[None]:

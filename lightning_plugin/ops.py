@@ -152,6 +152,11 @@ class ReduceOp(Op):
     @abstractmethod
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]: ...
 
+    @property
+    def seeks(self) -> bool:
+        """Whether backward may look for results among its tiles by their very bits."""
+        return False
+
     def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
         """Whether `pull` needs the results as the tiles of backward come to them, and not as forward's did; ``shared``:
         some of those tiles may stand for others."""

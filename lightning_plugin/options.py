@@ -14,6 +14,7 @@ Size = int | str | None
 Tiles = int | Sequence[int] | None
 Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
 Chains = Literal["auto", "always", "never"]
+Compile = Literal["never", "tiles", "graphs"]
 HomeTier = Literal["auto", "device", "host", "disk"]
 #: Those that split the network: approximations.
 SPLITS = ("split", "stochastic_split")
@@ -36,6 +37,7 @@ class Words(TypedDict, total=False):
     calls: int
     parameters: HomeTier
     chains: Chains
+    compile: Compile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,9 @@ class Options:
         chains: Whether long runs of equal layers are planned as one: as a chain of links, of which few maps are stored
             at a time and the others made again by divide and conquer. "auto" does so in networks of thousands of
             operators.
+        compile: Whether tiles that are the same computation are compiled when they have come often: "never"; "tiles",
+            by `torch.compile`; or "graphs", which replays them as CUDA graphs besides. Compiling takes seconds for each
+            kind of tile, and a budget counts what tiles hold as if they were not compiled.
     """
 
     budget: int | None = None
@@ -82,6 +87,7 @@ class Options:
     calls: int = 1
     parameters: HomeTier = "auto"
     chains: Chains = "auto"
+    compile: Compile = "never"
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.tiles is not None:
@@ -98,6 +104,8 @@ class Options:
             raise ValueError(f"parameters={self.parameters!r}: give {', '.join(map(repr, get_args(HomeTier)))}")
         if self.chains not in get_args(Chains):
             raise ValueError(f"chains={self.chains!r}: give {', '.join(map(repr, get_args(Chains)))}")
+        if self.compile not in get_args(Compile):
+            raise ValueError(f"compile={self.compile!r}: give {', '.join(map(repr, get_args(Compile)))}")
         if isinstance(self.disk, str) and not os.access(self.disk, os.W_OK | os.X_OK):
             raise ValueError(
                 f"disk={self.disk!r} is not a folder that can be written to. Give disk=True for the system's folder of "
@@ -125,6 +133,7 @@ class Options:
             calls=words.get("calls", 1),
             parameters=words.get("parameters", "auto"),
             chains=words.get("chains", "auto"),
+            compile=words.get("compile", "never"),
         )
 
     @property

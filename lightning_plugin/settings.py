@@ -30,6 +30,7 @@ from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.recipe import NEAR, Recipe
+from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
@@ -54,8 +55,8 @@ class Settings:
     ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
     when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
     ran, ``ledger`` what its step used where a budget is kept. ``progress`` tells of steps while they last,
-    ``library`` is what they have found of tiles. ``homes`` are where streamed tensors live, ``owed`` is what optimizers
-    keep for each tensor, by identity.
+    ``library`` is what they have found of tiles, ``compiler`` what compiles their tapes. ``homes`` are where streamed
+    tensors live, ``owed`` is what optimizers keep for each tensor, by identity.
     """
 
     options: Options = field(default_factory=Options)
@@ -71,6 +72,7 @@ class Settings:
     progress: Progress = field(default_factory=Progress, init=False)
     library: Library = field(default_factory=Library, init=False)
     homes: Homes = field(default_factory=Homes, init=False)
+    compiler: Compiler | None = field(default=None, init=False)
     owed: dict[int, int] = field(default_factory=dict, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
@@ -228,7 +230,12 @@ class Settings:
         for tensor in tensors_of(recording):
             if tensor not in self.homes:
                 self.ledger.hold(tensor)
-        return Step(self.ledger, self.team, self.options.folder, self.progress, library=self.library, homes=self.homes)
+        if self.compiler is None and self.options.compile != "never":
+            self.compiler = Compiler(self.options.compile)
+        return Step(
+            self.ledger, self.team, self.options.folder, self.progress, library=self.library, homes=self.homes,
+            compiler=self.compiler,
+        )  # fmt: skip
 
 
 def marked(plan: Plan, recording: Recording) -> Plan:

@@ -3,6 +3,9 @@
 A lazy tensor answers what can be answered without data (shape, dtype, device, requires_grad), records every operator
 that is called on it (see `record`), and is *executed* when a value is needed: ``item``, ``bool``, printing,
 ``backward``, a write into a real tensor. A vector that was executed is an ordinary tensor from then on.
+
+The file is long because the class and what it answers calls with name each other: attributes, methods that execute, and
+those that are refused all make or take lazy tensors, and the class looks them up.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ value; what that means for tensors that share its memory is said in [Note: views
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,11 +26,13 @@ from lightning_plugin.capture.alias import current, note_views, rebind, remember
 from lightning_plugin.capture.buffers import await_update
 from lightning_plugin.capture.paths import in_train_mode, module_path
 from lightning_plugin.capture.session import Session, bind, bound
+from lightning_plugin.capture.spelling import IN_PLACE, ON_VECTORS, functional
+from lightning_plugin.capture.watch import Seen, Watch, mutated, watch, written_by
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp
-from lightning_plugin.private import FakeTensor, TorchDispatchMode, operator_name, schema, storage_key
+from lightning_plugin.private import FakeTensor, operator_name, storage_key
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import alternatives
@@ -200,40 +201,6 @@ class Recorder:
         return value
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """One operator that ran on fake tensors."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
-
-    @property
-    def outs(self) -> list[Tensor]:
-        return [o for o in tree_leaves(self.out) if isinstance(o, Tensor)]
-
-
-class Watch(TorchDispatchMode):
-    """Notes the operators a function runs on fake tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Seen] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        self.calls.append(Seen(func, args, kwargs, out))
-        return out
-
-
-def watch(session: Session, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Watch]:
-    with torch.inference_mode(False), torch.no_grad(), session.mode, Watch() as seen:
-        out = func(*args, **kwargs)
-    return out, seen
-
-
 def record(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a call whose tensors are fakes bound to values; returns its result with fakes bound to values."""
     try:
@@ -374,23 +341,6 @@ def answer(result: Any) -> tuple[Value, ...] | None:
     return (result,) if isinstance(result, Value) else tuple(result)
 
 
-def mutated(seen: Watch, fakes: Sequence[Tensor]) -> list[Tensor]:
-    """The argument tensors that the call wrote to, itself or through views."""
-    wrote = [t for c in seen.calls for t in written_by(c.func, c.args, c.kwargs)]
-    return list({id(f): f for f in fakes if any(same_memory(f, t) for t in wrote)}.values())
-
-
-def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    found = schema(func)
-    if found is None or not found.is_mutable:
-        return
-    for i, a in enumerate(found.arguments):
-        if a.alias_info is not None and a.alias_info.is_write:
-            t = args[i] if i < len(args) else kwargs.get(a.name)
-            if isinstance(t, Tensor):
-                yield t
-
-
 def lower(recorder: Recorder, seen: Watch) -> str | None:
     """Turn every operator that was seen into nodes; returns the reason where that is not possible."""
     for call in seen.calls:
@@ -434,36 +384,3 @@ def lower_one(recorder: Recorder, seen: Seen) -> str | None:
         else:
             bind(fake, value)
     return None
-
-
-def copied(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
-    """What ``x.copy_(new)`` leaves in ``x``."""
-    return new.to(x.device, x.dtype).expand_as(x).clone()
-
-
-#: What is run on vectors in place of an operator: real vectors need not have the strides of their fakes, and a view is
-#: particular about strides; the out-of-place copy has no derivative.
-ON_VECTORS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
-    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
-    torch.ops.aten.copy.default: copied,
-}
-
-#: In-place operators that overwrite a map with something of the same shape and type, whose backward needs the result
-#: or nothing. They save memory where the user's code uses them, so they are run as the user wrote them.
-IN_PLACE = {
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "relu_ leaky_relu_ elu_ celu_ hardtanh_ hardswish_ hardsigmoid_ silu_ mish_ sigmoid_ tanh_ threshold_ relu6_"
-    ).split()
-    if hasattr(getattr(torch.ops.aten, name, None), "default")
-} | {torch.ops.aten.add_.Tensor, torch.ops.aten.mul_.Tensor, torch.ops.aten.sub_.Tensor, torch.ops.aten.div_.Tensor}
-
-
-def functional(func: Any) -> Any:
-    """The operator that computes what an in-place operator writes."""
-    packet = getattr(torch.ops.aten, operator_name(func).removesuffix("_"), None)
-    if schema(func).name == "aten::copy_":
-        return torch.ops.aten.copy.default
-    overload = schema(func).overload_name or "default"
-    return getattr(packet, overload, None) if packet is not None else None

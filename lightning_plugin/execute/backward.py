@@ -1,4 +1,8 @@
-"""Backward of a segment: every tile again, with grad, and its cotangents pulled back."""
+"""Backward of a segment: every tile again, with grad, and its cotangents pulled back.
+
+One pass is one object, and its file is a little long: tiles alone, tiles that stand for others, and a scan's tiles in
+reverse share what they pull and give.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger, apart
 from lightning_plugin.private import add_each
-from lightning_plugin.rules.reduce import wide
+from lightning_plugin.rules.reductions import wide
 
 #: Over so many tiles, float32 numbers may be added up in float32: a sum of n equal ones is off by half of n roundings.
 FEW = 16

@@ -23,7 +23,7 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
-from lightning_plugin.rules.reduce import wide
+from lightning_plugin.rules.reductions import wide
 from lightning_plugin.units import format_bytes
 
 #: A smaller tile's need is not known as well as that of the planned one.

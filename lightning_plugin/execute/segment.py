@@ -197,7 +197,9 @@ class SegmentRun:
 
     def tapes(self, program: Program, grid: Grid) -> Tapes:
         """The tapes of a pass over a program's tiles."""
-        return Tapes(program, grid, self.step.library)
+        compiler = self.step.compiler
+        takes = compiler is not None and compiler.takes(program, self.scans)
+        return Tapes(program, grid, self.step.library, compiler if takes else None, self.ledger)
 
     def work(self, tapes: Tapes, handle: Callable[[Value], Handle | None]) -> Iterator[Sequence[Owned]]:
         """All tiles, each with the tiles that are identical to it."""

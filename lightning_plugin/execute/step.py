@@ -8,6 +8,7 @@ from lightning_plugin.execute.homes import Homes
 from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.team import Team
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress
 
@@ -16,7 +17,7 @@ from lightning_plugin.progress import Progress
 class Step:
     """How a plan is run: who counts what it holds, the ranks that share its tiles, the folder for maps on the disk
     (None: the system's), who hears of its progress, what is rehearsed, if it is only a rehearsal, what earlier
-    steps have found of tiles, and where streamed tensors live."""
+    steps have found of tiles, where streamed tensors live, and what compiles tapes, if something does."""
 
     ledger: Ledger | None = None
     team: Team | None = None
@@ -25,3 +26,4 @@ class Step:
     rehearsal: Rehearsal | None = None
     library: Library = field(default_factory=Library)
     homes: Homes = field(default_factory=Homes)
+    compiler: Compiler | None = None

@@ -19,7 +19,7 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, apart, watched
 from lightning_plugin.passes import current_pass
 from lightning_plugin.plan_fields import DEEPEST
-from lightning_plugin.rules.reduce import wide
+from lightning_plugin.rules.reductions import wide
 
 
 class Memory:

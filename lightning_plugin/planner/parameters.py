@@ -19,7 +19,7 @@ from lightning_plugin.ops import Captured, Spread, VectorOp
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.rules.reduce import wide
+from lightning_plugin.rules.reductions import wide
 
 #: Smaller tensors stay on the device: they take no room, and a call each to be fetched.
 LEAST = 1 << 16

@@ -20,7 +20,7 @@ from lightning_plugin.planner.profile import Profile
 from lightning_plugin.program.pieces import Strip
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.attention import Attention
-from lightning_plugin.rules.reduce import wide
+from lightning_plugin.rules.reductions import wide
 from lightning_plugin.rules.uncut import Uncut
 
 #: Matrices of scores that live at once where keys are read piece by piece.

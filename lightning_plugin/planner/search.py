@@ -8,6 +8,9 @@ tiles have to fit beside what is held up to it, and beside the cotangents of its
 with the cheapest grid that fits. What is dropped (see [Note: dropped] in `execute.again`) is an exception: it is held
 from where it is made to where the last segment that has it come back begins, and not beyond; and what is dropped deeper
 than something after it is made in passing there, and costs its forward once more.
+
+The file is a little long: what a partial plan grows by reads all that a search knows (tiers, copies, lessons), and what
+can be said without that is in `ways`, `site` and `partial`.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ PIECES = (4, 16, 64, 256)
 
 
 class Search:
+    """The search for a plan of one network, on a device of some rates, with some lower tiers."""
+
     def __init__(self, network: Network, rates: Rates, lower: Lower, policy: Policy = POLICIES["auto"]) -> None:
         self.lower = lower
         self.network = network

@@ -10,15 +10,19 @@ no data and nothing of a graph, so they keep no recording alive.
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
+
+from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Value
+from lightning_plugin.ledger import Ledger, unseen
 from lightning_plugin.ops import TileOp
+from lightning_plugin.program.compiled import OFTEN, Compiled, Compiler
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.structure import structure
 from lightning_plugin.program.tape import Emit, Read, Tape, record
@@ -54,6 +58,9 @@ class Findings:
         self.lines: dict[tuple[int, int], Line] = {}
         self.kinds: dict[Hashable, int] = {}
         self.tapes: dict[tuple[int, ...], Tape] = {}
+        #: How often a kind's tape has run, with grad or without, and what was compiled of it (None: it cannot be).
+        self.runs: Counter[tuple[tuple[int, ...], bool]] = Counter()
+        self.compiled: dict[tuple[tuple[int, ...], bool], Compiled | None] = {}
         #: What passes over the tiles have held; see [Note: watched] in `ledger`.
         self.passes: dict[Hashable, Any] = {}
         self.tiles: tuple[tuple[Box, ...], ...] | None = None
@@ -158,12 +165,22 @@ class Library:
 
 
 class Tapes:
-    """The tapes of a program on a grid, for one pass over its tiles."""
+    """The tapes of a program on a grid, for one pass over its tiles; a ``compiler`` may compile them, and the operators
+    of those it has are not for the ``ledger`` to see."""
 
-    def __init__(self, program: Program, grid: Grid, library: Library) -> None:
+    def __init__(
+        self,
+        program: Program,
+        grid: Grid,
+        library: Library,
+        compiler: Compiler | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.program = program
         self.grid = grid
         self.found = library.of(program, grid)
+        self.compiler = compiler
+        self.ledger = ledger
         self.bound: dict[tuple[int, ...], Tape] = {}
 
     def owned(self) -> Iterable[tuple[Box, ...]]:
@@ -187,17 +204,45 @@ class Tapes:
         program = self.program
         if not self.regular:
             need = program.boxes(owned)
-            given = [(v, need[id(v)]) for v in program.reads if id(v) in need]
-            record(program, owned, need).run(given, owned, read, vectors, emit, grad)
+            given = [read(v, need[id(v)]) for v in program.reads if id(v) in need]
+            record(program, owned, need).run(given, owned, vectors, emit, grad)
             return
         lines = self.found.across(program, owned)
-        tape = self.tape(owned, lines)
-        reads = [(program.reads[slot], Box.of(line.held[slot] for line in lines)) for slot in tape.reads]  # type: ignore[misc]
-        tape.run(reads, owned, read, vectors, emit, grad)
-
-    def tape(self, owned: Sequence[Box], lines: Sequence[Line]) -> Tape:
-        """The tape of a tile, bound to this pass's program."""
         kind = self.kind(lines)
+        fresh = kind not in self.bound
+        tape = self.tape(owned, kind)
+        tiles = [read(program.reads[slot], Box.of(line.held[slot] for line in lines)) for slot in tape.reads]  # type: ignore[misc]
+        compiled = None if self.compiler is None or fresh else self.compiled(kind, tape, tiles, vectors, grad)
+        if compiled is None:
+            tape.run(tiles, owned, vectors, emit, grad)
+        else:
+            compiled(owned, emit)
+
+    def compiled(
+        self, kind: tuple[int, ...], tape: Tape, tiles: list[Any], vectors: Sequence[Any], grad: bool
+    ) -> Callable[[Sequence[Box], Emit], None] | None:
+        """What a compiled tape makes of a tile, to be handed on; None where it is not compiled, or not yet. See
+        [Note: compiled] in `compiled`."""
+        found, compiler = self.found, self.compiler
+        assert compiler is not None
+        found.runs[kind, grad] += 1
+        if found.runs[kind, grad] < OFTEN or not all(isinstance(tile, Tensor) for tile in tiles):
+            return None
+        with unseen(self.ledger):
+            if (kind, grad) not in found.compiled:
+                found.compiled[kind, grad] = compiler.make(tape, self.program, tiles, vectors, grad)
+            compiled = found.compiled[kind, grad]
+            if compiled is None:
+                return None
+            outputs = compiler.call(compiled, tiles, vectors, grad)
+        tiles.clear()
+        if self.ledger is not None:
+            for tensor in outputs:
+                self.ledger.see(tensor)
+        return partial(compiled.give, outputs)
+
+    def tape(self, owned: Sequence[Box], kind: tuple[int, ...]) -> Tape:
+        """The tape of a kind, of which a tile is given, bound to this pass's program."""
         tape = self.bound.get(kind)
         if tape is None:
             found = self.found.tapes.get(kind)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.rules.norm import Normalize, channels_last, pulled_back_in_order
-from lightning_plugin.rules.reduce import VarMean, wide
+from lightning_plugin.rules.reductions import VarMean, wide
 
 if TYPE_CHECKING:
     from lightning_plugin.graph import Node

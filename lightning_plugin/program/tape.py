@@ -70,14 +70,15 @@ class Tape:
         return replace(self, steps=tuple(bound(step, program) for step in self.steps))
 
     def run(
-        self, reads: Sequence[tuple[Value, Box]], owned: Sequence[Box], read: Read, vectors: Sequence[Tensor],
-        emit: Emit, grad: bool,
-    ) -> None:  # fmt: skip
-        """Evaluate one tile, which begins with the boxes ``reads``; ``emit(i, box, tiles)`` gets each target's share:
-        its tile, or a reduction's inputs."""
+        self, read: list[Tensor | Pieces], owned: Sequence[Any], vectors: Sequence[Tensor], emit: Emit, grad: bool
+    ) -> None:
+        """Evaluate one tile, which begins with what was ``read``, and empties that list; ``emit(i, box, tiles)`` gets
+        each target's share: its tile, or a reduction's inputs."""
         held: list[Any] = [None] * self.slots
-        for slot, (v, box) in zip(self.reads, reads, strict=True):
-            held[slot] = read(v, box)
+        for slot, tile in zip(self.reads, read, strict=True):
+            held[slot] = tile
+        read.clear()
+        tile = None  # type: ignore[assignment]
         with torch.set_grad_enabled(grad):
             for kernel, _, inputs, places, output, wanted, target, share, drops, _ in self.steps:
                 tiles: list[Any] = [held[slot] if part is None else part(held[slot]) for slot, part in inputs]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.ops import ReduceOp, Reduction
-from lightning_plugin.rules.reduce import widen
+from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.sampling import Bins
 
 Spans = tuple[tuple[int, int], ...]

@@ -22,7 +22,8 @@ from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import Call, ReduceOp, Reduction, TileOp
 from lightning_plugin.private import argument_names
 from lightning_plugin.rules.channels import dim_of, name_of
-from lightning_plugin.rules.reduce import SpaceOp, covers, space_op
+from lightning_plugin.rules.reduce import space_op
+from lightning_plugin.rules.reductions import SpaceOp, covers
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten
@@ -177,6 +178,10 @@ class Projection(ReduceOp):
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         assert isinstance(total, Slices)
         return self.inner.finish(self.whole(total), vectors)
+
+    @property
+    def seeks(self) -> bool:
+        return self.inner.seeks
 
     def uncertain(self, outputs: Sequence[Tensor], shared: bool) -> bool:
         return self.inner.uncertain(outputs, shared)

@@ -23,7 +23,7 @@ from lightning_plugin.rules.axes import Projection
 from lightning_plugin.rules.by_hand import attention_by_hand
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import local, pointwise
-from lightning_plugin.rules.reduce import widen
+from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import axes_under, uncut
 

@@ -18,7 +18,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.reduce import widen
+from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.sampling import (
     Antialiased,
     Cubic,

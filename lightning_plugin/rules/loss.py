@@ -19,7 +19,7 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.private import argument_names, legacy_reduction, schema
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local, pointwise
-from lightning_plugin.rules.reduce import Sum, wide
+from lightning_plugin.rules.reductions import Sum, wide
 from lightning_plugin.rules.table import API, ATEN
 
 aten = torch.ops.aten

@@ -28,7 +28,7 @@ from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.rules.axes import along, projected
 from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.reduce import VarMean, covers, wide
+from lightning_plugin.rules.reductions import VarMean, covers, wide
 from lightning_plugin.rules.running import move, norm_of_vectors
 from lightning_plugin.rules.table import API
 

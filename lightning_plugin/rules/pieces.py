@@ -22,7 +22,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Pieces
 from lightning_plugin.rules.noise import Stream
-from lightning_plugin.rules.reduce import wide
+from lightning_plugin.rules.reductions import wide
 
 
 @dataclass(frozen=True)

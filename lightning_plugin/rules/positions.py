@@ -22,7 +22,7 @@ from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.rules.axes import along
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import broadcast, local
-from lightning_plugin.rules.reduce import SpaceOp, covers, wide, widen
+from lightning_plugin.rules.reductions import SpaceOp, covers, wide, widen
 from lightning_plugin.rules.table import ATEN
 from lightning_plugin.rules.uncut import axes_under
 

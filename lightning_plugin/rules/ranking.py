@@ -21,7 +21,17 @@ from lightning_plugin.private import FakeTensor
 from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.reduce import SpaceOp, Sum, covers, find, flat_index, kept, reduced_size, restored, widen
+from lightning_plugin.rules.reductions import (
+    SpaceOp,
+    Sum,
+    covers,
+    find,
+    flat_index,
+    kept,
+    reduced_size,
+    restored,
+    widen,
+)
 from lightning_plugin.rules.table import ATEN
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_plugin.private import argument_names
 from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.reduce import VarMean, covers, reduced_size
+from lightning_plugin.rules.reductions import VarMean, covers, reduced_size
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.window import each
 

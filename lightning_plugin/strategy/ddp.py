@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_plugin.options import Chains, Halo, Size, Tiles
+from lightning_plugin.options import Chains, Compile, Halo, Size, Tiles
 from lightning_plugin.strategy.layer_sync import revert, synchronize
 from lightning_plugin.strategy.resume import random_state
 from lightning_plugin.strategy.settle import settle
@@ -47,6 +47,8 @@ class ParallelTiling(Tiling):
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
         chains: Whether long runs of equal layers are planned as one, with few maps stored at a time: "auto" in networks
             of thousands of operators, "always" or "never".
+        compile: Whether tiles that come often are compiled: "never", "tiles" (`torch.compile`), or "graphs" (as CUDA
+            graphs besides).
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         split: What the processes share: ``"batch"``, or the tiles of each ``"image"``.
@@ -76,6 +78,7 @@ class ParallelTiling(Tiling):
         wobble: float = 0.2,
         half: bool = False,
         chains: Chains = "auto",
+        compile: Compile = "never",
         split: Literal["batch", "image"] = "batch",
         find_unused_parameters: bool = False,
         process_group_backend: str | None = None,
@@ -94,7 +97,7 @@ class ParallelTiling(Tiling):
         )
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, chains=chains,
+            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, chains=chains, compile=compile,
             parameters="device",  # ranks add up gradients where their parameters are
         )  # fmt: skip
         self._forward_redirection: Any = Settling(self._forward_redirection, self)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lightning_plugin.options import Chains, Halo, HomeTier, Size, Tiles
+from lightning_plugin.options import Chains, Compile, Halo, HomeTier, Size, Tiles
 from lightning_plugin.strategy.tiling import Tiling
 
 
@@ -35,6 +35,8 @@ class SingleTiling(Tiling):
             "host", "disk", or "auto", the first of the two that has room; "device" lets none leave.
         chains: Whether long runs of equal layers are planned as one, with few maps stored at a time: "auto" in networks
             of thousands of operators, "always" or "never".
+        compile: Whether tiles that come often are compiled: "never", "tiles" (`torch.compile`), or "graphs" (as CUDA
+            graphs besides).
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         parallel_devices: The device, as Lightning's Trainer sets it.
@@ -60,6 +62,7 @@ class SingleTiling(Tiling):
         half: bool = False,
         parameters: HomeTier = "auto",
         chains: Chains = "auto",
+        compile: Compile = "never",
         parallel_devices: list[torch.device] | None = None,
         accelerator: Any = None,
         checkpoint_io: Any = None,
@@ -69,7 +72,7 @@ class SingleTiling(Tiling):
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
             halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, parameters=parameters,
-            chains=chains,
+            chains=chains, compile=compile,
         )  # fmt: skip
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 

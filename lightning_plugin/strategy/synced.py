@@ -28,7 +28,7 @@ from lightning_plugin.capture.session import Session
 from lightning_plugin.graph import Value
 from lightning_plugin.private import FakeTensor
 from lightning_plugin.rules.norm import Normalization, normalize, statistics
-from lightning_plugin.rules.reduce import widen
+from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.running import move, moved, norm_of_vectors
 from lightning_plugin.rules.table import API
 

@@ -9,6 +9,7 @@ from wsi_trainer.errors import UserError
 
 AUTO = "auto"
 Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
+Compile = Literal["never", "tiles", "graphs"]
 Tracker = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 
@@ -38,6 +39,10 @@ class TrainConfig:
     """Up to where: a share of the convolutions and poolings, or the path of a module."""
     wobble: float = 0.2
     """How far stochastic_split moves a cut at most, as a part of a split's side, below 0.5."""
+    compile: Compile = "never"
+    """Whether tiles that come often are compiled: never, tiles (torch.compile, some seconds for each kind of tile), or
+    graphs (as CUDA graphs besides).
+    """
     precision: str = AUTO
     """Precision of the Trainer: 32-true, bf16-mixed, 64-true, ...; auto is bf16-mixed on a GPU that has it, else
     32-true.
@@ -82,7 +87,8 @@ class TrainConfig:
             raise UserError(f"train.split_depth is {self.split_depth}; it must be above 0 and at most 1, or a path")
         if not 0 <= self.wobble < 0.5:
             raise UserError(f"train.wobble is {self.wobble}; it must be 0 or more and below 0.5")
-        if self.budget is None and self.halo != "auto":
-            raise UserError(f"train.halo is {self.halo}, which needs tile-by-tile execution: give train.budget")
+        for name, unset in (("halo", "auto"), ("compile", "never")):
+            if self.budget is None and (said := getattr(self, name)) != unset:
+                raise UserError(f"train.{name} is {said}, which needs tile-by-tile execution: give train.budget")
         if self.devices > 1 and self.budget is None:
             raise UserError(f"train.devices is {self.devices}, which needs tile-by-tile execution: give train.budget")

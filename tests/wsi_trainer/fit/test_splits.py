@@ -23,6 +23,7 @@ from wsi_trainer.fit.plan_command import plan
         ({"halo": "split", "splits": 2, "split_depth": 1.5}, "train.split_depth is 1.5"),
         ({"halo": "stochastic_split", "splits": 2, "wobble": 0.5}, "train.wobble is 0.5"),
         ({"halo": "split", "splits": 2, "budget": None}, "give train.budget"),
+        ({"compile": "tiles", "budget": None}, "train.compile is tiles, which needs tile-by-tile execution"),
     ],
 )
 def test_what_is_wrong_is_named(words: dict[str, Any], message: str) -> None:
@@ -32,11 +33,18 @@ def test_what_is_wrong_is_named(words: dict[str, Any], message: str) -> None:
 
 def test_the_strategy_is_given_what_the_config_says(tmp_path: Path) -> None:
     config = TrainConfig(
-        halo="stochastic_split", splits=3, split_depth="layer2", wobble=0.1, budget="1GiB", accelerator="cpu"
+        halo="stochastic_split",
+        splits=3,
+        split_depth="layer2",
+        wobble=0.1,
+        budget="1GiB",
+        accelerator="cpu",
+        compile="tiles",
     )
     strategy = make_trainer(config, tmp_path, progress=False).strategy
     assert isinstance(strategy, SFTStrategy)
     found = strategy.settings.splitting
+    assert strategy.settings.options.compile == "tiles"
     assert found is not None and (found.counts, found.depth, found.wobble) == ((3,), "layer2", 0.1)
 
 

@@ -1,0 +1,135 @@
+"""Tapes that are compiled.
+
+[Note: compiled] A tape is a function of tensors, and the tiles of a kind run it again and again. Where the user says
+so, a tape that has run often in a direction is traced (into PyTorch's own operators, on tensors without data) and given
+to `torch.compile`: once a kind and direction, kept with its findings. What a step does beside stays as it is: tiles are
+read, gradients given and maps written by the same code, and the first tile of each kind in a pass runs by its tape, so
+that a ledger sees its operators. It sees nothing within a compiled tile but what comes out.
+
+A tape is not compiled, and it is said why, where an operator minds where a tile lies (random numbers), where tiles hand
+rows on, where a result is looked for by its very bits (a compiled tile may round otherwise in forward than in
+backward), and where PyTorch cannot trace or compile it. Then tiles run as without a compiler, and so do those that read
+keys in pieces.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lightning_plugin.ops import ReduceOp
+from lightning_plugin.options import Compile
+from lightning_plugin.program.program import Program
+from lightning_plugin.program.tape import Emit, Tape
+
+#: Tiles of a kind that run by their tape before it is compiled: compiling takes as long as some hundreds of small ones.
+OFTEN = 32
+#: What `torch.compile` is asked for.
+MODES: dict[Compile, str] = {"tiles": "default", "graphs": "reduce-overhead"}
+
+Function = Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A tape as one function: it gives what the tape emits, so many tensors for each target."""
+
+    function: Function
+    emits: tuple[tuple[int, int], ...]
+
+    def give(self, outputs: Sequence[Tensor], owned: Sequence[Any], emit: Emit) -> None:
+        """Hand what a tile has made to whom the tape would."""
+        rest = iter(outputs)
+        for target, count in self.emits:
+            emit(target, owned[target], [next(rest) for _ in range(count)])
+
+
+@dataclass(eq=False)
+class Compiler:
+    """Compiles the tapes of a module's steps; ``backend`` is `torch.compile`'s, ``refused`` what it was told no."""
+
+    how: Compile
+    backend: str = "inductor"
+    refused: set[str] = field(default_factory=set)
+
+    def make(
+        self, tape: Tape, program: Program, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool
+    ) -> Compiled | None:
+        """A tape compiled for tensors like these, and tried on them; None where it cannot be."""
+        try:
+            made = self.compiled(tape, program, tiles, vectors, grad)
+            try_out(made, tiles, vectors, grad)
+        except Exception as error:  # whatever PyTorch raises: the tape computes the same, or raises it again
+            self.refuse(program, f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}")
+            return None
+        return made
+
+    def takes(self, program: Program, scans: bool) -> bool:
+        """Whether a program's tapes may be compiled; ``scans``: its tiles hand rows on."""
+        reason = "its tiles hand rows on" if scans else why_not(program)
+        if reason is not None:
+            self.refuse(program, reason)
+        return reason is None
+
+    def refuse(self, program: Program, reason: str) -> None:
+        """Say once why tiles are not compiled."""
+        if reason not in self.refused:
+            self.refused.add(reason)
+            names = f"{program.steps[0].label} … {program.steps[-1].label}"
+            warnings.warn(f"the tiles of {names} are not compiled, and run as without it: {reason}", stacklevel=2)
+
+    def compiled(
+        self, tape: Tape, program: Program, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool
+    ) -> Compiled:
+        """A tape traced, and handed to PyTorch's compiler, which waits for the first call."""
+        emits: list[tuple[int, int]] = []
+
+        def function(tiles: list[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
+            outputs: list[Tensor] = []
+            emits.clear()
+
+            def emit(target: int, _: Any, made: Sequence[Tensor]) -> None:
+                emits.append((target, len(made)))
+                outputs.extend(made)
+
+            tape.run([*tiles], range(len(program.targets)), vectors, emit, grad)
+            return outputs
+
+        blank = [[t.detach().requires_grad_(t.requires_grad) for t in given] for given in (tiles, vectors)]
+        with torch.set_grad_enabled(grad):
+            traced = make_fx(function, tracing_mode="fake", pre_dispatch=True)(*blank)
+        mode = MODES[self.how] if self.backend == "inductor" else None
+        return Compiled(torch.compile(traced, backend=self.backend, mode=mode, dynamic=False), tuple(emits))
+
+    def call(self, compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> Sequence[Tensor]:
+        """What a compiled tape makes of a tile."""
+        if self.how == "graphs":
+            torch.compiler.cudagraph_mark_step_begin()  # nothing is left of the tile before
+        with torch.set_grad_enabled(grad):
+            return compiled.function(tiles, [*vectors])
+
+
+def why_not(program: Program) -> str | None:
+    """What keeps a program's tapes from being compiled, as far as its operators say so themselves."""
+    for node in program.steps:
+        if not node.op.uniform:
+            return f"{node.label} minds where a tile lies"
+        if isinstance(node.op, ReduceOp) and node.op.seeks:
+            return f"{node.label} looks for its result by its very bits"
+    return None
+
+
+def try_out(compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> None:
+    """Run a compiled tape on a tile, and back where it has to: PyTorch compiles when it is first called."""
+    with torch.set_grad_enabled(grad):
+        outputs = compiled.function(tiles, [*vectors])
+    made = [t for t in outputs if t.requires_grad]
+    leaves = [t for t in (*tiles, *vectors) if t.requires_grad]
+    if made and leaves:
+        torch.autograd.grad(made, leaves, [torch.zeros_like(t) for t in made], allow_unused=True)

@@ -1,0 +1,353 @@
+"""Reductions over space: what every tile contributes to, and what comes back to every tile.
+
+Forward merges partial results of tiles in a stable form, in float64. Backward pulls back plain sums in which the final
+results are constants. For a mean μ and a variance v over n positions, for instance,
+
+    forward    (n, μ, Σ(x-μ)²) merged pairwise            backward    Σ x / n     and    Σ (x-μ)² / n
+
+have the same derivative: that of v through μ is Σ(x-μ)·(-2/n) = 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.private import FakeTensor
+
+#: How many positions that tie for an extreme value are remembered; see [Note: ties].
+TIES = 32
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a value's reductions are computed: float32 for halves, the type itself otherwise."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def widen(x: Tensor) -> Tensor:
+    return x.to(wide(x.dtype))
+
+
+@dataclass(frozen=True)
+class SpaceOp(ReduceOp):
+    """A reduction over ``dims``, which hold all of space; ``size`` is how many elements it reduces in all."""
+
+    dims: tuple[int, ...]
+    keep: bool
+    dtype: torch.dtype
+    size: int
+
+    @property
+    def blank(self) -> tuple[float, ...]:
+        """What each part is before anything was added to it; a sum's is nothing."""
+        return (0.0,)
+
+    def flat(self, x: Tensor) -> Tensor:
+        """A tile with the reduced dimensions as one, the last."""
+        dims = sorted(self.dims)
+        return x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        return (box,)
+
+
+@dataclass(frozen=True)
+class Sum(SpaceOp):
+    """Sum or mean: the total, divided by ``divisor``."""
+
+    uniform: ClassVar[bool] = True
+    divisor: float = 1.0
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        return Reduction((widen(tiles[0]).sum(self.dims, keepdim=self.keep).to(self.total),))
+
+    @property
+    def total(self) -> torch.dtype:
+        return torch.float64 if self.dtype.is_floating_point else self.dtype
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction((left.parts[0] + right.parts[0],))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        value = total.parts[0]
+        return ((value / self.divisor if self.divisor != 1 else value).to(self.dtype),)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        return (widen(tiles[0]).sum(self.dims, keepdim=self.keep).to(self.dtype) / self.divisor,)
+
+
+@dataclass(frozen=True)
+class VarMean(SpaceOp):
+    """Variance (with ``correction`` taken off the count) and mean, by merged moments (Chan, Golub and LeVeque)."""
+
+    uniform: ClassVar[bool] = True
+    correction: float = 0.0
+    root: bool = False
+
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return 0.0, 0.0, 0.0
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = widen(tiles[0])
+        var, mean = torch.var_mean(x, self.dims, correction=0, keepdim=self.keep)
+        count = x.numel() / max(1, mean.numel())
+        n = torch.full((), count, dtype=torch.float64, device=x.device)  # which a ledger sees, as it sees sums of it
+        return Reduction((n, mean.double(), var.double() * count))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        (n, mean, square), (m, other, squares) = left.parts, right.parts
+        total = n + m
+        delta = other - mean
+        return Reduction((total, mean + delta * (m / total), square + squares + delta * delta * (n * m / total)))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        _, mean, squares = total.parts
+        free = max(0.0, self.size - self.correction)
+        var = squares / free if free else torch.full_like(squares, math.nan)
+        return (var.sqrt() if self.root else var).to(self.dtype), mean.to(self.dtype)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        spread, mean = outputs
+        x = widen(tiles[0])
+        centre = mean.to(x.dtype)
+        if not self.keep:
+            for d in sorted(self.dims):
+                centre = centre.unsqueeze(d)
+        square = (x - centre).square().sum(self.dims, keepdim=self.keep) / (self.size - self.correction)
+        if self.root:  # d sqrt(v) = dv / (2 sqrt(v)), and nothing where v is zero, as PyTorch has it
+            square = torch.where(spread == 0, 0.0, 0.5 / spread) * square
+        return square.to(self.dtype), x.sum(self.dims, keepdim=self.keep).to(self.dtype) / self.size
+
+
+@dataclass(frozen=True)
+class LogSumExp(SpaceOp):
+    """log Σ exp x: forward with a running maximum, backward as Σ exp(x - result)."""
+
+    uniform: ClassVar[bool] = True
+
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return (-math.inf,)
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        return Reduction((torch.logsumexp(widen(tiles[0]), self.dims, keepdim=self.keep).double(),))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction((torch.logaddexp(left.parts[0], right.parts[0]),))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (total.parts[0].to(self.dtype),)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        x = widen(tiles[0])
+        result = kept(outputs[0].to(x.dtype), self)
+        result = torch.where(result.isinf(), 0.0, result)
+        return ((x - result).exp().sum(self.dims, keepdim=self.keep).to(self.dtype),)
+
+
+@dataclass(frozen=True)
+class Norm(SpaceOp):
+    """The p-norm for 0 < p < ∞: Σ|x|^p merged, its root at the end."""
+
+    uniform: ClassVar[bool] = True
+    order: float = 2.0
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        power = widen(tiles[0]).abs().pow(self.order)
+        return Reduction((power.sum(self.dims, keepdim=self.keep).double(),))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        return Reduction((left.parts[0] + right.parts[0],))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return (total.parts[0].pow(1 / self.order).to(self.dtype),)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        # d (Σ|x|^p)^(1/p) = Σ|x|^(p-1) sign(x) dx / norm^(p-1), and nothing where the norm is zero.
+        x = widen(tiles[0])
+        norm = outputs[0].to(x.dtype)
+        power = (x.square() if self.order == 2 else x.abs().pow(self.order)).sum(self.dims, keepdim=self.keep)
+        scale = torch.where(norm == 0, 0.0, 1.0 / (self.order * norm.pow(self.order - 1)))
+        return ((power * scale).to(self.dtype),)
+
+
+def restored(result: Tensor, dims: Sequence[int]) -> Tensor:
+    """A result with the reduced dimensions put back as ones."""
+    for d in sorted(dims):
+        result = result.unsqueeze(d)
+    return result
+
+
+def kept(result: Tensor, op: SpaceOp) -> Tensor:
+    """An operator's result with the reduced dimensions in place as ones."""
+    return result if op.keep else restored(result, op.dims)
+
+
+def flat_index(layout: Layout, dims: Sequence[int], box: Box, device: torch.device) -> Tensor:
+    """For every element of a tile along ``dims``, in the tile's order, its flat index in the whole map's.
+
+    It ascends, because a tile keeps the order of the map.
+    """
+    factors = [f for d in dims for f in layout.dims[d]]
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    step = 1
+    for place, f in reversed(list(enumerate(factors))):
+        lo, hi, size = (box.lo[f.index], box.hi[f.index], layout.extent[f.index]) if isinstance(f, Axis) else (0, f, f)
+        line = torch.arange(lo, hi, device=device) * step
+        index = index + line.view([-1, *[1] * (len(factors) - 1 - place)])
+        step *= size
+    return index.reshape(-1)
+
+
+def find(positions: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """(where in a tile the wanted positions are, whether they are in it at all)."""
+    place = torch.searchsorted(positions, wanted.contiguous()).clamp_(max=len(positions) - 1)
+    return place, positions[place] == wanted
+
+
+@dataclass(frozen=True)
+class Extreme(SpaceOp):
+    """Largest (``sign`` 1) or smallest (-1) value; positions that tie for it share the gradient, as `amax` has it.
+
+    [Note: ties] A tile that is computed again on another grid may differ from the first time in its last bits, and a
+    comparison with the extreme value would find nothing. So forward remembers the positions that tie, up to `TIES`.
+    Where there are more (a constant background, say), or where tiles stand for others and have no positions of their
+    own, backward first goes over its own tiles once more without grad, and finds the extreme and its ties as those
+    tiles have them: see `uncertain`. Either way the shares that tiles pull back add up to one.
+    """
+
+    uniform: ClassVar[bool] = True
+    layout: Layout
+    sign: int = 1
+
+    @property
+    def blank(self) -> tuple[float, ...]:
+        return (-math.inf, 0.0, -1.0) if self.sign > 0 else (math.inf, 0.0, 0.0)
+
+    def positions(self, box: Box, device: torch.device) -> Tensor:
+        return flat_index(self.layout, sorted(self.dims), box, device)
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = self.flat(tiles[0])
+        best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
+        match = (x == best) | (x.isnan() & best.isnan())
+        ties = match.sum(-1)
+        positions = self.positions(box, x.device)
+        if x.device.type == "cpu" and not isinstance(ties, FakeTensor) and bool((ties == 1).all()):
+            where = positions[match.to(torch.uint8).argmax(-1, keepdim=True)]
+        else:
+            first = match.to(torch.uint8).topk(min(TIES, x.shape[-1]))
+            where = torch.where(first.values > 0, positions[first.indices], -1)
+        where = torch.nn.functional.pad(where, (0, TIES - where.shape[-1]), value=-1)
+        return Reduction(tuple(restored(part, self.dims) for part in (best.squeeze(-1), ties, where)))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        (a, n, i), (b, m, j) = left.parts, right.parts
+        best = torch.maximum(a, b) if self.sign > 0 else torch.minimum(a, b)
+        ties = torch.where(a == best, n, 0) + torch.where(b == best, m, 0)
+        both = [torch.where((v == best).unsqueeze(-1), at, -1) for v, at in ((a, i), (b, j))]
+        return Reduction((best, ties, torch.cat(both, -1).topk(TIES).values))
+
+    def repeat(self, part: Reduction, times: int) -> Reduction:
+        """Of tiles that one stands for, the ties are counted and their positions are not known."""
+        best, ties, where = part.parts
+        return part if times == 1 else Reduction((best, ties * times, torch.full_like(where, -1)))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        best, ties, where = total.parts
+        return best if self.keep else squeeze(best, self.dims), ties, where
+
+    def listed(self, ties: Tensor, where: Tensor) -> Tensor:
+        """Whether all positions that tie are known."""
+        return (where >= 0).sum(-1) == ties
+
+    @property
+    def seeks(self) -> bool:
+        return True
+
+    def uncertain(self, outputs: Sequence[Tensor], shared: bool = False) -> bool:
+        _, ties, where = outputs
+        return shared or isinstance(ties, FakeTensor) or not bool(self.listed(ties, where).all())
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        best = squeeze(outputs[0], self.dims) if self.keep else outputs[0]
+        ties, where = (squeeze(o, self.dims) for o in outputs[1:])
+        x = self.flat(tiles[0])
+        place, mine = find(self.positions(box, x.device), where)
+        value = torch.where(mine, x.gather(-1, place), 0).sum(-1) / ties
+        if self.uncertain(outputs):
+            equal = x == best.unsqueeze(-1)
+            value = torch.where(self.listed(ties, where), value, (x * (equal.to(x.dtype) / ties.unsqueeze(-1))).sum(-1))
+        return restored(value, self.dims) if self.keep else value, None, None
+
+
+@dataclass(frozen=True)
+class First(SpaceOp):
+    """Extreme value with its index, the first in row-major order among equals; it takes the whole gradient.
+
+    ``layout`` tells where a tile's positions lie in the reduced dimension of the whole map; -1 as the reduced
+    dimension's size marks "all of space", the flat index of adaptive pooling.
+    """
+
+    layout: Layout
+    sign: int = 1
+
+    def positions(self, box: Box, device: torch.device) -> Tensor:
+        """Flat index, in the whole map, of every position of the tile along the reduced dimensions."""
+        extent = self.layout.extent
+        index = torch.zeros([1] * len(extent), dtype=torch.int64, device=device)
+        step = 1
+        for a in reversed(range(len(extent))):
+            line = torch.arange(box.lo[a], box.hi[a], device=device) * step
+            index = index + line.view([-1 if i == a else 1 for i in range(len(extent))])
+            step *= extent[a]
+        return index.reshape(-1)
+
+    def partial(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Reduction:
+        x = self.flat(tiles[0])
+        best = (x.amax if self.sign > 0 else x.amin)(-1, keepdim=True)
+        where = ((x == best) | (x.isnan() & best.isnan())).to(torch.uint8).argmax(-1)
+        best = best.squeeze(-1)
+        return Reduction((best, self.positions(box, x.device)[where]))
+
+    def merge(self, left: Reduction, right: Reduction) -> Reduction:
+        (a, i), (b, j) = left.parts, right.parts
+        better = (b > a) if self.sign > 0 else (b < a)
+        take = better | ((b == a) & (j < i)) | (b.isnan() & ~a.isnan())
+        return Reduction((torch.where(take, b, a), torch.where(take, j, i)))
+
+    def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        best, where = total.parts
+        return (restored(best, self.dims), restored(where, self.dims)) if self.keep else (best, where)
+
+    def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+        x = self.flat(tiles[0])
+        where = squeeze(outputs[1], self.dims) if self.keep else outputs[1]
+        mine = self.positions(box, x.device) == where.unsqueeze(-1)
+        value = torch.where(mine, x, 0).sum(-1)
+        return restored(value, self.dims) if self.keep else value, None
+
+
+def squeeze(x: Tensor, dims: Sequence[int]) -> Tensor:
+    for d in sorted(dims, reverse=True):
+        x = x.squeeze(d)
+    return x
+
+
+def covers(value: Value, dims: Sequence[int]) -> bool:
+    """Whether reducing these dimensions reduces all of space."""
+    return all(d in dims for d in value.space.tidy.space)
+
+
+def reduced_size(value: Value, dims: Sequence[int]) -> int:
+    return math.prod(value.shape[d] for d in dims)
