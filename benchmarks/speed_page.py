@@ -156,12 +156,11 @@ def process_peak(data: Any) -> str:
         "ledger",
         "on the disk",
         "process",
-        "process, C library as is",
+        "process, `trim=False`",
     ]
     return (
-        "## And by the process?\n\nThe peak of a process of its own over what it held before planning and the step, on "
-        "one thread, with the C library told to give large blocks back "
-        f"(`{' '.join(f'{k}={x}' for k, x in v['setting'].items())}`; docs/how-to/plan-a-budget.md), and without. The "
+        "## And by the process?\n\nThe peak of a process over what it held before planning and two steps, on one "
+        "thread: as it is, holes given back, and with `trim=False` (docs/how-to/plan-a-budget.md). The "
         f"promise is the budget, {100 * v['share']:.0f} % and {format_bytes(v['slack'])}. Networks have the small "
         "widths of the tests.\n\n" + table(head, rows)
     )

@@ -34,6 +34,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_plugin.heap import Heap
 from lightning_plugin.private import DEVICE_OF, FakeTensor, TorchDispatchMode, dispatch_mode, schema, storage_key
 from lightning_plugin.sums import Sums
 from lightning_plugin.trees import tree_leaves
@@ -101,7 +102,8 @@ class Ledger:
     """Bytes alive now and at the worst moment.
 
     The ledger of a rehearsal counts the storages of fake tensors (``fakes``), and ``notes`` what happens in which order
-    and at whose turn (``enter``): `planner.account` reads them. ``limit`` is the budget, where one is kept.
+    and at whose turn (``enter``): `planner.account` reads them. ``limit`` is the budget, where one is kept, and
+    ``heap`` the memory of the process, where it is looked after.
     """
 
     #: Whether passes over tiles are watched in every step, also where it is known what they need.
@@ -114,6 +116,7 @@ class Ledger:
         self.limit: int | None = None
         self.notes: list[Note] | None = None
         self.watcher = Watcher(self)
+        self.heap: Heap | None = None
         self._refs: dict[int, tuple[Any, int, int]] = {}
         self._seen = self._graph = 0
         self._stretch: Stretch | None = None
@@ -158,6 +161,8 @@ class Ledger:
         self._seen += 1
         self._refs[key] = (weakref.ref(storage, partial(self._gone, key)), storage_bytes, self._seen)
         self.live += storage_bytes
+        if self.heap is not None and self.heap.due:
+            self.settle()
         held = self.live + self.sums.held
         if held > self.peak:
             self.peak = held
@@ -166,6 +171,11 @@ class Ledger:
             self._stretch.born[key] = storage_bytes
         elif self.notes is not None:
             self.notes.append(Note("made", storage_bytes))
+
+    def settle(self) -> None:
+        """Have the process keep not much more than is live: see [Note: heap] in `heap`."""
+        if self.heap is not None:
+            self.heap.settle(self.live)
 
     def note(self, what: str, size: int = 0, who: Any = None) -> None:
         """Note something, in a rehearsal."""
@@ -269,6 +279,8 @@ class Ledger:
         found = self._refs.pop(key, None)
         if found is not None:
             self.live -= found[1]
+            if self.heap is not None:
+                self.heap.freed += found[1]
             if self.notes is not None and found[1]:
                 self.let_go(key, Note("gone", found[1], found[2] <= self._graph))
 

@@ -38,6 +38,7 @@ class Words(TypedDict, total=False):
     parameters: HomeTier
     chains: Chains
     compile: Compile
+    trim: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,8 @@ class Options:
         compile: Whether tiles that are the same computation are compiled when they have come often: "never"; "tiles",
             by `torch.compile`; or "graphs", which replays them as CUDA graphs besides. Compiling takes seconds for each
             kind of tile, and a budget counts what tiles hold as if they were not compiled.
+        trim: Whether the process gives freed memory back to the system where it keeps much more than a budget counts,
+            on a CPU. False leaves that to the C library.
     """
 
     budget: int | None = None
@@ -88,6 +91,7 @@ class Options:
     parameters: HomeTier = "auto"
     chains: Chains = "auto"
     compile: Compile = "never"
+    trim: bool = True
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.tiles is not None:
@@ -134,6 +138,7 @@ class Options:
             parameters=words.get("parameters", "auto"),
             chains=words.get("chains", "auto"),
             compile=words.get("compile", "never"),
+            trim=words.get("trim", True),
         )
 
     @property

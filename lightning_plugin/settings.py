@@ -17,6 +17,7 @@ from lightning_plugin.execute.homes import Homes, move
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
+from lightning_plugin.heap import Heap
 from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Chains, Options
@@ -224,6 +225,9 @@ class Settings:
         if self.beside(recording) <= SCRAPS:
             self.ledger.begin()
         self.ledger.limit = self.options.budget
+        budget = self.options.budget
+        if self.ledger.heap is None and self.options.trim and budget is not None and device.type == "cpu":
+            self.ledger.heap = Heap(budget)
         for image in images:
             if image.tensor is not None:
                 self.ledger.ignore(image.tensor)

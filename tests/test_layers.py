@@ -32,7 +32,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan_parts",),  # segments and chains in order
     ("layout", "source", "plan_fields", "options"),
     ("splitting",),  # what a user says of splits
-    ("boxes", "errors", "fakes", "ledger", "plan_forecast", "progress", "schedule", "units"),
+    ("ledger",),
+    ("boxes", "errors", "fakes", "heap", "plan_forecast", "progress", "schedule", "units"),
     ("sums", "dispatch"),
     ("trees",),  # what is inside lists and dictionaries
     ("passes",),  # what autograd says of the pass under way

@@ -241,7 +241,7 @@ class Backward:
         tiles = list(zip(scan(program, self.segment.backward_grid), self.ctx.carried, strict=True))
         self.segment.expect(lambda: [(t.reads, t.owned) for t, _ in tiles], self.handles, self.given(program))
         back: dict[int, Tensor] = {}
-        for ((tile, carried),) in self.segment.step.progress.told([pair] for pair in reversed(tiles)):
+        for ((tile, carried),) in self.segment.step.told([pair] for pair in reversed(tiles)):
             with self.segment.watching():
                 back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
 

@@ -212,7 +212,7 @@ class Links:
                 yield self.step
             self.needs[what] = most.size
         if self.whole and (ledger is None or not ledger.fakes):
-            for _ in self.step.progress.told([(k,)]):
+            for _ in self.step.told([(k,)]):
                 pass
 
     def turn(self, what: str) -> AbstractContextManager[None]:

@@ -113,7 +113,7 @@ class Forward:
 
         tiles = scan(program, self.segment.plan.forward)
         self.expect(lambda: [(tile.reads, tile.owned) for tile in tiles])
-        for (tile,) in self.segment.step.progress.told([t] for t in tiles):
+        for (tile,) in self.segment.step.told([t] for t in tiles):
             if self.segment.trains:
                 self.carried.append(handed)
             with self.segment.watching():
@@ -166,7 +166,7 @@ class Forward:
         run = self.segment
         for dealt in team.rounds(run.work(self.tapes, self.handle)):
             mine = (members for owner, members in dealt if owner == team.rank)
-            for members in run.step.progress.told(run.announced(self.tapes, mine, run.fetch(self.handles))):
+            for members in run.step.told(run.announced(self.tapes, mine, run.fetch(self.handles))):
                 with run.watching():
                     self.tile(members)
             made = [iter(rank) for rank in team.gather([m.on("cpu") for m in self.made])]

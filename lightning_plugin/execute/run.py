@@ -53,6 +53,7 @@ def run_stages(stages: Sequence[Stage], nodes: Sequence[Node], frame: Frame) -> 
             if ledger is not None:
                 ledger.enter((stage.place, "forward"))
             stage.run(frame, uses)
+            frame.step.settle()
             for node in gathers:
                 if stage.makes(node.inputs[0]):
                     compute(node.outputs[0], frame)

@@ -133,7 +133,7 @@ class SegmentRun:
         if self.team is not None:
             work = self.team.mine(work)
         work = self.announced(tapes, work, fetch)
-        return self.step.progress.told(work) if planned and self.rehearsal is None else work
+        return self.step.told(work) if planned and self.rehearsal is None else work
 
     def announced(
         self, tapes: Tapes, work: Iterator[Sequence[Owned]], fetch: Fetch | None

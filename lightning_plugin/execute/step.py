@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from lightning_plugin.execute.homes import Homes
@@ -10,7 +11,7 @@ from lightning_plugin.execute.team import Team
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
-from lightning_plugin.progress import Progress
+from lightning_plugin.progress import Progress, S
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,3 +28,14 @@ class Step:
     library: Library = field(default_factory=Library)
     homes: Homes = field(default_factory=Homes)
     compiler: Compiler | None = None
+
+    def told(self, work: Iterable[S]) -> Iterator[S]:
+        """Groups of tiles, each told to listeners when it is done."""
+        for tiles in self.progress.told(work):
+            yield tiles
+            self.settle()
+
+    def settle(self) -> None:
+        """Between two tiles, or segments: let the process not keep much more than the ledger counts."""
+        if self.ledger is not None:
+            self.ledger.settle()

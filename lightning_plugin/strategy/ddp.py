@@ -49,6 +49,8 @@ class ParallelTiling(Tiling):
             of thousands of operators, "always" or "never".
         compile: Whether tiles that come often are compiled: "never", "tiles" (`torch.compile`), or "graphs" (as CUDA
             graphs besides).
+        trim: Whether the process gives freed memory back to the system where it keeps much more than a budget counts,
+            on a CPU.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         split: What the processes share: ``"batch"``, or the tiles of each ``"image"``.
@@ -79,6 +81,7 @@ class ParallelTiling(Tiling):
         half: bool = False,
         chains: Chains = "auto",
         compile: Compile = "never",
+        trim: bool = True,
         split: Literal["batch", "image"] = "batch",
         find_unused_parameters: bool = False,
         process_group_backend: str | None = None,
@@ -98,7 +101,7 @@ class ParallelTiling(Tiling):
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
             halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, chains=chains, compile=compile,
-            parameters="device",  # ranks add up gradients where their parameters are
+            trim=trim, parameters="device",  # ranks add up gradients where their parameters are
         )  # fmt: skip
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
         self.split = split

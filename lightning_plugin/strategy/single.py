@@ -37,6 +37,8 @@ class SingleTiling(Tiling):
             of thousands of operators, "always" or "never".
         compile: Whether tiles that come often are compiled: "never", "tiles" (`torch.compile`), or "graphs" (as CUDA
             graphs besides).
+        trim: Whether the process gives freed memory back to the system where it keeps much more than a budget counts,
+            on a CPU.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         parallel_devices: The device, as Lightning's Trainer sets it.
@@ -63,6 +65,7 @@ class SingleTiling(Tiling):
         parameters: HomeTier = "auto",
         chains: Chains = "auto",
         compile: Compile = "never",
+        trim: bool = True,
         parallel_devices: list[torch.device] | None = None,
         accelerator: Any = None,
         checkpoint_io: Any = None,
@@ -72,7 +75,7 @@ class SingleTiling(Tiling):
         self._tile(
             tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
             halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, parameters=parameters,
-            chains=chains, compile=compile,
+            chains=chains, compile=compile, trim=trim,
         )  # fmt: skip
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 

@@ -43,6 +43,8 @@ class TrainConfig:
     """Whether tiles that come often are compiled: never, tiles (torch.compile, some seconds for each kind of tile), or
     graphs (as CUDA graphs besides).
     """
+    trim: bool = True
+    """Whether the process gives freed memory back to the system where it keeps much more than the budget, on a CPU."""
     precision: str = AUTO
     """Precision of the Trainer: 32-true, bf16-mixed, 64-true, ...; auto is bf16-mixed on a GPU that has it, else
     32-true.

@@ -45,7 +45,7 @@ def make_trainer(
             strategy = SFTStrategy if devices == 1 else SFTDDPStrategy
             options["strategy"] = strategy(
                 budget=budget, halo=config.halo, splits=config.splits, split_depth=config.split_depth,
-                wobble=config.wobble, compile=config.compile,
+                wobble=config.wobble, compile=config.compile, trim=config.trim,
             )  # fmt: skip
         except (ValueError, OverflowError) as error:
             raise UserError(f"train.budget: {error}") from error
