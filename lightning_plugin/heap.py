@@ -7,7 +7,7 @@ for anew. So the process is looked at between tiles, and within those that a led
 the holes are given back all at once when there are too many. What cannot be given back, or is somebody else's, is taken
 for the process's own size from then on, and not tried for again.
 
-A process is to grow by no more than the budget, `SHARE` of it, and `SLACK`. Python itself grows by some 90 MiB in
+A process is to grow by no more than the budget, `SHARE` of it, and `SLACK`. Python itself grows by some 60 MiB in
 planning and running a first step; the rest may be holes.
 """
 
@@ -18,9 +18,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARE, SLACK, PYTHON = 0.15, 64 * 2**20, 94 * 2**20
+SHARE, SLACK, PYTHON = 0.15, 64 * 2**20, 64 * 2**20
 #: Bytes of holes that any process may keep.
-FEWEST = 8 * 2**20
+FEWEST = 16 * 2**20
 
 STATM = Path("/proc/self/statm")
 
