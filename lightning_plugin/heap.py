@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SHARE, SLACK, PYTHON = 0.15, 64 * 2**20, 64 * 2**20
@@ -25,6 +26,7 @@ FEWEST = 16 * 2**20
 STATM = Path("/proc/self/statm")
 
 
+@cache
 def trimmer() -> ctypes._NamedFuncPointer | None:
     """The function of the C library that gives free memory back, where it has one and the process can be looked at."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if STATM.exists() else None
@@ -45,9 +47,10 @@ class Heap:
     beside: int | None = None
     freed: int = 0
 
-    def __post_init__(self) -> None:
-        self.trim = trimmer()
-        self.most = max(FEWEST, int(SHARE * self.budget) + SLACK - PYTHON)
+    @property
+    def most(self) -> int:
+        """The bytes of holes that the process may keep."""
+        return max(FEWEST, int(SHARE * self.budget) + SLACK - PYTHON)
 
     @property
     def due(self) -> bool:
@@ -57,10 +60,11 @@ class Heap:
     def settle(self, live: int) -> None:
         """Give holes back if there are too many, where tensors of so many bytes are live."""
         self.freed = 0
-        if self.trim is None:
+        trim = trimmer()
+        if trim is None:
             return
         beside = resident() - live
         if self.beside is None or beside > self.beside + self.most:
-            self.trim(0)
+            trim(0)
             beside = self.beside = resident() - live
         self.beside = min(self.beside, beside)
