@@ -14,6 +14,7 @@ ALL = {
     "planner_speed": "processor seconds of planning",
     "recipes": "planning for slides of many sizes",
     "small_tiles": "what tiny tiles cost beside their arithmetic",
+    "glass": "a step on slides that are mostly glass, against one of tissue",
     "strategy_overhead": "what the strategies cost where there is nothing to tile",
     "depths": "how deep maps are dropped, and what it costs",
     "slides": "converting and reading slides",

@@ -13,7 +13,6 @@ import argparse
 import math
 import statistics
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,41 +22,20 @@ from torch import Tensor, nn
 from benchmarks.keep import keep_case
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.boxes import Box
+from tests.lightning_plugin.glass import Glass
 from tests.zoo.resnet import BasicBlock, ResNet
 
 VALUE = 0.9
 
 
-@dataclass(eq=False)
-class Slide:
-    """An image whose tissue is a square in the middle; ``knows``: it says where it is not."""
-
-    tensor: Tensor
-    tissue: Box
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    def read(self, box: Box) -> Tensor:
-        return self.tensor[(..., *(slice(lo, hi) for lo, hi in box.intervals()))]
-
-    def constant(self, box: Box) -> Tensor | None:
-        return None if not box.intersect(self.tissue).empty else torch.full((3,), VALUE)
-
-
-def slide(side: int, share: float) -> Slide:
+def slide(side: int, share: float) -> Glass:
     """An image of which a share is tissue."""
     inner = round(side * math.sqrt(share))
     first = (side - inner) // 2
     tissue = Box((first, first), (first + inner, first + inner))
     x = torch.full((1, 3, side, side), VALUE)
     x[..., first : first + inner, first : first + inner] = torch.randn(3, inner, inner)
-    return Slide(x, tissue)
+    return Glass(x, tissue, VALUE)
 
 
 def resnet18(train: bool) -> nn.Module:
@@ -68,7 +46,7 @@ def resnet18(train: bool) -> nn.Module:
 CASES = {"frozen": False, "train": True}
 
 
-def unshared(net: nn.Module, image: Slide) -> float:
+def unshared(net: nn.Module, image: Glass) -> float:
     """The part of a forward pass's operations whose positions see tissue, or padding: found by what differs from a map
     that is glass all over."""
     glass = torch.full_like(image.tensor, VALUE)

@@ -8,8 +8,8 @@ that a ledger sees its operators. It sees nothing within a compiled tile but wha
 
 A tape is not compiled, and it is said why, where an operator minds where a tile lies (random numbers), where tiles hand
 rows on, where a result is looked for by its very bits (a compiled tile may round otherwise in forward than in
-backward), and where PyTorch cannot trace or compile it. Then tiles run as without a compiler, and so do those that read
-keys in pieces.
+backward), where findings do not last until the next step, and where PyTorch cannot trace or compile it. Then tiles run
+as without a compiler, and so do those that read keys in pieces.
 """
 
 from __future__ import annotations

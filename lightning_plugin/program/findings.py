@@ -65,6 +65,8 @@ class Findings:
         self.passes: dict[Hashable, Any] = {}
         self.tiles: tuple[tuple[Box, ...], ...] | None = None
         self.regular = self.is_regular(program)
+        #: Whether the next recording finds them again.
+        self.lasting = False
 
     def is_regular(self, program: Program) -> bool:
         """Whether all maps have the axes of the grid, and every tile a share in every target."""
@@ -150,6 +152,7 @@ class Library:
         if found is None:
             found = Findings(program, grid)
             if key is not None and found.regular:
+                found.lasting = True
                 self.shorten()
                 self.findings[key] = found
         else:
@@ -181,6 +184,9 @@ class Tapes:
         self.found = library.of(program, grid)
         self.compiler = compiler
         self.ledger = ledger
+        if compiler is not None and not self.found.lasting:
+            compiler.refuse(program, "what they compute may be something else in the next step")
+            self.compiler = None
         self.bound: dict[tuple[int, ...], Tape] = {}
 
     def owned(self) -> Iterable[tuple[Box, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -16,33 +15,9 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.progress import Kind
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.cases import still
+from tests.lightning_plugin.glass import Glass
 from tests.lightning_plugin.outside import account
 from tests.zoo import ZOO, fill
-
-
-@dataclass(eq=False)
-class Glass:
-    """A slide that is glass but for a piece of tissue, and knows where."""
-
-    tensor: Tensor
-    tissue: Box
-    value: float
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    def read(self, box: Box) -> Tensor:
-        return self.tensor[(..., *(slice(lo, hi) for lo, hi in box.intervals()))].clone()
-
-    def constant(self, box: Box) -> Tensor | None:
-        if not box.intersect(self.tissue).empty:
-            return None
-        return torch.full((self.shape[1],), self.value, dtype=self.dtype)
 
 
 def slide(channels: int = 3, side: int = 120, batch: int = 1) -> Glass:

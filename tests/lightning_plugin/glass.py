@@ -1,0 +1,35 @@
+"""A slide that knows where it is glass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+
+
+@dataclass(eq=False)
+class Glass:
+    """A slide that is glass but for a piece of tissue, and knows where."""
+
+    tensor: Tensor
+    tissue: Box
+    value: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def read(self, box: Box) -> Tensor:
+        return self.tensor[(..., *(slice(lo, hi) for lo, hi in box.intervals()))].clone()
+
+    def constant(self, box: Box) -> Tensor | None:
+        if not box.intersect(self.tissue).empty:
+            return None
+        return torch.full((self.shape[1],), self.value, dtype=self.dtype)
