@@ -28,67 +28,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import zip_longest
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.heap import Heap
 from lightning_plugin.private import DEVICE_OF, FakeTensor, TorchDispatchMode, dispatch_mode, schema, storage_key
+from lightning_plugin.stretch import Note, Stretch
 from lightning_plugin.sums import Sums
 from lightning_plugin.trees import tree_leaves
-
-
-class Note(NamedTuple):
-    """Something that a rehearsal's ledger has noted: ``what``, how many bytes, and whose it is."""
-
-    what: str
-    size: int = 0
-    who: Any = None
-
-
-class Stretch:
-    """A pass over tiles in a rehearsal: the most that was live beyond what was when it began.
-
-    That is said in phases. One ends where room for a whole map is made: with that, the next begins. So what tiles need
-    is known apart from the sizes of whole maps. ``born`` is what was made since and is still there, but for the rooms;
-    ``lost`` what was there before and has gone. ``known`` is what a pass like it has needed in an earlier step.
-    """
-
-    def __init__(self, live: int, known: Sequence[int] = ()) -> None:
-        self.known = known
-        self.began = live
-        self.needs = [0]
-        self.rooms: list[int] = []
-        self.born: dict[int, int] = {}
-        self.lost: list[Note] = []
-
-    def see(self, live: int) -> None:
-        if live - self.began > self.needs[-1]:
-            self.needs[-1] = live - self.began
-
-    def next(self, room: int, live: int) -> None:
-        """So much room was made."""
-        self.began += room
-        self.rooms.append(room)
-        self.needs.append(max(0, live - self.began))
-
-    @property
-    def most(self) -> int:
-        """The most that is known to be live in the phase under way."""
-        phase = len(self.rooms)
-        return self.began + self.known[phase] if phase < len(self.known) else 0
-
-    def notes(self) -> Iterator[Note]:
-        """What a ledger notes of it: the same of two passes, whether they were run or known."""
-        for needs, room in zip_longest(self.needs, self.rooms):
-            yield Note("passing", needs)
-            if room is not None:
-                yield Note("made", room)
-        for size in sorted(self.born.values()):
-            yield Note("made", size)
-        yield from self.lost
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_plugin.ledger import Note
+from lightning_plugin.stretch import Note
 
 
 @dataclass(frozen=True)

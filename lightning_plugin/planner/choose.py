@@ -15,7 +15,6 @@ from functools import cached_property
 
 from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
-from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Forecasts, Plan
 from lightning_plugin.plan_parts import parts
@@ -29,6 +28,7 @@ from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.recipe import Recipe, with_account
 from lightning_plugin.planner.rehearse import noted
 from lightning_plugin.planner.search import Search
+from lightning_plugin.stretch import Note
 from lightning_plugin.units import format_bytes
 
 #: This part of a budget is left free: a step's last bytes depend on rounding in places that a rehearsal skips.

@@ -27,7 +27,6 @@ from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.execute.gradients import FEW
 from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.graph import Node
-from lightning_plugin.ledger import Note
 from lightning_plugin.ops import Source
 from lightning_plugin.plan import Plan, SegmentForecast
 from lightning_plugin.planner.account import Account, Reading, account
@@ -35,6 +34,7 @@ from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rehearse import noted
 from lightning_plugin.planner.representative import candidates, effort, heaviest, within
 from lightning_plugin.program.program import Program, resolve
+from lightning_plugin.stretch import Note
 
 #: An image may have so many times the positions of the one that a recipe was made for, or so many times fewer: beyond,
 #: other decisions are worth a search.

@@ -26,7 +26,7 @@ from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.ledger import Ledger, Note
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.account import Account, account
 from lightning_plugin.planner.network import Network
@@ -34,6 +34,7 @@ from lightning_plugin.planner.representative import effort, representative
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.source import TensorSource, prefetches
+from lightning_plugin.stretch import Note
 
 
 class Unfiled(DiskFile):

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from lightning_plugin.errors import PlanError
-from lightning_plugin.ledger import Note
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import cache
 from lightning_plugin.planner.recipe import Example, Recipe
+from lightning_plugin.stretch import Note
 
 log = logging.getLogger(__name__)
 
