@@ -226,8 +226,9 @@ class Settings:
             self.ledger.begin()
         self.ledger.limit = self.options.budget
         budget = self.options.budget
-        if self.ledger.heap is None and self.options.trim and budget is not None and device.type == "cpu":
-            self.ledger.heap = Heap(budget)
+        if self.options.trim and budget is not None and device.type == "cpu":
+            self.ledger.heap = self.ledger.heap or Heap(budget)
+            self.ledger.heap.budget = budget  # which may be another than the last step's
         for image in images:
             if image.tensor is not None:
                 self.ledger.ignore(image.tensor)

@@ -64,7 +64,7 @@ class Compiler:
         """A tape compiled for tensors like these, and tried on them; None where it cannot be."""
         try:
             made = self.compiled(tape, program, tiles, vectors, grad)
-            try_out(made, tiles, vectors, grad)
+            self.try_out(made, tiles, vectors, grad)
         except Exception as error:  # whatever PyTorch raises: the tape computes the same, or raises it again
             self.refuse(program, f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}")
             return None
@@ -114,6 +114,13 @@ class Compiler:
         with torch.set_grad_enabled(grad):
             return compiled.function(tiles, [*vectors])
 
+    def try_out(self, compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> None:
+        """Run a compiled tape on a tile, and back where it has to: PyTorch compiles when it is first called."""
+        made = [t for t in self.call(compiled, tiles, vectors, grad) if t.requires_grad]
+        leaves = [t for t in (*tiles, *vectors) if t.requires_grad]
+        if made and leaves:
+            torch.autograd.grad(made, leaves, [torch.zeros_like(t) for t in made], allow_unused=True)
+
 
 def why_not(program: Program) -> str | None:
     """What keeps a program's tapes from being compiled, as far as its operators say so themselves."""
@@ -123,13 +130,3 @@ def why_not(program: Program) -> str | None:
         if isinstance(node.op, ReduceOp) and node.op.seeks:
             return f"{node.label} looks for its result by its very bits"
     return None
-
-
-def try_out(compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> None:
-    """Run a compiled tape on a tile, and back where it has to: PyTorch compiles when it is first called."""
-    with torch.set_grad_enabled(grad):
-        outputs = compiled.function(tiles, [*vectors])
-    made = [t for t in outputs if t.requires_grad]
-    leaves = [t for t in (*tiles, *vectors) if t.requires_grad]
-    if made and leaves:
-        torch.autograd.grad(made, leaves, [torch.zeros_like(t) for t in made], allow_unused=True)
