@@ -32,7 +32,7 @@ def trimmer() -> ctypes._NamedFuncPointer | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if STATM.exists() else None
 
 
-def resident() -> int:
+def process_memory() -> int:
     """The bytes of the process that are in memory, without files that are mapped."""
     _, pages, shared, *_ = map(int, STATM.read_text().split())
     return (pages - shared) * os.sysconf("SC_PAGE_SIZE")
@@ -63,8 +63,8 @@ class Heap:
         trim = trimmer()
         if trim is None:
             return
-        beside = resident() - live
+        beside = process_memory() - live
         if self.beside is None or beside > self.beside + self.most:
             trim(0)
-            beside = self.beside = resident() - live
+            beside = self.beside = process_memory() - live
         self.beside = min(self.beside, beside)

@@ -108,7 +108,7 @@ class BarePlan:
     Plans are equal if and only if they decide the same: ``segments``, within what ``budget``, for images of what
     ``shape``, and which operators run whole (``barriers``); which captured tensors (parameters, by the places of their
     nodes) live below the device, ``on_host`` or ``on_disk``, and whether copies of them are ``fetched_ahead`` of the
-    use that they are for (see [Note: streamed] in `execute.homes`); and how its ``chains`` run.
+    use that they are for (see [Note: streamed] in `residency.homes`); and how its ``chains`` run.
     """
 
     segments: tuple[SegmentPlan, ...]

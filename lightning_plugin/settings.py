@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
 from lightning_plugin.errors import BudgetError, PlanError
-from lightning_plugin.execute.homes import Homes, move
 from lightning_plugin.execute.step import Step
-from lightning_plugin.execute.team import Team
 from lightning_plugin.execute.validate import validate
 from lightning_plugin.heap import Heap
 from lightning_plugin.ledger import Ledger, with_gradients
@@ -36,8 +34,10 @@ from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording
+from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.rules.split import approximation, drawn
 from lightning_plugin.splitting import Splitting
+from lightning_plugin.team import Team
 from lightning_plugin.units import format_bytes
 
 #: What is held beside a network is rounded up to such a part of the budget, so that a plan does for many steps.

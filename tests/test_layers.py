@@ -24,13 +24,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("planner",),  # decides
     ("capture",),  # records what a user's code does
     ("execute",),  # runs a plan
+    ("residency",),  # where values live, and how they get there
     ("program",),  # a segment, made ready to be run or planned
     ("plan", "rules", "chain"),  # decisions; operators; links
     ("recording",),  # what is to be run
     ("graph", "picture"),
     ("ops", "dropped", "plan_table", "plan_json"),
     ("plan_parts",),  # segments and chains in order
-    ("layout", "source", "plan_fields", "options"),
+    ("layout", "source", "plan_fields", "options", "team"),
     ("splitting",),  # what a user says of splits
     ("ledger",),
     ("boxes", "errors", "fakes", "heap", "plan_forecast", "progress", "schedule", "stretch", "units"),

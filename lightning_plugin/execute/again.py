@@ -26,11 +26,11 @@ from torch import Tensor
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.segment import SegmentRun
-from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.streams import Saved, Streams
 from lightning_plugin.graph import Value
 from lightning_plugin.private import version
 from lightning_plugin.program.program import Program
+from lightning_plugin.residency.boundary import Boundary
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Again:
     """
 
     def __init__(
-        self, run: SegmentRun, inputs: Inputs, stored: Mapping[Value, Handle], boundaries: Mapping[Value, Handle]
+        self, run: SegmentRun, inputs: Inputs, stored: Mapping[Value, Boundary], boundaries: Mapping[Value, Boundary]
     ) -> None:
         self.run = run
         self.depth = run.plan.drop

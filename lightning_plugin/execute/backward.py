@@ -20,14 +20,15 @@ from lightning_plugin.execute.alike import Owned
 from lightning_plugin.execute.gradients import Gradients
 from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
-from lightning_plugin.execute.store import Cotangent, Handle
-from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import ScanTile, run_tile, scan
 from lightning_plugin.program.tape import Emit, Read
+from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.residency.cotangent import Cotangent
+from lightning_plugin.team import Team
 
 #: Identical tiles whose cotangents differ are looked through this often for others that are equal to them.
 MOST_CLASSES = 4
@@ -61,7 +62,7 @@ class Backward:
         self.vectors = {id(v): t for v, t in zip(program.vectors, self.leaves, strict=False)}
         self.spreads = {id(v): t for v, t in zip(self.segment.spreads, self.leaves[first:], strict=False)}
         self.images = {id(v): t for v, t in zip(self.segment.images, self.leaves[second:], strict=False)}
-        self.handles: dict[int, Handle] = {
+        self.handles: dict[int, Boundary] = {
             id(v): ref() for v, ref in zip(self.segment.boundaries, ctx.handles, strict=True)
         }
         # Tokens are the last tensors that autograd knows of; before them it has the marker and the other inputs.
@@ -113,8 +114,8 @@ class Backward:
             self.operands = [self.vectors[id(v)] for v in self.program.vectors]
             pass_over(self, segment, self.likeness())
             if segment.team is not None:
-                resident = (*segment.spreads, *segment.images)
-                self.gradients.together(segment.team, [v for v in resident if self.wanted(v)])
+                ordinary = (*segment.spreads, *segment.images)
+                self.gradients.together(segment.team, [v for v in ordinary if self.wanted(v)])
         for cotangent in self.maps.values():
             cotangent.clear()
         vectors = map(self.gradients.vector, range(len(segment.program.vectors)))
@@ -227,7 +228,7 @@ class Backward:
             found = {i: reduce(program.targets[i].op.merge, of_ranks) for i, of_ranks in parts.items()}
         return [found[i] for i in range(len(program.targets))]
 
-    def handle(self, v: Value) -> Handle | None:
+    def handle(self, v: Value) -> Boundary | None:
         """Where a boundary that is read lies."""
         return self.handles.get(id(v))
 
@@ -404,4 +405,8 @@ class Backward:
         for i, cotangent, needed in zip(places, self.ctx.cotangents, there, strict=True):
             if needed:
                 boxes = (owned[i] for owned in program.owned(self.segment.backward_grid))
-                cotangent.complete(team, (box for box in boxes if not box.empty))
+                for box in boxes:
+                    if not box.empty:
+                        part = cotangent.room().read(box).clone(memory_format=torch.contiguous_format)
+                        team.sum(part)
+                        cotangent.room().write(box, part)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.errors import EngineError
-from lightning_plugin.execute.homes import Homes
 from lightning_plugin.private import version
+from lightning_plugin.residency.homes import Homes
 
 Initialize = Callable[[nn.Module], None]
 

@@ -13,17 +13,17 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned, only_value
 from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
-from lightning_plugin.execute.store import Handle
-from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.program.scan import run_tile, scan
+from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.team import Team
 
 
 class Forward:
     """One forward pass of a segment over all tiles; ``stored`` are the boundaries that it reads and makes."""
 
-    def __init__(self, run: SegmentRun, inputs: Sequence[Tensor], stored: Mapping[Value, Handle]) -> None:
+    def __init__(self, run: SegmentRun, inputs: Sequence[Tensor], stored: Mapping[Value, Boundary]) -> None:
         program = run.program
         self.stored = stored
         self.segment = run
@@ -78,11 +78,11 @@ class Forward:
             self.totals[i] = replace(total, parts=tuple(tensors))
 
     @property
-    def handles(self) -> dict[int, Handle]:
+    def handles(self) -> dict[int, Boundary]:
         """The boundaries that are read."""
         return {id(v): self.stored[v] for v in self.segment.boundaries}
 
-    def handle(self, v: Value) -> Handle | None:
+    def handle(self, v: Value) -> Boundary | None:
         """Where a boundary that is read lies."""
         return self.stored.get(v)
 

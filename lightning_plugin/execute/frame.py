@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from lightning_plugin.execute.step import Step
-from lightning_plugin.execute.store import Handle
 from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Spread
 from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.recording import Bindings
+from lightning_plugin.residency.boundary import Boundary
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Frame:
     vectors: dict[Value, Tensor] = field(default_factory=dict)
     step: Step = field(default_factory=Step)
     whole: dict[Value, Tensor] = field(default_factory=dict)
-    stored: dict[Value, Handle] = field(default_factory=dict)
+    stored: dict[Value, Boundary] = field(default_factory=dict)
     tokens: dict[Value, Tensor] = field(default_factory=dict)
     streams: Streams | None = None
     chains: Mapping[int, ChainPlan] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Frame:
         """A block in which these vectors are there."""
         return nullcontext() if self.streams is None else self.streams.use(use, needed, self.vectors)
 
-    def resident(self, v: Value) -> Tensor | None:
+    def ordinary(self, v: Value) -> Tensor | None:
         """The ordinary tensor that a map lies in, if it does: a spread vector, or a map that was made whole."""
         if v.node is not None and isinstance(v.node.op, Spread):
             return self.vector(v.node.inputs[0])

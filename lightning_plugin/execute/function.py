@@ -23,17 +23,17 @@ from lightning_plugin.execute.leaves import lasting
 from lightning_plugin.execute.parts import parts_of, with_rest
 from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun
-from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.private import version
+from lightning_plugin.residency.boundary import Boundary
 
 
 @dataclass(frozen=True, eq=False)
 class Lease:
     """Keeps boundaries while autograd keeps this."""
 
-    handles: tuple[Handle, ...]
+    handles: tuple[Boundary, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
             run_segment(run.part(program, frame), frame)
         return
     for v in run.stored:
-        frame.stored[v] = Handle(
+        frame.stored[v] = Boundary(
             v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(), run.team
         )
     with torch.no_grad(), torch.autocast(run.kind, enabled=False):

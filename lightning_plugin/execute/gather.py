@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import watched
+from lightning_plugin.residency.boundary import Boundary
 
 
 class GatherFunction(torch.autograd.Function):
     """A boundary as one ordinary tensor; its gradient joins the boundary's cotangent."""
 
     @staticmethod
-    def forward(ctx: Any, value: Value, handle: Handle, token: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Value, handle: Boundary, token: Tensor) -> Tensor:
         ctx.cotangent = handle.cotangent
         ctx.whole = handle.whole
         ctx.ledger = handle.ledger

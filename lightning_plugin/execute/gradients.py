@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.store import Handle
-from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger, apart
 from lightning_plugin.private import add_each
+from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.reductions import wide
+from lightning_plugin.team import Team
 
 #: Over so many tiles, float32 numbers may be added up in float32: a sum of n equal ones is off by half of n roundings.
 FEW = 16
@@ -51,18 +51,18 @@ class Adder:
 
 class Gradients:
     """Gradients of vectors are summed over tiles. Those of maps are scatter-added, halo and all, to where a map
-    lives: to a boundary's cotangent, or to a tensor like the one that the map lies in (``resident``)."""
+    lives: to a boundary's cotangent, or to a tensor like the one that the map lies in (``ordinary``)."""
 
     def __init__(
         self,
         vectors: Sequence[Tensor],
-        resident: Mapping[int, Tensor],
-        handles: Mapping[int, Handle],
+        ordinary: Mapping[int, Tensor],
+        handles: Mapping[int, Boundary],
         tiles: int,
         ledger: Ledger | None,
     ) -> None:
         self.adders = {i: Adder(t, tiles) for i, t in enumerate(vectors) if t.requires_grad}
-        self.resident = resident
+        self.ordinary = ordinary
         self.handles = handles
         self.ledger = ledger
         self.wholes: dict[int, tuple[Value, Tensor]] = {}
@@ -115,7 +115,7 @@ class Gradients:
 
     def blank(self, v: Value) -> Tensor:
         """Room for the gradient of a map that lies in a tensor."""
-        like = self.resident[id(v)]
+        like = self.ordinary[id(v)]
         dtype = torch.promote_types(like.dtype, torch.float32)
         return torch.zeros_like(like, dtype=dtype, memory_format=torch.contiguous_format)
 

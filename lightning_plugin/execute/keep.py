@@ -102,7 +102,7 @@ def _given(v: Value) -> bool:
 
 def whole(v: Value, frame: Frame) -> Tensor:
     """A map as one tensor, wherever it is."""
-    found = frame.resident(v)
+    found = frame.ordinary(v)
     if found is not None:
         return found
     if v in frame.stored:

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.store import Handle
 from lightning_plugin.ops import Pieces
 from lightning_plugin.program.pieces import Strip
+from lightning_plugin.residency.boundary import Boundary
 
 #: So many pieces tell a rehearsal what all need: the first, which makes sums, one that is added, and one after that.
 TELLING = 3
 
 
 def in_pieces(
-    handle: Handle, strip: Strip, box: Box, count: int, give: Callable[[Box, Tensor], None] | None = None
+    handle: Boundary, strip: Strip, box: Box, count: int, give: Callable[[Box, Tensor], None] | None = None
 ) -> Pieces:
     """A box of a boundary in so many pieces; ``give`` takes the gradient of each."""
     boxes, ends = strip.boxes(box, count), tuple(end * strip.inner for end in strip.ends(count))
-    if handle.place.courier.rehearsal is not None:
+    if handle.home.courier.stand is not None:
         ends = ends[: TELLING + 1]
 
     def read(piece: int) -> Tensor:

@@ -18,11 +18,11 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.gradients import type_of_sum
 from lightning_plugin.execute.segment import SegmentRun, outline
-from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.reductions import wide
 from lightning_plugin.units import format_bytes
 
@@ -30,7 +30,7 @@ from lightning_plugin.units import format_bytes
 MARGIN = 1.1
 
 
-def make_room(run: SegmentRun, read: Sequence[Handle], inputs: Sequence[Tensor]) -> None:
+def make_room(run: SegmentRun, read: Sequence[Boundary], inputs: Sequence[Tensor]) -> None:
     """Choose smaller tiles for backward where those that were planned do not fit beside what is held; ``read``
     are the boundaries that the segment reads, ``inputs`` its tensors."""
     ledger, needs = run.ledger, needed(run.plan)
@@ -51,12 +51,12 @@ def make_room(run: SegmentRun, read: Sequence[Handle], inputs: Sequence[Tensor])
     raise no_room(run.plan.path, needs, ledger)
 
 
-def gradients(run: SegmentRun, read: Sequence[Handle], grid: Grid) -> int:
+def gradients(run: SegmentRun, read: Sequence[Boundary], grid: Grid) -> int:
     """The bytes of the gradients that backward makes whole, whatever its tiles are; of vectors, each of several tiles
     makes its own before they are added up."""
     added = [v for v in run.program.vectors if v.requires_grad]
     wholes = [v for v in (*run.spreads, *run.images) if v.requires_grad]
-    made = [h.cotangent for h in read if h.place.tier == "device" and not h.cotangent.begun]
+    made = [h.cotangent for h in read if h.home.tier == "device" and not h.cotangent.begun]
     sizes = [(math.prod(v.shape), type_of_sum(v.dtype, v.device, grid.tiles)) for v in added]
     sizes += [(math.prod(v.shape), v.dtype) for v in added] if grid.tiles > 1 else []
     sizes += [(math.prod(v.shape), wide(v.dtype)) for v in wholes]

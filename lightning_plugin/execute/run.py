@@ -20,9 +20,7 @@ from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.step import Step
-from lightning_plugin.execute.store import Place
 from lightning_plugin.execute.streams import Streams, Use, kind
-from lightning_plugin.execute.transfer import Courier
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
@@ -31,6 +29,9 @@ from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, resolve
+from lightning_plugin.residency.copies import Copies
+from lightning_plugin.residency.tiers import Home
+from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.trees import tree_leaves
 
 
@@ -87,8 +88,9 @@ def streams_of(
         frame.vectors.pop(v, None)
     uses = {use: vectors for stage in stages for use, vectors in stage.uses_of()}
     uses |= {(-1, n.serial): n.inputs for n in nodes if isinstance(n.op, (VectorOp, Barrier))}
-    homes = step.homes if step.rehearsal is None else None
-    return Streams(captured, uses, nodes, homes, step.ledger, ahead)
+    lower = step.homes if step.rehearsal is None else None
+    courier = Courier(ahead and lower is not None, progress=step.progress)
+    return Streams(Copies(captured, lower, courier, step.ledger), uses, nodes, step.ledger, ahead)
 
 
 @dataclass(eq=False)
@@ -142,7 +144,7 @@ class Stage:
                 f"segment {self.place} shares halos, so its tiles run in order and cannot be shared among ranks; use "
                 'halo="recompute"'
             )
-        at = Place(self.plan.tier, self.courier)
+        at = Home(self.plan.tier, self.courier)
         with frame.use((self.place, -1), program.vectors):
             run_segment(SegmentRun(program, frame, self.plan, at, self.place), frame)
 
@@ -181,7 +183,8 @@ def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> li
     """The segments of a plan, whose places count from ``first``, and after which of them each map may go."""
     made: set[int] = set()
     stages = []
-    courier = Courier(any(s.ahead for s in plan.segments), step.rehearsal, step.folder, step.progress)
+    stand = None if step.rehearsal is None else step.rehearsal.away
+    courier = Courier(any(s.ahead for s in plan.segments), step.folder, step.progress, stand)
     for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True), first):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}

@@ -20,13 +20,11 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.alike import Constants, Owned, groups, is_source, key_of, may_be_alike
+from lightning_plugin.execute.alike import Owned, groups, is_source, key_of, may_be_alike
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.pieces import in_pieces
 from lightning_plugin.execute.rehearsal import Pass, Rehearsal
-from lightning_plugin.execute.store import Cotangent, Handle, Place
-from lightning_plugin.execute.team import Team
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Pieces, Source
@@ -34,6 +32,11 @@ from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.pieces import strips
 from lightning_plugin.program.program import Program
+from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.residency.constants import Constants
+from lightning_plugin.residency.cotangent import Cotangent
+from lightning_plugin.residency.tiers import Home
+from lightning_plugin.team import Team
 
 #: Begins to read from lower tiers what a tile needs, given its boxes and what it owns.
 Fetch = Callable[[Mapping[int, Box], Owned], None]
@@ -42,7 +45,7 @@ Fetch = Callable[[Mapping[int, Box], Owned], None]
 class SegmentRun:
     """A program with what its segment's plan says, and where its tensors come from."""
 
-    def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, at: Place, place: int):
+    def __init__(self, program: Program, frame: Frame, plan: SegmentPlan, at: Home, place: int):
         self.plan = plan
         self.step = frame.step
         self.place = place
@@ -66,12 +69,12 @@ class SegmentRun:
         """
         self.program = program
         self.stored = [t.stored for t in program.targets if t.stored is not None]
-        self.spreads = [v for v in program.reads if frame.resident(v) is not None]
+        self.spreads = [v for v in program.reads if frame.ordinary(v) is not None]
         #: The images that are read box by box. One that a kept segment has made whole is an ordinary tensor: counted
         #: here too, it would get its gradient twice.
         self.sources = {v: frame.bindings.images[v] for v in program.reads if is_source(v) and v not in frame.whole}
         self.images = [v for v, image in self.sources.items() if v.requires_grad and image.tensor is not None]
-        self.boundaries = [v for v in program.reads if v in frame.stored and frame.resident(v) is None]
+        self.boundaries = [v for v in program.reads if v in frame.stored and frame.ordinary(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
         #: The boundaries that tiles read piece by piece.
         self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
@@ -98,7 +101,7 @@ class SegmentRun:
     def inputs(self, frame: Frame) -> list[Tensor]:
         """The tensors autograd has to know: vectors, spread vectors, images with grad, tokens."""
         vectors = [frame.vector(v) for v in self.program.vectors]
-        spreads = [t for v in self.spreads if (t := frame.resident(v)) is not None]
+        spreads = [t for v in self.spreads if (t := frame.ordinary(v)) is not None]
         images = [as_used(t, True) for v in self.images if (t := self.sources[v].tensor) is not None]
         return [*vectors, *spreads, *images, *(frame.tokens[v] for v in self.boundaries)]
 
@@ -107,7 +110,7 @@ class SegmentRun:
         v: Value,
         box: Box,
         spreads: Mapping[int, Tensor],
-        handle: Handle | None,
+        handle: Boundary | None,
         give: Callable[[Box, Tensor], None] | None = None,
     ) -> Tensor | Pieces:
         """A tile of something that is read: a boundary, a spread vector or an image. Of a boundary that is read in
@@ -123,7 +126,7 @@ class SegmentRun:
     def loop(
         self,
         tapes: Tapes,
-        handle: Callable[[Value], Handle | None],
+        handle: Callable[[Value], Boundary | None],
         fetch: Fetch | None,
         planned: bool = True,
     ) -> Iterator[Sequence[Owned]]:
@@ -158,7 +161,7 @@ class SegmentRun:
             yield now
             now = after
 
-    def fetch(self, handles: Mapping[int, Handle], cotangents: Mapping[int, Cotangent] | None = None) -> Fetch | None:
+    def fetch(self, handles: Mapping[int, Boundary], cotangents: Mapping[int, Cotangent] | None = None) -> Fetch | None:
         """What begins to read a tile's part of boundaries, and of the cotangents of targets by their place; None where
         the segment does not transfer ahead."""
         if not self.plan.ahead:
@@ -177,12 +180,12 @@ class SegmentRun:
     def expect(
         self,
         outlined: Callable[[], Sequence[tuple[Mapping[int, Box], Owned]]],
-        reads: Mapping[int, Handle],
-        targets: Mapping[int, Handle | Cotangent],
+        reads: Mapping[int, Boundary],
+        targets: Mapping[int, Boundary | Cotangent],
     ) -> None:
         """Let maps know of the largest tiles of a pass, given the boxes that tiles read and what they own; on the
         device none is moved, and nobody asks."""
-        if all(kept.place.tier == "device" for kept in (*reads.values(), *targets.values())):
+        if all(kept.home.tier == "device" for kept in (*reads.values(), *targets.values())):
             return
         tiles = outlined()
         needed = largest([{**need, **self.first_pieces(need)} for need, _ in tiles])
@@ -201,7 +204,7 @@ class SegmentRun:
         takes = compiler is not None and compiler.takes(program, self.scans)
         return Tapes(program, grid, self.step.library, compiler if takes else None, self.ledger)
 
-    def work(self, tapes: Tapes, handle: Callable[[Value], Handle | None]) -> Iterator[Sequence[Owned]]:
+    def work(self, tapes: Tapes, handle: Callable[[Value], Boundary | None]) -> Iterator[Sequence[Owned]]:
         """All tiles, each with the tiles that are identical to it."""
         program, grid = tapes.program, tapes.grid
         if self.rehearsal is None:
@@ -265,7 +268,7 @@ class SegmentRun:
     @property
     def rehearsal(self) -> Rehearsal | None:
         """What the run is, if it is only a rehearsal."""
-        return self.at.courier.rehearsal
+        return self.step.rehearsal
 
     @property
     def kind(self) -> str:
@@ -336,9 +339,9 @@ def strides_order(t: Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
 
 
-def lies(v: Value, handle: Handle | None) -> Hashable:
+def lies(v: Value, handle: Boundary | None) -> Hashable:
     """Where a pass over tiles reads a map from."""
     if handle is not None:
-        return handle.place.tier, handle.half
+        return handle.home.tier, handle.half
     op = v.node.op if v.node is not None else None
     return (op.lies, op.prefetches) if isinstance(op, Source) else "here"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from lightning_plugin.execute.homes import Homes
 from lightning_plugin.execute.rehearsal import Rehearsal
-from lightning_plugin.execute.team import Team
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.progress import Progress, S
+from lightning_plugin.residency.homes import Homes
+from lightning_plugin.team import Team
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,5 @@
-"""Copies of streamed tensors, fetched for a use and let go after it; see [Note: streamed] in `homes`.
+"""Streamed tensors in a run: copies are fetched for a use and let go after it; see [Note: streamed] in
+`residency.homes`.
 
 A *use* is a tiled segment, a node of a kept one, or a node of the vector part. While one goes on, what the next will
 need is fetched beside it; in backward, where uses come in reverse, what the one before has left by name. A *derived*
@@ -10,8 +11,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +21,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.homes import Below
-from lightning_plugin.execute.host import side_stream
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
-from lightning_plugin.private import repeatable, storage_key, version
+from lightning_plugin.private import repeatable, storage_key
+from lightning_plugin.residency.copies import Copies
 from lightning_plugin.trees import tree_leaves
 
 #: A derived vector of fewer bytes is kept as others are.
@@ -58,40 +56,23 @@ class Saved:
             return streams.value(v).as_strided(self.shape, self.stride, self.offset)
 
 
-@dataclass(frozen=True, eq=False)
-class Coming:
-    """A copy that is being fetched."""
-
-    room: Tensor
-    future: Future[Any] | None
-
-    def arrived(self) -> Tensor:
-        done = None if self.future is None else self.future.result()
-        if done is not None:
-            torch.cuda.current_stream(self.room.device).wait_event(done)
-        return self.room
-
-
 class Streams:
-    """The streamed tensors of one run, and the copies of them that are there.
+    """The streamed tensors of one run, by their uses.
 
-    ``uses`` are the vectors that each use needs, in the order in which they are expected; ``captured`` the streamed
-    tensors by their values; with ``ahead``, copies are fetched before they are asked for. It leads to nothing that a
-    run has made, since autograd's graph leads to it.
+    ``uses`` are the vectors that each use needs, in the order in which they are expected; with ``ahead``, ``copies``
+    are fetched before they are asked for. It leads to nothing that a run has made, since autograd's graph leads to it.
     """
 
     def __init__(
         self,
-        captured: Mapping[Value, Tensor],
+        copies: Copies,
         uses: Mapping[Use, Sequence[Value]],
         nodes: Sequence[Node],
-        below: Below | None,
         ledger: Ledger | None,
         ahead: bool,
     ) -> None:
-        self.captured = captured
-        self.versions = {v: version(t) for v, t in captured.items()}
-        self.below = below
+        self.copies = copies
+        self.captured = captured = copies.captured
         self.ledger = ledger
         self.ahead = ahead
         self.served = frozenset({*captured, *derived(captured, nodes)})
@@ -101,11 +82,8 @@ class Streams:
         self.done: set[int] = set()
         #: The uses of which autograd keeps something, in order.
         self.named: list[int] = []
-        self.coming: dict[Value, Coming] = {}
-        self.live: dict[Value, weakref.ref[Tensor]] = {}
         self.memory: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
         self.brought: list[Value] = []
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="streams") if ahead and below is not None else None
 
     def leaves(self, values: Iterator[Value]) -> tuple[Value, ...]:
         """The streamed tensors that values are made of."""
@@ -148,7 +126,7 @@ class Streams:
         if v not in vectors:
             with torch.set_grad_enabled(v.requires_grad), torch.autocast(kind(v), enabled=False), watched(self.ledger):
                 if v in self.captured:
-                    made: list[Tensor] = [Copy.apply(as_used(self.captured[v], v.requires_grad), self, v)]
+                    made: list[Tensor] = [Copy.apply(as_used(self.captured[v], v.requires_grad), self.copies, v)]
                     values: Sequence[Value] = (v,)
                 else:
                     node = operation(v)
@@ -168,61 +146,22 @@ class Streams:
 
     def rest(self) -> None:
         """Forward is over: nothing is fetched for it any more."""
-        while self.coming:
-            self.coming.popitem()[1].arrived()
-
-    # Copies
+        self.copies.rest()
 
     def begin(self, use: int) -> None:
         """Begin to fetch what a use needs, unless it is there."""
         for v in self.needs[use]:
-            if v not in self.coming and self.living(v) is None:
-                self.coming[v] = self.fetching(v)
-
-    def fetching(self, v: Value) -> Coming:
-        tensor = self.captured[v]
-        with torch.no_grad(), watched(self.ledger):
-            room = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=v.device)
-        if self.below is None:  # a rehearsal
-            return Coming(room, None)
-        work: Callable[[], Any] = self.below.fetching(tensor, room)
-        if room.device.type == "cuda":
-            side, ready = side_stream(room.device), torch.cuda.current_stream(room.device).record_event()
-            work = partial(beside, side, ready, work)
-        if self.thread is not None:
-            return Coming(room, self.thread.submit(work))
-        future: Future[Any] = Future()
-        future.set_result(work())
-        return Coming(room, future)
-
-    def take(self, v: Value) -> Tensor:
-        """A copy that nobody else has."""
-        self.check(v)  # also of what was fetched ahead, and has waited
-        found = self.coming.pop(v, None)
-        return (found or self.fetching(v)).arrived()
-
-    def living(self, v: Value) -> Tensor | None:
-        """A copy that somebody still holds."""
-        ref = self.live.get(v)
-        return None if ref is None else ref()
+            self.copies.begin(v)
 
     def remember(self, v: Value, t: Tensor) -> None:
         """Know the memory of a value again, as long as it is there."""
-        self.live[v] = weakref.ref(t)
+        self.copies.note(v, t)
         storage, key = t.untyped_storage(), storage_key(t)
         if key not in self.memory:  # what a view lies in is another value's already
             self.memory[key] = weakref.ref(storage, partial(self._gone, key)), v
 
     def _gone(self, key: int, _: object = None) -> None:
         self.memory.pop(key, None)
-
-    def check(self, v: Value) -> None:
-        """Refuse to use a copy of what is not any more what the run began with."""
-        if version(self.captured[v]) != self.versions[v]:
-            raise RecordingError(
-                f"a streamed parameter of shape {v.shape} was changed in place while a step that uses it was under way "
-                "(an optimizer step between forward and backward, say). Its old value is needed: pull back before."
-            )
 
     # Backward
 
@@ -249,39 +188,34 @@ class Streams:
 
     def value(self, v: Value) -> Tensor:
         """A served value once more, as a tensor without a way back."""
-        found = self.living(v)
+        found = self.copies.here(v)
         if found is not None:
             for leaf in self.leaves(iter([v])):
-                self.check(leaf)
+                self.copies.check(leaf)
             return found.detach()
         if v in self.captured:
-            found = self.take(v)
-            self.live[v] = weakref.ref(found)
+            found = self.copies.take(v)
+            self.copies.note(v, found)
             return found
         node = operation(v)
         made = run(node, [self.value(i) for i in node.inputs])
         for value, t in zip(node.outputs, made, strict=True):
-            self.live[value] = weakref.ref(t)
+            self.copies.note(value, t)
         return made[node.outputs.index(v)]
-
-    def lower(self, v: Value, gradient: Tensor) -> Tensor | None:
-        """A gradient where its parameter lives. A rehearsal's tensors have theirs, which counts nowhere."""
-        tensor = self.captured[v]
-        return tensor.grad if self.below is None else self.below.lower(tensor, gradient)
 
 
 class Copy(torch.autograd.Function):
     """A streamed tensor's copy; on the way back its gradient goes to where it lives."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, streams: Streams, value: Value) -> Tensor:
-        ctx.streams, ctx.value = streams, value
-        return streams.take(value)
+    def forward(ctx: Any, tensor: Tensor, copies: Copies, value: Value) -> Tensor:
+        ctx.copies, ctx.value = copies, value
+        return copies.take(value)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        return ctx.streams.lower(ctx.value, gradient), None, None
+        return ctx.copies.lower(ctx.value, gradient), None, None
 
 
 def derived(captured: Mapping[Value, Tensor], nodes: Sequence[Node]) -> list[Value]:
@@ -312,11 +246,3 @@ def run(node: Node, tensors: Sequence[Tensor]) -> list[Tensor]:
 def kind(v: Value) -> str:
     """The type of a value's device, as autocast knows it."""
     return v.device.type if torch.amp.is_autocast_available(v.device.type) else "cpu"
-
-
-def beside(side: torch.cuda.Stream, ready: torch.cuda.Event, work: Any) -> torch.cuda.Event:
-    """Work on a stream of its own, after what is to be ready; the event is when it is done."""
-    with torch.cuda.stream(side):
-        side.wait_event(ready)
-        work()
-        return side.record_event()

@@ -46,10 +46,10 @@ class Way:
     @staticmethod
     def of(plan: Plan, network: Network, body: Body) -> Way:
         """What a plan of a link comes to that was rehearsed. Forward is a third of it, as far as anybody knows."""
-        resident = sum(v.bytes for v in body.own if network.tier_of(v) is None)
+        standing = sum(v.bytes for v in body.own if network.tier_of(v) is None)
         whole = all(s.keep for s in plan.segments)
         forward = plan.seconds / 3 if network.trains else plan.seconds
-        needs = max(0, plan.peak_bytes - resident)
+        needs = max(0, plan.peak_bytes - standing)
         return Way(plan.segments, needs, plan.forecast.held_bytes if whole else None, forward, plan.seconds)
 
 

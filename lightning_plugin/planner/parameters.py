@@ -1,4 +1,4 @@
-"""Which parameters live below the device, and what their copies cost; see [Note: streamed] in `execute.homes`.
+"""Which parameters live below the device, and what their copies cost; see [Note: streamed] in `residency.homes`.
 
 A search is asked about one *share* of the parameters after the other, from none to all, until it finds a plan: nothing
 is streamed where all fits. A share is spread evenly over the network, so that what is fetched for one segment has the
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from lightning_plugin.chain import chains
-from lightning_plugin.execute.mapped import fills_its_memory
 from lightning_plugin.execute.streams import derived
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Captured, Spread, VectorOp
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.residency.mapped import fills_its_memory
 from lightning_plugin.rules.reductions import wide
 
 #: Smaller tensors stay on the device: they take no room, and a call each to be fetched.

@@ -139,7 +139,7 @@ class Peaks:
         #: Whether what the segment stores goes to a lower tier: a tile is sent from a buffer, and its cotangent fetched
         #: into one.
         self.leaving = False
-        #: Whether such tiles travel beside the work on others; see [Note: ahead] in `execute.transfer`.
+        #: Whether such tiles travel beside the work on others; see [Note: ahead] in `residency.transfer`.
         self.ahead = False
         #: In how many pieces a segment reads keys, and which maps these are.
         self.pieces = 1

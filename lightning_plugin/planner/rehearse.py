@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.execute.disk import DiskFile
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.held import met, spare
-from lightning_plugin.execute.pool import Lender
 from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
-from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
@@ -33,6 +30,9 @@ from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.representative import effort, representative
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Bindings, Capture, Image
+from lightning_plugin.residency.disk import DiskFile
+from lightning_plugin.residency.pool import Lender
+from lightning_plugin.residency.transfer import Transfer
 from lightning_plugin.source import TensorSource, prefetches
 from lightning_plugin.stretch import Note
 

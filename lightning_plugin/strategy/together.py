@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyTensor
-from lightning_plugin.execute.team import Team
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.resume import random_state, restore_random
+from lightning_plugin.team import Team
 
 #: How many numbers of a tensor, or places of an image, tell one batch from another.
 PROBES = 5

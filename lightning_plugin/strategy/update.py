@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_plugin.execute.homes import Homes
 from lightning_plugin.private import forget_step_hooks, has_step_hooks
+from lightning_plugin.residency.homes import Homes
 
 #: Optimizers whose step on a parameter depends on no other parameter; of others the step is made whole.
 BY_PARAMETER = (

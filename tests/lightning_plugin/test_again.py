@@ -15,12 +15,12 @@ from lightning_plugin import LazyImage, PlanError, TiledModule
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute import again
 from lightning_plugin.execute.forward import Forward
-from lightning_plugin.execute.store import Handle
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.predict import predict
 from lightning_plugin.planner.rates import rates_of
+from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.settings import Settings
 from tests.exactness import assert_exact
 from tests.lightning_plugin.outside import account
@@ -158,14 +158,14 @@ def test_a_parameter_that_was_changed_meanwhile_is_refused() -> None:
 
 
 def test_a_step_that_never_goes_back_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    handles: list[weakref.ref[Handle]] = []
-    before = Handle.__init__
+    handles: list[weakref.ref[Boundary]] = []
+    before = Boundary.__init__
 
-    def noted(self: Handle, *args: Any, **kwargs: Any) -> None:
+    def noted(self: Boundary, *args: Any, **kwargs: Any) -> None:
         before(self, *args, **kwargs)
         handles.append(weakref.ref(self))
 
-    monkeypatch.setattr(Handle, "__init__", noted)
+    monkeypatch.setattr(Boundary, "__init__", noted)
     loss = chain()(LazyImage.from_tensor(torch.randn(1, 3, 15, 14), settings=Dropping())).sum()
     assert torch.isfinite(loss)
     assert handles

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_plugin import LazyImage, TiledModule, heap
-from lightning_plugin.heap import Heap, resident
+from lightning_plugin.heap import Heap, process_memory
 from lightning_plugin.ledger import Ledger
 
 MIB = 2**20
@@ -40,13 +40,13 @@ def test_holes_are_given_back(times: list[int]) -> None:
     kept = [torch.ones(1000) for _ in range(300)]
     del blocks
     blocks = [torch.ones(MIB // 4) for _ in range(300)]
-    before = resident()
+    before = process_memory()
     assert before > (found.beside or 0) + 250 * MIB
     found.settle(300 * MIB)
     assert len(times) == 1, "what is live is no hole"
     blocks.clear()
     found.settle(0)
-    assert resident() < before - 250 * MIB
+    assert process_memory() < before - 250 * MIB
     assert len(kept) == 300
 
 
@@ -62,7 +62,7 @@ def test_what_is_somebody_elses_is_tried_for_once(times: list[int]) -> None:
     assert found.beside is not None and found.beside > 90 * MIB
     del other
     found.settle(0)
-    assert len(times) == before + 1 and found.beside < resident() + MIB
+    assert len(times) == before + 1 and found.beside < process_memory() + MIB
 
 
 def test_a_ledger_looks_when_much_was_freed() -> None:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.capture.lazy import LazyTensor
-from lightning_plugin.execute.store import Handle
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.residency.boundary import Boundary
 from tests.exactness import TOLERANCE, difference
 from tests.zoo import ZOO, fill
 
@@ -281,7 +281,7 @@ def engines() -> list[object]:
     """The engine's objects in memory, whoever made them."""
     for _ in range(3):  # a tensor that holds Python objects goes in one pass, what it held in the next
         gc.collect()
-    kinds = (LazyTensor, Handle, Value, Node)
+    kinds = (LazyTensor, Boundary, Value, Node)
     return [o for o in gc.get_objects() if issubclass(type(o), kinds)]
 
 
@@ -312,7 +312,7 @@ def test_no_state_survives_a_step_that_is_abandoned(left: Callable[[], list[str]
     tiled(images()[0])
     net(LazyImage.from_tensor(images()[1]))
     loss = tiled(images()[2]).sum()
-    assert "Handle" in left(), "what backward will read is kept while there may be one"
+    assert "Boundary" in left(), "what backward will read is kept while there may be one"
     del loss
     assert left() == []
 

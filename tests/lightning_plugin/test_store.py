@@ -16,11 +16,14 @@ from torch import nn
 from lightning_plugin import LazyImage
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import EngineError
-from lightning_plugin.execute.disk import DiskFile
-from lightning_plugin.execute.store import Cotangent, Handle, Place
-from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.options import Options
+from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.residency.cotangent import Cotangent
+from lightning_plugin.residency.disk import DiskFile
+from lightning_plugin.residency.lane import Lane
+from lightning_plugin.residency.tiers import Home
+from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.settings import Settings
 from tests.exactness import asked, assert_exact
 
@@ -61,7 +64,7 @@ def test_a_map_comes_back_as_it_was_written(
     )
     whole = torch.randint(0, 100, layout.shape).to(dtype)
     courier = Courier(ahead)
-    handle = Handle(layout, dtype, CPU, Place(tier, courier))
+    handle = Boundary(layout, dtype, CPU, Home(tier, courier))
     for (box,) in Grid(counts).partition([extent]):
         handle.write(box, layout.narrow(whole, handle.whole, box), ahead)
     lo = tuple(data.draw(st.integers(0, n - 1)) for n in extent)
@@ -75,7 +78,7 @@ def test_a_map_comes_back_as_it_was_written(
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_overlapping_gradients_add_up_in_a_wide_type(tier: str, ahead: bool) -> None:
     layout = Layout.channels_first((1, 2, 5, 7))
-    cotangent = Cotangent(layout, torch.bfloat16, CPU, Place(tier, Courier(ahead)))
+    cotangent = Cotangent(layout, torch.bfloat16, CPU, Home(tier, Courier(ahead)))
     for _ in range(300):
         cotangent.add(Box((0, 0), (4, 5)), torch.ones(1, 2, 4, 5), ahead)
     cotangent.add(Box((3, 4), (5, 7)), torch.ones(1, 2, 2, 3), ahead)

@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.errors import DiskError, EngineError, RecordingError
-from lightning_plugin.execute import mapped
+from lightning_plugin.residency import mapped
 from tests.exactness import TOLERANCE, difference
 
 WIDTH = 96

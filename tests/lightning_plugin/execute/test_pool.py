@@ -12,13 +12,15 @@ from torch import nn
 
 from lightning_plugin import LazyImage
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.execute import transfer
-from lightning_plugin.execute.disk import DiskFile
-from lightning_plugin.execute.pool import Buffer, Lender, Pool
-from lightning_plugin.execute.store import Handle, Place
-from lightning_plugin.execute.transfer import Courier, Lane
 from lightning_plugin.layout import Layout
 from lightning_plugin.options import Options
+from lightning_plugin.residency import transfer
+from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.residency.disk import DiskFile
+from lightning_plugin.residency.lane import Lane
+from lightning_plugin.residency.pool import Buffer, Lender, Pool
+from lightning_plugin.residency.tiers import Home
+from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.settings import Settings
 
 CPU = torch.device("cpu")
@@ -144,11 +146,11 @@ def test_a_closed_pool_keeps_nothing_and_takes_nothing_back() -> None:
 LAYOUT = Layout.channels_first((1, 2, 12, 10))
 
 
-def written(ahead: bool) -> tuple[Handle, Courier, torch.Tensor]:
+def written(ahead: bool) -> tuple[Boundary, Courier, torch.Tensor]:
     """A map on the disk, and its values."""
     courier = Courier(ahead)
     whole = torch.randn(LAYOUT.shape)
-    handle = Handle(LAYOUT, torch.float32, CPU, Place("disk", courier))
+    handle = Boundary(LAYOUT, torch.float32, CPU, Home("disk", courier))
     handle.write(handle.whole, whole)
     return handle, courier, whole
 

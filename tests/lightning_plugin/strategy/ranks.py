@@ -239,7 +239,7 @@ def shared_networks(folder: Path) -> None:
     """Random networks under random plans, cut into more and into fewer tiles than there are ranks."""
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
-    from lightning_plugin.execute.team import Team
+    from lightning_plugin.team import Team
     from tests.lightning_plugin.compared import Step, differences, wrong
     from tests.lightning_plugin.networks import Case, cases
 

@@ -10,22 +10,16 @@ device is the CPU itself, a map here is an ordinary tensor, and a tile of it a v
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.pool import Lender
-from lightning_plugin.execute.transfer import Transfer
 from lightning_plugin.layout import Layout
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which a device's transfers run."""
-    return torch.cuda.Stream(device)
+from lightning_plugin.residency.beside import beside, launched
+from lightning_plugin.residency.pool import Lender
+from lightning_plugin.residency.transfer import Transfer, arriving
 
 
 class Bytes:
@@ -56,7 +50,7 @@ class HostMemory:
         if self.cuda and self.data.numel():
             self.data = mapped(self.data, device)
         #: When the last transfer that nobody waits for is done; those before it are done too.
-        self.last = self.beside(self.data.zero_, self.launched()) if zero else None
+        self.last = beside(device, self.data.zero_, launched(device)) if zero else None
 
     def __del__(self) -> None:
         last = getattr(self, "last", None)
@@ -64,61 +58,29 @@ class HostMemory:
             last.synchronize()  # before the memory is another's
 
     def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
-        held, ready = [tile.to(self.data.dtype)], self.launched()
-
-        def write() -> None:
-            self.layout.write_into(self.data, self.whole, held[0], box)
-
-        return Transfer(held, lambda: self.down(write, ready))
+        held, ready = [tile.to(self.data.dtype)], launched(self.device)
+        return Transfer(
+            held, lambda: self.down(lambda: self.layout.write_into(self.data, self.whole, held[0], box), ready)
+        )
 
     def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
-        held, ready = [tile], self.launched()
-
-        def add() -> None:
-            self.layout.add_into(self.data, self.whole, held[0], box)
-
-        return Transfer(held, lambda: self.down(add, ready))
+        held, ready = [tile], launched(self.device)
+        return Transfer(
+            held, lambda: self.down(lambda: self.layout.add_into(self.data, self.whole, held[0], box), ready)
+        )
 
     def fetching(self, box: Box, lender: Lender) -> Transfer:
+        part = self.layout.narrow(self.data, self.whole, box)
         if not self.cuda:
-            part = self.layout.narrow(self.data, self.whole, box)
             return Transfer([], lambda: None, lambda: part)
         room = torch.empty(self.layout.tile_shape(box), dtype=self.data.dtype, device=self.device)
-        held, ready = [room], self.launched()  # the room may have been another tensor's until now
-        del room
-        done: list[torch.cuda.Event | None] = []
+        return arriving(room, lambda here: here.copy_(part), self.note)
 
-        def fetch() -> None:
-            held[0].copy_(self.layout.narrow(self.data, self.whole, box))
-
-        def run() -> None:
-            self.last = self.beside(fetch, ready)
-            done.append(self.last)
-
-        def result() -> Tensor:
-            assert done[0] is not None
-            torch.cuda.current_stream(self.device).wait_event(done[0])
-            return held[0]
-
-        return Transfer(held, run, result)
-
-    def launched(self) -> torch.cuda.Event | None:
-        """What has to be done on the device before a transfer may touch its tile."""
-        return torch.cuda.current_stream(self.device).record_event() if self.cuda else None
-
-    def beside(self, work: Callable[[], object], ready: torch.cuda.Event | None) -> torch.cuda.Event | None:
-        """Launch a transfer on its own stream, after what is to be ready; the event is when it is done."""
-        if ready is None:
-            work()
-            return None
-        side = side_stream(self.device)
-        with torch.cuda.stream(side):
-            side.wait_event(ready)
-            work()
-            return side.record_event()
+    def note(self, done: torch.cuda.Event | None) -> None:
+        self.last = done
 
     def down(self, work: Callable[[], object], ready: torch.cuda.Event | None) -> None:
         """Do a transfer to the host. The tile's memory is free again as soon as this returns."""
-        done = self.beside(work, ready)
+        done = beside(self.device, work, ready)
         if done is not None:
             done.synchronize()

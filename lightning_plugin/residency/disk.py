@@ -1,8 +1,7 @@
 """A map in a temporary file, read and written by position.
 
 Space is outermost and everything else innermost, so that a row of a box is one piece of the file. Mapped pages would
-count as the process's memory, so nothing is mapped. The file has no name from the moment it is open: whatever happens
-to the process, its space comes back.
+count as the process's memory, so nothing is mapped.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import tempfile
 import weakref
 
 import numpy as np
@@ -18,10 +16,11 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.errors import DiskError, EngineError
-from lightning_plugin.execute.pool import Lender
-from lightning_plugin.execute.transfer import Transfer
+from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout, plain_strides
+from lightning_plugin.residency.file import UnnamedFile
+from lightning_plugin.residency.pool import Lender
+from lightning_plugin.residency.transfer import Transfer
 
 #: The files of all maps that are on the disk now.
 OPEN: weakref.WeakSet[DiskFile] = weakref.WeakSet()
@@ -47,28 +46,23 @@ class DiskFile:
 
     def make(self, size: int, folder: str | None) -> None:
         """Open a file without a name, where there is room for it beside what other maps there have still to fill."""
-        self.folder = folder or tempfile.gettempdir()
-        free = shutil.disk_usage(self.folder).free - sum(f.unfilled for f in OPEN if f.folder == self.folder)
+        self.file = UnnamedFile("a map", folder)
+        self.size = size
+        others = sum(f.unfilled for f in OPEN if f.file.folder == self.file.folder)
+        free = shutil.disk_usage(self.file.folder).free - others
         if size > free:
             raise EngineError(
-                f"storing a map of {size / 2**30:.1f} GiB in {self.folder} is not possible: {max(0, free) / 2**30:.1f} "
-                "GiB are free beside the maps that are there. Give disk=<a folder with more room> or a larger budget."
+                f"storing a map of {size / 2**30:.1f} GiB in {self.file.folder} is not possible: "
+                f"{max(0, free) / 2**30:.1f} GiB are free beside the maps that are there. Give disk=<a folder with "
+                "more room> or a larger budget."
             )
-        self.file, name = tempfile.mkstemp(prefix="lightning-plugin-", dir=self.folder)
-        os.unlink(name)
-        os.truncate(self.file, size)
-        self.size = size
+        os.truncate(self.file.number, size)
         OPEN.add(self)
 
     @property
     def unfilled(self) -> int:
         """The bytes of the file that have no room on the disk yet."""
-        return max(0, self.size - 512 * os.fstat(self.file).st_blocks)
-
-    def __del__(self) -> None:
-        file = getattr(self, "file", None)
-        if file is not None:
-            os.close(file)
+        return max(0, self.size - self.file.filled)
 
     def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
         held = [self.staged(box, tile, lender)]
@@ -118,25 +112,12 @@ class DiskFile:
             strides[a] = strides[a + 1] * extent[a + 1]
         piece = strides[run] * (hi[run] - lo[run])
         buffer = memoryview(data.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        move = self.file.write if write else self.file.read
         place = 0
         for index in itertools.product(*(range(lo[a], hi[a]) for a in range(run))):
             offset = sum(i * s for i, s in zip(index, strides, strict=False)) + lo[run] * strides[run]
-            self._move(buffer[place : place + piece], offset, write)
+            move(buffer[place : place + piece], offset)
             place += piece
-
-    def _move(self, part: memoryview, offset: int, write: bool) -> None:
-        while part:
-            try:
-                done = os.pwrite(self.file, part, offset) if write else os.preadv(self.file, [part], offset)
-            except OSError as error:
-                done_to = "written" if write else "read"
-                raise DiskError(
-                    f"a map in {self.folder} could not be {done_to}: {error.strerror or error}. Make room there, or "
-                    "give disk=<another folder> or a larger budget."
-                ) from error
-            if done == 0:
-                raise EngineError("a stored map's temporary file is shorter than it was made; its disk may be full")
-            part, offset = part[done:], offset + done
 
 
 def landed(tile: Tensor, lender: Lender) -> Tensor:

@@ -6,10 +6,8 @@ reads or writes it outside a segment (an optimizer, a ``state_dict``, an average
 is logged) reads and writes the one value that there is, on the device where it lies. Only segments compute with
 *copies*, which are fetched for a use and let go after it. Autograd keeps a copy by the name of what it is a copy of,
 with the version that was used: a tensor that was written to since is refused, as everywhere. Gradients come to where
-their parameter lives, and so does what an optimizer keeps for it. What lives below once stays there.
-
-On a CPU the host's memory is the device's too. There the tier "host" is no other place, only other accounts: memory
-that is not the budget's, from which copies are made all the same.
+their parameter lives, and so does what an optimizer keeps for it. What lives below once stays there. On a CPU, copies
+are made of what lives on the host all the same: its memory is not the budget's.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_plugin.execute.mapped import MappedFile, fills_its_memory, flat_bytes
 from lightning_plugin.private import WeakTensorKeyDictionary, storage_key
+from lightning_plugin.residency.mapped import MappedFile, fills_its_memory, flat_bytes
 
 
 class Below(Protocol):
-    """The homes as a run knows them: what lives below, how it is read, and where its gradient goes."""
+    """The homes as a run knows them: how what lives below is read, and where its gradient goes."""
 
-    def fetching(self, tensor: Tensor, room: Tensor) -> Callable[[], None]: ...
+    def read(self, tensor: Tensor, room: Tensor) -> None: ...
 
     def lower(self, tensor: Tensor, gradient: Tensor) -> Tensor: ...
 
@@ -106,24 +104,20 @@ class Homes:
     def _closed(self, key: int, _: object = None) -> None:
         self._files.pop(key, None)
 
-    def fetching(self, tensor: Tensor, room: Tensor) -> Callable[[], None]:
-        """The work of copying a tensor into room on the device, for any thread."""
+    def read(self, tensor: Tensor, room: Tensor) -> None:
+        """Copy a tensor into room on the device, in any thread."""
         file = self.file(tensor)
-        if room.device.type == "cpu":
-            if file is not None:
-                return lambda: file.read_into(room)
+        if room.device.type == "cpu" and file is not None:
+            file.read_into(room)
+        elif room.device.type == "cpu":
             # By numpy: a thread beside the one that computes must not ask PyTorch's threads for help.
-            there, here = flat_bytes(tensor).numpy(), flat_bytes(room).numpy()
-            return lambda: here.__setitem__(slice(None), there)
-        if file is None:
-            return lambda: copied(room, tensor.detach())
-
-        def read() -> None:
+            flat_bytes(room).numpy()[:] = flat_bytes(tensor).numpy()
+        elif file is None:
+            room.copy_(tensor.detach(), non_blocking=True)
+        else:
             staged = torch.empty_strided(*dense(tensor), dtype=tensor.dtype, pin_memory=room.device.type == "cuda")
             file.read_into(staged)
-            copied(room, staged)
-
-        return read
+            room.copy_(staged, non_blocking=True)
 
     def lower(self, tensor: Tensor, gradient: Tensor) -> Tensor:
         """A gradient where its parameter lives."""
@@ -153,10 +147,6 @@ def put(tensor: Tensor, there: Callable[[Tensor], Tensor]) -> None:
     gradient, tensor.grad = tensor.grad, None
     tensor.data = there(tensor.detach())
     tensor.grad = gradient if gradient is None else there(gradient)
-
-
-def copied(room: Tensor, values: Tensor) -> None:
-    room.copy_(values, non_blocking=True)
 
 
 def dense(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

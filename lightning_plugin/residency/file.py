@@ -1,0 +1,56 @@
+"""Files without a name, read and written by position.
+
+A file loses its name as soon as it is open: whatever happens to the process, its space comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+
+from lightning_plugin.errors import DiskError
+
+
+class UnnamedFile:
+    """A file in a folder; ``noun`` is its content, for errors."""
+
+    def __init__(self, noun: str, folder: str | None = None) -> None:
+        self.noun = noun
+        self.folder = folder or tempfile.gettempdir()
+        self.number, name = tempfile.mkstemp(prefix="lightning-plugin-", dir=self.folder)
+        os.unlink(name)
+
+    def __del__(self) -> None:
+        number = getattr(self, "number", None)
+        if number is not None:
+            os.close(number)
+
+    @property
+    def filled(self) -> int:
+        """The bytes that have room on the disk."""
+        return 512 * os.fstat(self.number).st_blocks
+
+    def read(self, part: memoryview, offset: int) -> None:
+        self._move(lambda rest, at: os.preadv(self.number, [rest], at), "could not be read", part, offset)
+
+    def write(self, part: memoryview, offset: int) -> None:
+        self._move(partial(os.pwrite, self.number), "could not be written", part, offset)
+
+    def _move(self, move: Callable[[memoryview, int], int], problem: str, part: memoryview, offset: int) -> None:
+        while part:
+            try:
+                done = move(part, offset)
+            except OSError as error:
+                raise self.failed(problem, error) from error
+            if not done:
+                raise self.failed("ended early", OSError(errno.EIO, os.strerror(errno.EIO)))
+            part, offset = part[done:], offset + done
+
+    def failed(self, problem: str, error: OSError) -> DiskError:
+        return DiskError(
+            f"the file of {self.noun} in {self.folder} {problem}: {error.strerror or error}. Make room there, or give "
+            "disk=<another folder> or a larger budget."
+        )

@@ -1,0 +1,171 @@
+"""Moving tiles and copies between the device and a lower tier, at once or beside the work on other tiles.
+
+[Note: ahead] A segment that transfers *ahead* hands what it writes to a thread, and has what its next tile reads
+fetched while it computes this one. There is one thread for the maps of a run, first in first out: what is read has been
+written, and what is added to has been read. Memory stays bounded and known beforehand: one transfer to a map is under
+way at a time, one tile of it is fetched ahead, and whatever a transfer needs is borrowed by the thread that computes,
+so that the ledger and a rehearsal count it; see [Note: pool] in `pool`. A transfer that failed says so at the next one,
+or at the end of its segment. Copies of streamed tensors have a courier of their own: they are large, and a tile would
+wait behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.layout import Layout
+from lightning_plugin.progress import Progress
+from lightning_plugin.residency.beside import after, beside, launched
+from lightning_plugin.residency.pool import Lender, Pool
+from lightning_plugin.residency.states import Life, State
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """A transfer made ready: ``run`` does it, in any thread, and ``result`` is the part that was fetched.
+
+    Tensors are reached through ``held`` alone: emptied by the thread that computes, it lets them go there.
+    """
+
+    held: list[Tensor]
+    run: Callable[[], None]
+    result: Callable[[], Tensor] | None = None
+
+
+def arriving(
+    room: Tensor, work: Callable[[Tensor], object], last: Callable[[torch.cuda.Event | None], None] | None = None
+) -> Transfer:
+    """A transfer into room on the device; the room may have been another tensor's until now, whose kernels come first.
+    ``last`` hears of the event at whose time it is done."""
+    device, held, ready = room.device, [room], launched(room.device)
+    done: list[torch.cuda.Event | None] = []
+
+    def run() -> None:
+        done.append(beside(device, lambda: work(held[0]), ready))
+        if last is not None:
+            last(done[0])
+
+    def result() -> Tensor:
+        after(device, done[0] if done else None)
+        return held[0]
+
+    return Transfer(held, run, result)
+
+
+class Lower(Protocol):
+    """A map on a lower tier; each method makes a transfer ready, in buffers that it borrows."""
+
+    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer: ...
+
+    def fetching(self, box: Box, lender: Lender) -> Transfer: ...
+
+    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer: ...
+
+
+#: Makes the stand-in of a map on a lower tier, in a rehearsal.
+Stand = Callable[[Layout, torch.dtype, torch.device, str], Any]
+
+
+class Pending:
+    """A transfer that was handed over."""
+
+    def __init__(self, transfer: Transfer, future: Future[None] | None, progress: Progress) -> None:
+        up = transfer.result is not None
+        self.life: Life[Transfer] = Life(State.COMING if up else State.GOING, transfer)
+        self.future = future
+        self.progress = progress
+
+    def wait(self) -> Tensor | None:
+        """Wait until it is done, let its memory go, and give what it has fetched."""
+        if self.future is not None:
+            with self.progress.spending("spill"):
+                self.future.result()
+        transfer = self.life.holder
+        assert transfer is not None, "a transfer is waited for once"
+        found = transfer.result() if transfer.result is not None else None
+        transfer.held.clear()
+        self.life.to(State.HOME if found is None else State.HERE)
+        return found
+
+
+class Arrivals(Generic[Key]):
+    """What was fetched ahead, by name, until it is taken."""
+
+    def __init__(self) -> None:
+        self.coming: dict[Key, Pending] = {}
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.coming
+
+    def begin(self, key: Key, fetch: Callable[[], Pending]) -> None:
+        """Begin to fetch, unless it is on its way."""
+        if key not in self.coming:
+            self.coming[key] = fetch()
+
+    def take(self, key: Key, fetch: Callable[[], Pending]) -> Tensor:
+        """What was fetched, or is fetched now."""
+        waiting = self.coming.pop(key, None)
+        tensor = (fetch() if waiting is None else waiting).wait()
+        assert tensor is not None
+        return tensor
+
+    def rest(self) -> None:
+        """Nothing is on its way any more."""
+        while self.coming:
+            self.coming.popitem()[1].wait()
+
+
+class Courier:
+    """Who does transfers: a thread, where some go ``ahead``, else whoever asks.
+
+    While a segment passes over its tiles they share a ``pool`` of buffers; otherwise each has its own. In a rehearsal
+    ``stand`` makes what stands for a map on a lower tier, and nothing is moved. ``folder`` is where maps on the disk
+    are kept; ``progress`` hears of waiting.
+    """
+
+    def __init__(
+        self,
+        ahead: bool = False,
+        folder: str | None = None,
+        progress: Progress | None = None,
+        stand: Stand | None = None,
+    ) -> None:
+        self.progress = progress or Progress()
+        self.stand = stand
+        self.folder = folder
+        self.pool = self.new_pool(open=False)
+        real = ahead and stand is None
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="transfers") if real else None
+
+    def new_pool(self, open: bool = True) -> Pool:
+        return Pool(open, fakes=self.stand is not None)
+
+    def send(self, transfer: Transfer, ahead: bool) -> Pending:
+        """Do a transfer, or have it done beside other work."""
+        if self.stand is not None:  # only what the transfer holds is asked for
+            return Pending(transfer, None, self.progress)
+        if self.thread is not None and ahead:
+            return Pending(transfer, self.thread.submit(transfer.run), self.progress)
+        with self.progress.spending("spill"):
+            transfer.run()
+        return Pending(transfer, None, self.progress)
+
+    @contextmanager
+    def pooling(self) -> Iterator[None]:
+        """A pass over a segment's tiles."""
+        former, self.pool = self.pool, self.new_pool()
+        try:
+            yield
+        finally:
+            self.pool.close()
+            self.pool = former
