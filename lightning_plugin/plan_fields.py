@@ -31,7 +31,8 @@ class SegmentPlan:
     come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
     and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
     run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys and
-    values that it attends to (see [Note: pieces] in `rules.pieces`).
+    values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, backward evaluates identical tiles
+    once for all of them, and has room for that (see [Note: identical tiles] in `execute.alike`).
 
     All these decide. ``path`` names its modules for people and ``forecast`` predicts: neither makes it another one.
     """
@@ -46,6 +47,7 @@ class SegmentPlan:
     ahead: bool = False
     drop: int = 0
     pieces: int = 1
+    alike: bool = False
     path: str = field(default="", compare=False)
     forecast: SegmentForecast = field(default=SegmentForecast(), compare=False)
 
@@ -65,6 +67,8 @@ class SegmentPlan:
                 "keys are read in one piece or more, in several only by a tiled segment that recomputes its halos; "
                 f"not in {self.pieces}"
             )
+        if self.alike and (self.keep or self.halo == "share"):
+            raise PlanError("tiles are evaluated for each other only in a tiled segment that recomputes its halos")
         if self.halo not in HALOS:
             raise PlanError(f"halos are {' or '.join(HALOS)}, not {self.halo!r}")
         if self.halo == "share" and self.forward != self.backward:

@@ -6,6 +6,7 @@
 - In version 4 a plan may say which parameters live ``on_host`` and ``on_disk``, and whether they are ``fetched_ahead``;
   and what is approximate in it (``approximation``).
 - In version 5 a plan may say how its ``chains`` run: once for all links of one.
+- In version 6 a segment may say that identical tiles are evaluated once in backward (``alike``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lightning_plugin.plan_fields import BarePlan, ChainPlan, SegmentPlan
 from lightning_plugin.plan_forecast import ChainForecast, Forecast, SegmentForecast
 
 #: The version that is written.
-VERSION = 5
+VERSION = 6
 
 P = TypeVar("P", bound=BarePlan)
 
@@ -75,7 +76,7 @@ def with_forecast(data: Any, kind: type, whose: str) -> Any:
 
 
 #: How a plan of each version gets the form of the latest.
-FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: apart, 2: dict, 3: dict, 4: dict, 5: dict}
+FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: apart, 2: dict, 3: dict, 4: dict, 5: dict, 6: dict}
 
 
 def built(kind: type[Any], data: Any, what: str) -> Any:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Container, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.constants import Constants
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather
 from lightning_plugin.private import version
 from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood, version_of
+
+#: An image is asked for glass in no more parts than this, on an axis and in all.
+PARTS_ON_AXIS, PARTS = 64, 1 << 13
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +65,13 @@ class Image:
     def constant(self, box: Box) -> Tensor | None:
         """The value of each channel where the source knows that the box holds nothing else."""
         return self.source.constant(understood(self.source, self.place(box)))
+
+    @cached_property
+    def glass(self) -> Constants | None:
+        """Where the image is known to be constant, if it is anywhere; see [Note: glass] in `constants`."""
+        if self.tensor is not None:
+            return None
+        return Constants.asked(self.layout.extent, self.constant, PARTS_ON_AXIS, PARTS)
 
     def prefetch(self, box: Box) -> None:
         """Tell a source that wants to hear of it that a box is read next."""

@@ -24,6 +24,7 @@ from lightning_plugin.planner import shelf
 from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_bytes, usable
 from lightning_plugin.planner.describe import signature, structure
+from lightning_plugin.planner.glass import parts_of_glass
 from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
@@ -107,7 +108,7 @@ class Settings:
 
         if drawn(recording.nodes):  # the next step's splits are others, and so is what their tiles need
             return self.within([], recording, options.budget)
-        known = self._plans.setdefault(signature(recording, gradients=not self.accumulates), [])
+        known = self._plans.setdefault((signature(recording, gradients=not self.accumulates), glass(recording)), [])
         return self.within(known, recording, options.budget)
 
     def within(self, known: list[Plan], recording: Recording, budget: int) -> Plan:
@@ -170,6 +171,7 @@ class Settings:
         weights = [(t.shape, t.dtype) for t in tensors_of(recording) if isinstance(t, nn.Parameter)]
         about = shelf.key_of(
             structure(recording, not self.accumulates), weights, self.accumulates, budget, calls, described,
+            glass(recording),
             tuple(network.below.get(id(t)) for t in tensors_of(recording)),
             tuple(map(network.owes, network.captured)),
         )  # fmt: skip
@@ -241,6 +243,11 @@ class Settings:
             self.ledger, self.team, self.options.folder, self.progress, library=self.library, homes=self.homes,
             compiler=self.compiler,
         )  # fmt: skip
+
+
+def glass(recording: Recording) -> tuple[int, ...]:
+    """How much of its images is glass: a plan is for about so much."""
+    return parts_of_glass(image.glass for image in recording.images)
 
 
 def marked(plan: Plan, recording: Recording) -> Plan:

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("graph", "picture"),
     ("ops", "dropped", "plan_table", "plan_json"),
     ("plan_parts",),  # segments and chains in order
+    ("constants",),  # where a map is known to be constant
     ("layout", "source", "plan_fields", "options", "team"),
     ("splitting",),  # what a user says of splits
     ("ledger",),

@@ -1,15 +1,18 @@
 """Tiles that are alike are computed once.
 
-[Note: identical tiles] Most of a slide is background of one value. Two tiles are *identical* when all they read is
-constant, with the same values, and all their boxes have the same extents, lie at the same borders and are padded alike
-(a window wider than a tile is padded by another length in each tile near the border): then they are the same
-computation. Forward computes one of them, writes it to all of their places and merges its share of each
-reduction as often as there are tiles. A stored map that comes out constant is known to be so where it was written,
-so that the next segment finds identical tiles in it too.
+[Note: identical tiles] Most of a slide is background of one value. Two tiles are *identical* when all they read is the
+same (constant, with the same values; or made by one computation), and all their boxes have the same extents, lie at the
+same borders and are padded alike (a window wider than a tile is padded by another length in each tile near the border):
+then they are the same computation. Forward computes one of them, writes it to all of their places and merges its share
+of each reduction as often as there are tiles. Where a stored map comes out constant is noted when it is written
+([Note: glass] in `constants`), and so is which of its tiles one computation has made: kernels do not give all positions
+of a constant tile the same last bits. So the next segment finds identical tiles in it too.
 
-Backward is linear in the cotangents: where nothing that is read needs a gradient, one backward with the sum of the
-tiles' cotangents gives the sum of their parameter gradients. Where something does, tiles whose cotangents are equal
-too, byte for byte, share one backward, whose input gradient is added at each of their places.
+Backward is linear in the cotangents: one evaluation, pulled back with the sum of the tiles' cotangents, gives the sum
+of their parameter gradients. Where what is read needs a gradient too, each tile has its own: the same evaluation is
+pulled back once more for each, those whose cotangents are equal to the byte together. That needs the evaluation's graph
+for longer than one tile does; a plan that does so says so (`SegmentPlan.alike`), and under any other, tiles with
+different cotangents are evaluated apart.
 
 It holds for operators that do nothing but what their tiles' values say (`Op.uniform`): a dropout mask or an index of
 a maximum depends on where a tile lies, so that a segment with such an operator computes each tile.
@@ -17,56 +20,48 @@ a maximum depends on where a tile lies, so that a segment with such an operator 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-import torch
-from torch import Tensor
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.constants import Constants
 from lightning_plugin.graph import Value
-from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Source, TileOp
-from lightning_plugin.private import FakeTensor
 from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.program import Program
-from lightning_plugin.residency.constants import Constants
 
-#: What says of a map's box that it is constant: a key that is equal for equal values, or None.
-Constant = Callable[[Value, Box], bytes | None]
+#: What says of a map's box what it holds: something that is equal for boxes that hold the same, or None.
+Content = Callable[[Value, Box], Hashable | None]
 #: What a tile owns of every target.
 Owned = Sequence[Box]
 
 
 def may_be_alike(program: Program, constants: Callable[[Value], Constants | None]) -> bool:
-    """Whether it is worth asking: some image knows of constant boxes, and no operator minds where a tile lies."""
-    if not all(node.op.uniform for node in program.steps):
+    """Whether it is worth asking: something is known of all that is read, and no operator minds where a tile lies."""
+    if not program.reads or not all(node.op.uniform for node in program.steps):
         return False
-    return bool(program.reads) and all(
-        constants(v) is not None or (is_source(v) and v.node.op.lies == "elsewhere")  # type: ignore[union-attr]
-        for v in program.reads
-    )
+    return all(constants(v) is not None for v in program.reads)
 
 
 def is_source(v: Value) -> bool:
     return v.node is not None and isinstance(v.node.op, Source)
 
 
-def groups(tapes: Tapes, tiles: Iterable[Owned], constant: Constant) -> Iterator[list[Owned]]:
+def groups(tapes: Tapes, tiles: Iterable[Owned], content: Content) -> Iterator[list[Owned]]:
     """Tiles that are the same computation, together; the others by themselves, all in the order of the grid."""
     found: dict[object, list[Owned]] = {}
     for place, owned in enumerate(tiles):
-        key = likeness(tapes, owned, constant)
+        key = likeness(tapes, owned, content)
         found.setdefault(place if key is None else key, []).append(owned)
     yield from found.values()
 
 
-def likeness(tapes: Tapes, owned: Owned, constant: Constant) -> object | None:
+def likeness(tapes: Tapes, owned: Owned, content: Content) -> object | None:
     """What two tiles have to have in common to be the same computation, or None for a tile of its own."""
     program, need = tapes.program, tapes.boxes(owned)
     values = []
     for v in program.reads:
         if id(v) in need:
-            key = constant(v, need[id(v)])
+            key = content(v, need[id(v)])
             if key is None:
                 return None
             values.append(key)
@@ -92,23 +87,3 @@ def padding(program: Program, need: Mapping[int, Box]) -> Iterator[tuple[int, ..
 def lying(box: Box, extent: Sequence[int]) -> tuple[tuple[int, bool, bool], ...]:
     """A box's extents, and at which borders of its map it lies."""
     return tuple((hi - lo, lo == 0, hi == size) for (lo, hi), size in zip(box.intervals(), extent, strict=True))
-
-
-def only_value(layout: Layout, tile: Tensor, box: Box) -> bytes | None:
-    """The key of a tile that is the same at every position."""
-    first = Box.of((lo, lo + 1) for lo in box.lo)
-    factors = [f for dim in layout.dims for f in dim]
-    one = layout.spread(tile, box)
-    for d, f in enumerate(factors):
-        if isinstance(f, Axis):
-            one = one.narrow(d, 0, 1)
-    same = (layout.spread(tile, box) == one).all()
-    if isinstance(same, FakeTensor) or not bool(same):
-        return None
-    return key_of(one.reshape(layout.tile_shape(first)))
-
-
-def key_of(values: Tensor) -> bytes:
-    """Equal for equal values of one type."""
-    values = values.detach().cpu().contiguous().flatten()
-    return str(values.dtype).encode() + values.view(torch.uint8).numpy().tobytes()

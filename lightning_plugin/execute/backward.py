@@ -6,7 +6,7 @@ reverse share what they pull and give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import zip_longest
@@ -34,12 +34,23 @@ from lightning_plugin.team import Team
 MOST_CLASSES = 4
 
 
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Identical tiles whose gradients of what they read are pulled back together: with the sum of their cotangents, to
+    be given at the place of the first, or with the one that all of them have."""
+
+    members: Sequence[Owned]
+    summed: bool = False
+
+
 @dataclass(eq=False)
 class Tile:
     """One evaluation in backward: the tiles it stands for, and how the parts of a scan begin and go on.
 
-    ``cotangents`` are the stored targets', where they are not simply read at the tile's own boxes. A scan's tile
-    begins with what it was handed (``carried``) and has the cotangents of what it hands on (``handed_back``).
+    ``cotangents`` are the stored targets', where they are not simply read at the tile's own boxes. Where they are sums,
+    the gradients of what is read are pulled back ``apart``, for some of the tiles at a time, or with all others and
+    given ``once``. A scan's tile begins with what it was handed (``carried``) and has the cotangents of what it hands
+    on (``handed_back``).
     """
 
     members: Sequence[Owned]
@@ -47,6 +58,8 @@ class Tile:
     scan: ScanTile | None = None
     carried: dict[int, Tensor] = field(default_factory=dict)
     handed_back: dict[int, Tensor] = field(default_factory=dict)
+    apart: Sequence[Share] = ()
+    once: bool = False
 
 
 class Backward:
@@ -253,17 +266,35 @@ class Backward:
             summing = len(members) > 1 or (self.segment.alike and self.segment.rehearsal is not None)
             yield Tile(members, self.summed(program, members) if summing else None)
             return
-        rest = list(members)
-        if self.segment.alike and self.segment.rehearsal is not None:  # here too, for the two that are compared
+        shares = list(self.shares(program, members))
+        if self.segment.alike and self.segment.plan.alike and (len(shares) > 1 or shares[0].summed):
+            apart = shares if len(shares) > 1 else ()
+            yield Tile(members, self.summed(program, members), apart=apart, once=shares[0].summed)
+        else:
+            yield from (Tile(share.members) for share in shares)
+
+    def shares(self, program: Program, members: Sequence[Owned]) -> Iterator[Share]:
+        """Identical tiles, those together whose gradients of what they read are pulled back together: because only
+        their sum is asked for, or because their cotangents are equal; of many different ones, each by itself."""
+        plan, rest = self.segment.plan, list(members)
+        if self.segment.alike and self.segment.rehearsal is not None:  # for those that are compared, or kept apart
             list(self.pairs(program, rest[0], rest[0]))
+            if plan.alike:
+                yield Share(rest, True)
+        elif self.segment.alike and plan.alike and len(rest) > 1:
+            bulks = {key: handle.bulk for key, handle in self.handles.items()}
+            alike: dict[Hashable, list[Owned]] = {}
+            for m in rest:
+                alike.setdefault(self.segment.signature(self.tapes.boxes(m), bulks), []).append(m)
+            rest = alike.pop(None, [])
+            yield from (Share(together, True) for together in alike.values())
         for _ in range(MOST_CLASSES):
             if len(rest) < 2:
                 break
             equal = [m for m in rest if self.equal(program, rest[0], m)]
             rest = [m for m in rest if m not in equal]
-            yield Tile(equal)
-        for member in rest:
-            yield Tile([member])
+            yield Share(equal)
+        yield from (Share([m]) for m in rest)
 
     def summed(self, program: Program, members: Sequence[Owned]) -> dict[int, Tensor]:
         """The sum of the tiles' cotangents of every stored target."""
@@ -307,7 +338,11 @@ class Backward:
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []
         tokens: list[Tensor] = []
+        #: Of each output its target, and its cotangent where that is the same for every tile.
+        pulled: list[tuple[int, Tensor | None]] = []
         times = len(work.members) if work.cotangents is None else 1
+        # A vector's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
+        count = 1 if work.cotangents is None else len(work.members)
 
         def read(v: Value, box: Box) -> Tensor | Pieces:
             tile = self.segment.read(v, box, self.spreads, self.handle(v), self.piecewise(v))
@@ -324,8 +359,10 @@ class Backward:
             target = program.targets[i]
             for value, cotangent in self.pulls(target, i, box, tiles, work):
                 if value is not None and cotangent is not None and value.requires_grad:
+                    stored = target.stored is not None
                     outputs.append(value)
-                    cotangents.append(cotangent)
+                    cotangents.append(cotangent if stored or count == 1 else cotangent * count)
+                    pulled.append((i, None if stored else cotangent))
 
         handed = self.evaluate(program, work, read, emit)
         carried = [(serial, t) for serial, t in work.carried.items() if t.requires_grad]
@@ -339,6 +376,9 @@ class Backward:
         leaves += [t for t in tokens if t.requires_grad]
         if not outputs or not leaves:
             return {}
+        if work.apart:
+            self.apart(work, outputs, cotangents, pulled, reads)
+            return {}
         found = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
         given = [(v, box) for v, box, _ in reads]
         for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
@@ -350,6 +390,43 @@ class Backward:
                 self.give_all(work, v, box, g)
         back = zip((serial for serial, _ in carried), here[len(given) :], strict=True)
         return {serial: g for serial, g in back if g is not None}
+
+    def apart(
+        self,
+        work: Tile,
+        outputs: list[Tensor],
+        cotangents: list[Tensor],
+        pulled: Sequence[tuple[int, Tensor | None]],
+        reads: list[tuple[Value, Box, Tensor]],
+    ) -> None:
+        """Pull an evaluation back with the sum of all cotangents, for the vectors; and with those of the tiles whose
+        cotangents are equal, for what each of them read."""
+        adders = self.gradients.adders
+        if adders:
+            leaves = [self.leaves[i] for i in adders]
+            found = torch.autograd.grad(outputs, leaves, cotangents, retain_graph=True, allow_unused=True)
+            self.gradients.add(found, 1)
+            del found
+        cotangents.clear()
+        tiles, given = [t for _, _, t in reads], [v for v, _, _ in reads]
+        reads.clear()
+        targets = self.program.targets
+        for k, share in enumerate(work.apart):
+            sums = self.summed(self.program, share.members) if share.summed else {}
+            mine = [self.of_share(share, targets[i].node.serial, i, g, sums) for i, g in pulled]
+            sums.clear()
+            here = torch.autograd.grad(outputs, tiles, mine, retain_graph=k + 1 < len(work.apart), allow_unused=True)
+            del mine
+            for v, gradient in zip(given, here, strict=True):
+                if gradient is not None:
+                    for member in share.members[:1] if share.summed else share.members:
+                        self.gradients.give(v, self.tapes.boxes(member)[id(v)], gradient, self.segment.plan.ahead)
+
+    def of_share(self, share: Share, serial: int, i: int, same: Tensor | None, sums: Mapping[int, Tensor]) -> Tensor:
+        """The cotangent of a target that a share of tiles is pulled back with; one may be the ``same`` for each."""
+        if same is not None:
+            return same * len(share.members) if share.summed else same
+        return sums[serial] if share.summed else self.maps[serial].read(share.members[0][i])
 
     def evaluate(
         self,
@@ -375,11 +452,7 @@ class Backward:
             yield tiles[0], self.maps[serial].read(box) if ready is None else ready
         elif serial in self.reduced:
             grads, results = self.reduced[serial]
-            values = target.op.pulled(box, tiles, target.operands(self.vectors), results)
-            # A vector's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
-            count = 1 if work.cotangents is None else len(work.members)
-            for value, g in zip(values, grads, strict=True):
-                yield value, g if g is None or count == 1 else g * count
+            yield from zip(target.op.pulled(box, tiles, target.operands(self.vectors), results), grads, strict=True)
 
     def piecewise(self, v: Value) -> Callable[[Box, Tensor], None] | None:
         """What takes the gradients of the pieces of a boundary. They come in a pass of autograd's within this one, so
@@ -393,7 +466,7 @@ class Backward:
         """The gradient of something that was read, by the tile and by those that it stands for."""
         ahead = self.segment.plan.ahead
         self.gradients.give(v, box, gradient, ahead)
-        for member in work.members[1:]:
+        for member in work.members[1:] if not work.once else ():
             self.gradients.give(v, self.tapes.boxes(member)[id(v)], gradient, ahead)
 
     def complete(self, team: Team) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.alike import Owned, only_value
+from lightning_plugin.execute.alike import Owned
 from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
 from lightning_plugin.graph import Value
@@ -34,6 +34,8 @@ class Forward:
         self.operands = [self.vectors[id(v)] for v in program.vectors]
         self.watched = True
         self.totals: dict[int, Reduction] = {}
+        #: How many tiles of stored maps were evaluated.
+        self.evaluated = 0
         #: What each tile of a scan was handed: backward begins with it.
         self.carried: list[dict[int, Tensor]] = []
         #: What each piece of this rank's work made, until the ranks exchange it; see [Note: team] in `team`.
@@ -108,36 +110,32 @@ class Forward:
         program = self.segment.program
         handed: dict[int, Tensor] = {}
 
-        def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
-            self.emit(i, box, tiles, 1)
-
         tiles = scan(program, self.segment.plan.forward)
         self.expect(lambda: [(tile.reads, tile.owned) for tile in tiles])
         for (tile,) in self.segment.step.told([t] for t in tiles):
             if self.segment.trains:
                 self.carried.append(handed)
+            near = self.segment.near(tile.reads)
+
+            def emit(i: int, box: Box, tiles: Sequence[Tensor], near: bool = near) -> None:
+                self.emit(i, box, tiles, 1)
+                self.note(i, [box], tiles[0], near)
+
             with self.segment.watching():
                 handed = run_tile(program, tile, handed, self.read, self.vectors, emit, grad=False)
 
     def tile(self, members: Sequence[Owned]) -> None:
         """Evaluate a tile once, for all that are identical to it."""
+        near = self.segment.near(self.tapes.boxes(members[0])) if self.segment.known else False
 
         def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
             self.emit(i, box, tiles, len(members))
             v = self.segment.program.targets[i].stored
-            if v is None or self.stored[v].constants is None:
-                return
-            handle = self.stored[v]
-            # A rehearsal looks too, so that memory is there for it.
-            looking = len(members) > 1 or self.segment.rehearsal is not None
-            key = only_value(v.space, tiles[0], box) if looking else None
-            for other in members[1:]:
-                handle.write(other[i], tiles[0], self.segment.plan.ahead)
-            if self.segment.team is not None:
-                self.made[-1].keys[i] = key
-                return
-            for member in members:
-                handle.constants.note(member[i], key)  # type: ignore[union-attr]
+            if v is not None:
+                for other in members[1:]:
+                    self.stored[v].write(other[i], tiles[0], self.segment.plan.ahead)
+            if self.segment.team is None:
+                self.note(i, [member[i] for member in members], tiles[0], near)
 
         if self.segment.team is not None:
             self.made.append(Made())
@@ -154,6 +152,25 @@ class Forward:
             self.made[-1].parts[i] = part
         else:
             self.merge(i, part)
+
+    def note(self, i: int, boxes: Sequence[Box], tile: Tensor, near: bool) -> None:
+        """Note where a stored map is constant that one tile was written to; it may be so where that is ``near`` glass.
+        A rehearsal looks too, so that memory is there for it."""
+        v = self.segment.program.targets[i].stored
+        constants = None if v is None else self.stored[v].constants
+        if v is None or constants is None:
+            return
+        made = self.stored[v].made
+        if made is not None:
+            for box in boxes:
+                made.number(box, self.evaluated)
+        self.evaluated += 1
+        key = constants.compare(v.space, tile, boxes[0]) if near else None
+        for box in boxes[1:] if near else boxes:
+            if near and key is None:
+                constants.compare(v.space, tile, box)
+            else:
+                constants.note(box, key)
 
     def merge(self, i: int, part: Reduction) -> None:
         op = self.segment.program.targets[i].op
@@ -183,24 +200,21 @@ class Forward:
             box = members[0][i]
             if handle is None or box.empty:
                 continue
+            near = self.segment.near(self.tapes.boxes(members[0])) if self.segment.known else False
             shape = handle.layout.tile_shape(box)
             mine = owner == team.rank
             tile = handle.read(box).contiguous() if mine else torch.empty(shape, dtype=handle.dtype, device=team.device)
             team.send(tile, owner)
-            for member in members:
-                if not mine:
-                    handle.write(member[i], tile)
-                if i in made.keys and handle.constants is not None:
-                    handle.constants.note(member[i], made.keys[i])
+            for member in members if not mine else ():
+                handle.write(member[i], tile)
+            self.note(i, [member[i] for member in members], tile, near)
 
 
 @dataclass
 class Made:
-    """What a tile came to besides the boundaries it wrote, by target: its share of a reduction, the key of a boundary
-    that is constant."""
+    """What a tile came to besides the boundaries it wrote: its shares of reductions, by target."""
 
     parts: dict[int, Reduction] = field(default_factory=dict)
-    keys: dict[int, bytes | None] = field(default_factory=dict)
 
     def on(self, device: torch.device | str) -> Made:
-        return Made({i: part.to(device) for i, part in self.parts.items()}, self.keys)
+        return Made({i: part.to(device) for i, part in self.parts.items()})

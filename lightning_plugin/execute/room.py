@@ -22,6 +22,7 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
+from lightning_plugin.program.program import Program
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.reductions import wide
 from lightning_plugin.units import format_bytes
@@ -43,6 +44,8 @@ def make_room(run: SegmentRun, read: Sequence[Boundary], inputs: Sequence[Tensor
         planned = largest_tile(run, run.backward_grid)
         before = gradients(run, read, run.backward_grid)
         for grid in finer(run, run.backward_grid):
+            if run.plan.alike and not refines(run.program, grid, run.backward_grid):
+                continue  # others count on the tiles that were planned; see [Note: bulk] in `residency.numbered`
             fixed = gradients(run, read, grid)
             part = largest_tile(run, grid) / max(1, planned)
             if fixed + MARGIN * part * max(0, needs - before) <= room:
@@ -149,6 +152,13 @@ def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
         smallest,
         path,
     )
+
+
+def refines(program: Program, grid: Grid, other: Grid) -> bool:
+    """Whether the tiles of a grid are parts of another's."""
+    extents = [t.map.space.extent for t in program.targets]
+    pairs = zip(grid.ends(extents), other.ends(extents), strict=True)
+    return all(set(there) <= set(here) for mine, theirs in pairs for here, there in zip(mine, theirs, strict=True))
 
 
 def largest_tile(run: SegmentRun, grid: Grid) -> float:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid, telling
+from lightning_plugin.constants import Constants, value_key
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.alike import Owned, groups, is_source, key_of, may_be_alike
+from lightning_plugin.execute.alike import Owned, groups, is_source, may_be_alike
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.pieces import in_pieces
@@ -33,8 +34,8 @@ from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.pieces import strips
 from lightning_plugin.program.program import Program
 from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.residency.constants import Constants
 from lightning_plugin.residency.cotangent import Cotangent
+from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.team import Team
 
@@ -79,9 +80,39 @@ class SegmentRun:
         #: The boundaries that tiles read piece by piece.
         self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
-        known = {id(v): frame.stored[v].constants for v in self.boundaries}
+        #: Where what is read is known to be constant, if it is anywhere; see [Note: glass] in `constants`.
+        self.known = {id(v): found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.
-        self.alike = not self.scans and not self.strips and may_be_alike(program, lambda v: known.get(id(v)))
+        self.alike = not self.scans and not self.strips and may_be_alike(program, lambda v: self.known.get(id(v)))
+
+    def knowledge(self, v: Value, frame: Frame) -> Constants | None:
+        """Where something that is read is known to be constant. A rehearsal takes it that sources know something, so
+        that memory is there for those that do."""
+        image = self.sources.get(v)
+        if image is None:
+            return frame.stored[v].constants if v in self.boundaries else None
+        if self.rehearsal is not None:
+            return Constants(v.space.extent) if image.tensor is None else None
+        return image.glass
+
+    def signature(self, need: Mapping[int, Box], bulks: Mapping[int, Numbered | None]) -> Hashable | None:
+        """Equal for tiles whose gradients of what they read may be given at the place of one; None where each is asked
+        for. See [Note: bulk] in `residency.numbered`."""
+        found = []
+        for v in self.program.reads:
+            if not v.requires_grad or id(v) not in need:
+                continue
+            bulk = bulks.get(id(v))
+            if bulk is None:
+                return None
+            found.append(bulk.signature(need[id(v)]))
+        return tuple(found)
+
+    def near(self, need: Mapping[int, Box]) -> bool:
+        """Whether something that a tile reads is known to be constant in part, so that what it makes may be."""
+        if self.rehearsal is not None:
+            return bool(self.known)
+        return any(found.near(need[key]) for key, found in self.known.items() if key in need)
 
     def part(self, program: Program, frame: Frame) -> SegmentRun:
         """The same run of one part of its program; see [Note: parts] in `parts`."""
@@ -212,14 +243,14 @@ class SegmentRun:
         else:
             tiles = self.rehearsal.tiles(program, grid, self.plan.ahead or bool(program.announced))
 
-        def constant(v: Value, box: Box) -> bytes | None:
+        def content(v: Value, box: Box) -> Hashable | None:
             found = handle(v)
-            if found is not None:
-                return None if found.constants is None else found.constants.at(box)
-            values = self.sources[v].constant(box) if v in self.sources else None
-            return None if values is None else key_of(values)
+            if found is None:
+                return value_key(self.sources[v].constant(box)) if v in self.sources else None
+            key = None if found.constants is None else found.constants.at(box)
+            return key if key is not None or found.made is None else found.made.signature(box)
 
-        return groups(tapes, tiles, constant) if self.alike else ([owned] for owned in tiles)
+        return groups(tapes, tiles, content) if self.alike else ([owned] for owned in tiles)
 
     def likeness(self, tapes: Tapes, tensors: Sequence[Tensor], *more: Hashable) -> Hashable:
         """What passes have in common of which a rehearsal runs one, and a ledger watches one; None where each has to be
@@ -234,7 +265,8 @@ class SegmentRun:
         if tiles is None:
             return None
         lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
-        return tiles, (plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces), self.alike, lie, more
+        decided = plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces, plan.alike
+        return tiles, decided, (self.alike, bool(self.known)), lie, more
 
     def watched_before(self, tapes: Tapes, ledger: Ledger) -> Hashable:
         """How images lie in memory, where a pass over the tiles holds what another on the same tapes has held; else
@@ -278,9 +310,9 @@ class SegmentRun:
             return kind if torch.amp.is_autocast_available(kind) else "cpu"
         return "cpu"
 
-    def constants(self) -> Constants | None:
-        """A new page on which tiles of a stored map may be noted as constant, where any may be."""
-        return Constants() if self.alike else None
+    def constants(self, v: Value) -> Constants | None:
+        """New cells in which a stored map may be noted as constant, where it may be."""
+        return Constants(v.space.extent) if self.known else None
 
 
 class TilePass(Protocol):

@@ -9,6 +9,7 @@ from functools import cached_property
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp
+from lightning_plugin.planner.glass import ALL, Distinct
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.peak import Peaks, tile_bytes
 from lightning_plugin.planner.rates import Rates
@@ -39,6 +40,24 @@ class Cost:
         return self.bytes if self.predicted is None else self.predicted
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Seconds that make maps, or their gradients, and those that make gradients of vectors."""
+
+    maps: float = 0.0
+    vectors: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.maps + other.maps, self.vectors + other.vectors)
+
+    def times(self, count: int) -> Spent:
+        return Spent(count * self.maps, count * self.vectors)
+
+    @property
+    def all(self) -> float:
+        return self.maps + self.vectors
+
+
 #: Calls that a piece of keys takes, forward and on the way back.
 ATTENDED, PULLED = 16, 40
 
@@ -52,22 +71,30 @@ class Coster(Peaks):
         #: The axes that every operator of a program carries; the program is there so that its identity lasts.
         self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
 
-    def forward(self, tiles: Diagonal) -> Cost:
+    def forward(self, tiles: Diagonal, distinct: Distinct = ALL) -> Cost:
         peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
-        return Cost(peak, *self.passed(tiles, False))
+        return Cost(peak, *self.passed(tiles, False, distinct))
 
-    def backward(self, tiles: Diagonal) -> Cost:
+    def backward(self, tiles: Diagonal, distinct: Distinct = ALL) -> Cost:
         """Recompute and backward of every tile."""
         program, grid = tiles.program, tiles.grid
         again = self.vectors(program) if grid.tiles > 1 else 0
         peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
-        return Cost(peak, *self.passed(tiles, True))
+        return Cost(peak, *self.passed(tiles, True, distinct))
 
-    def passed(self, tiles: Diagonal, backward: bool) -> tuple[float, float]:
-        """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back."""
+    def passed(self, tiles: Diagonal, backward: bool, distinct: Distinct = ALL) -> tuple[float, float]:
+        """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back. Of tiles
+        that are identical only so many are computed as are ``distinct``; all are written, and given their gradients."""
         find = self.once if self.no_overlap(tiles) else self.shared
-        seconds, work = find(tiles, False)
-        return seconds + (find(tiles, True)[0] if backward else 0.0), work
+        back = Spent()
+        forward, work = find(tiles, False)
+        seconds = distinct.computed * forward.maps + (0.0 if backward else self.moved(tiles.program, False))
+        if backward:
+            back, _ = find(tiles, True)
+            seconds += self.moved(tiles.program, False) + self.moved(tiles.program, True)
+        apart = any(v.requires_grad for v in tiles.program.reads)
+        seconds += (distinct.pulled if apart else distinct.computed) * back.maps + distinct.computed * back.vectors
+        return seconds, work
 
     def no_overlap(self, tiles: Diagonal) -> bool:
         """Whether all tiles together compute everything once, as it can be seen without looking at them."""
@@ -76,18 +103,19 @@ class Coster(Peaks):
             self._carried[id(program)] = program, carried(program.steps)
         return {a for a, count in enumerate(tiles.grid.counts) if count > 1} <= self._carried[id(program)][1]
 
-    def once(self, tiles: Diagonal, backward: bool) -> tuple[float, float]:
+    def once(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, each computed once; those alike are asked for together."""
         program, count = tiles.program, tiles.grid.tiles
         alike: dict[int, list[Node]] = {}
         for node in program.steps:
             alike.setdefault(self.network.repeats.number(node), []).append(node)
-        way = self.back if backward else self.time
-        seconds = sum(len(nodes) * way(nodes[0], 1.0, count) for nodes in alike.values())
-        flops = sum(len(nodes) * self.network.profiles[nodes[0].serial].work for nodes in alike.values())
-        return self.moved(program, backward) + seconds, float(flops)
+        spent, flops = Spent(), 0.0
+        for nodes in alike.values():
+            spent += self.spent(nodes[0], 1.0, count, backward).times(len(nodes))
+            flops += len(nodes) * self.network.profiles[nodes[0].serial].work
+        return spent, flops
 
-    def shared(self, tiles: Diagonal, backward: bool) -> tuple[float, float]:
+    def shared(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
         """The same where tiles overlap."""
         return self.work(tiles.program, tiles.shares, tiles.grid.tiles, backward)
 
@@ -97,11 +125,13 @@ class Coster(Peaks):
         carried = [sum(self.carried(program, t).values()) for t in tiles]
         middle = self.scan_need(program, tiles[len(tiles) // 2])
         shares = self.scan_shares(program, tiles)
-        seconds, work = self.work(program, shares, len(tiles), False)
+        forward, work = self.work(program, shares, len(tiles), False)
+        seconds = self.moved(program, False) + forward.all
         if not backward:
             peak = self.forward_peak(program, middle) + 2 * max(carried)
             return Cost(peak, seconds, work, carried=sum(carried))
-        more, _ = self.work(program, shares, len(tiles), True)
+        back, _ = self.work(program, shares, len(tiles), True)
+        more = self.moved(program, True) + back.all
         peak = self.backward_peak(program, middle) + self.vectors(program) + 2 * max(carried)
         peak += self.twice(program, tiles[len(tiles) // 2])
         return Cost(peak, seconds + more, work, carried=sum(carried))
@@ -136,16 +166,18 @@ class Coster(Peaks):
             found[node.serial] = sum(fresh) / max(1, whole)
         return found
 
-    def work(self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool) -> tuple[float, float]:
+    def work(self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, forward or the way back."""
-        seconds, flops = self.moved(program, backward), 0.0
+        spent, flops = Spent(), 0.0
         for node in program.steps:
-            p = self.network.profiles[node.serial]
             share = shares[node.serial]
-            way = self.back if backward else self.time
-            seconds += way(node, share, tiles)
-            flops += share * p.work
-        return seconds, flops
+            spent += self.spent(node, share, tiles, backward)
+            flops += share * self.network.profiles[node.serial].work
+        return spent, flops
+
+    def spent(self, node: Node, share: float, tiles: int, backward: bool) -> Spent:
+        """What a node takes in one pass over all tiles, forward or back."""
+        return self.pulled(node, share, tiles) if backward else Spent(self.time(node, share, tiles))
 
     def moved(self, program: Program, backward: bool) -> float:
         """Seconds that tiles take to be put into stored maps, or their gradients to be added to those of what they
@@ -179,8 +211,12 @@ class Coster(Peaks):
         return seconds + share * (p.flops / rates.flops + p.traffic * byte)
 
     def back(self, node: Node, share: float, tiles: int) -> float:
+        """Seconds of the way back."""
+        return self.pulled(node, share, tiles).all
+
+    def pulled(self, node: Node, share: float, tiles: int) -> Spent:
         """Seconds of the way back: gradients of the maps, and of the vectors, each tile's added to those before."""
-        seconds = 0.0
+        seconds = more = 0.0
         if isinstance(node.op, Uncut) and share > 1 and node.outputs[0].requires_grad:  # each tile adds to all of it
             size = node.outputs[0].bytes
             seconds += 3 * (share - 1) * size * self.rates.byte(size, self.rates.memory)
@@ -188,9 +224,9 @@ class Coster(Peaks):
             seconds += self.time(node, share, tiles, True)
         if any(v.requires_grad for v in node.vectors):
             _, vectors = self.sizes[node.serial]
-            seconds += self.time(node, share, tiles, True) if self.network.profiles[node.serial].flops else 0.0
-            seconds += 3 * (tiles - 1) * vectors * self.rates.byte(vectors, self.rates.memory)
-        return seconds
+            more += self.time(node, share, tiles, True) if self.network.profiles[node.serial].flops else 0.0
+            more += 3 * (tiles - 1) * vectors * self.rates.byte(vectors, self.rates.memory)
+        return Spent(seconds, more)
 
     @cached_property
     def sizes(self) -> dict[int, tuple[int, int]]:

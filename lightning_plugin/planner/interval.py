@@ -11,6 +11,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.cost import Cost, Coster
+from lightning_plugin.planner.glass import ALL, Distinct
 from lightning_plugin.planner.network import Network, is_given
 from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
@@ -20,13 +21,16 @@ from lightning_plugin.program.program import Program, Target
 
 #: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+#: Tiles of fewer positions along each side cost more than glass can save.
+FINEST = 4
 #: Of a scan every tile is planned and rehearsed, so that there are not more than these.
 SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 #: What a search asks again and again.
 MEMOIZED = (
     "program", "outline", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost",
-    "kept_peak", "plain_work", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path", "strips",
+    "kept_peak", "plain_work", "distinct", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path",
+    "strips",
 )  # fmt: skip
 
 
@@ -34,7 +38,8 @@ MEMOIZED = (
 class Where:
     """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, whether what
     it stores goes there, and whether such tiles travel beside the work on others; in how many ``pieces`` they read
-    keys."""
+    keys. A ``blind`` one has no part of its maps known to be constant; ``level`` is how many segments lie between it
+    and the image, where some has."""
 
     begin: int
     end: int
@@ -42,11 +47,14 @@ class Where:
     leaving: bool = False
     ahead: bool = False
     pieces: int = 1
+    blind: bool = False
+    level: int = 0
 
 
 def how_of(way: str, where: Where) -> str:
     """The name under which lessons are kept."""
     pieces = f"{where.pieces} pieces " if where.pieces > 1 else ""
+    pieces += "blind " if where.blind else ""
     return f"{pieces}ahead {way}" if where.ahead else pieces + way
 
 
@@ -103,7 +111,9 @@ class Intervals:
         return frozenset(map(id, program.reads)), any(t.requires_grad for t in program.targets)
 
     def first(self, begin: int, end: int) -> tuple[int, int]:
-        """The first interval that costs the same; see [Note: repeats] in `repeats`."""
+        """The first interval that costs the same; see [Note: repeats] in `repeats`. What glass saves is each's own."""
+        if self.network.glass:
+            return begin, end
         return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
 
     def costed(self, where: Where) -> Where:
@@ -133,6 +143,8 @@ class Intervals:
         space = len(reference) if self.space is None else min(self.space, len(reference))
         inner, images = reference[:space], reference[space:]
         among = image_counts(images)
+        if self.network.glass:
+            return nested(inner, images, among)
         found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
         longest = max(inner, default=1)
         for count in COUNTS:
@@ -174,7 +186,14 @@ class Intervals:
     def cost(self, where: Where, grid: Grid, backward: bool) -> Cost:
         tiles = self.diagonal(where.begin, where.end, grid)
         self.surround(where)
-        return self.coster.backward(tiles) if backward else self.coster.forward(tiles)
+        distinct = self.distinct(where, grid)
+        return self.coster.backward(tiles, distinct) if backward else self.coster.forward(tiles, distinct)
+
+    def distinct(self, where: Where, grid: Grid) -> Distinct:
+        """How many of an interval's tiles are computed; see [Note: shared work] in `glass`."""
+        if where.blind or not self.network.glass:
+            return ALL
+        return self.network.glass.distinct(self.work_of(where.begin, where.end), grid, where.level)
 
     def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
         """What a scan costs, or None where some operator turns an axis round."""
@@ -191,16 +210,21 @@ class Intervals:
         peak = self.coster.backward_peak if backward else self.coster.forward_peak
         return peak(tiles.program, tiles.middle)
 
-    def choice(self, begin: int, end: int, backward: bool, only: int | None) -> Choice:
+    def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool, level: int) -> Choice:
         """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
-        return Choice(self.allowed(begin, end), lambda g: self.coster.passed(self.diagonal(begin, end, g), backward)[0])
+        where = Where(begin, end, blind=blind, level=level)
+
+        def seconds(grid: Grid) -> float:
+            return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))[0]
+
+        return Choice(self.allowed(begin, end), seconds)
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
         how = how_of("backward" if backward else "forward", where)
         lesson = self.lessons.get((where.begin, where.end, how), 1.0)
         here = self.costed(where)
-        choice = self.choice(here.begin, here.end, backward, self.only)
+        choice = self.choice(here.begin, here.end, backward, self.only, here.blind, here.level)
         small = first_that(choice.grids, lambda g: lesson * self.middle(here, g, backward) <= room)
         for grid in choice.from_(small):
             cost = taught(self.cost(here, grid, backward), lesson)
@@ -265,6 +289,19 @@ class Intervals:
 
     def one_tile(self, begin: int) -> Grid:
         return Grid((1,) * len(self.network.order[begin].maps[0].space.extent))
+
+
+def nested(inner: tuple[int, ...], images: tuple[int, ...], among: list[tuple[int, ...]]) -> list[Grid]:
+    """Grids whose tiles have sides of powers of two, so that those of one segment lie in those of another alike:
+    see [Note: bulk] in `residency.numbered`."""
+    found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
+    side = 1 << max(0, max(inner, default=1) - 1).bit_length()
+    sides = tuple(-(-size // count) for size, count in zip(images, among[-1], strict=True))
+    while side > FINEST:
+        side //= 2
+        counts = tuple(-(-size // side) for size in inner)
+        found.append(Grid((*counts, *among[-1]), (*(side for _ in inner), *sides)))
+    return found
 
 
 def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -16,6 +16,7 @@ from lightning_plugin.execute.rehearsal import Pass, kind_of
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.planner.describe import describe, sizes_of
+from lightning_plugin.planner.glass import Scene, scene
 from lightning_plugin.planner.profile import Profile, profile
 from lightning_plugin.planner.repeats import Repeats
 from lightning_plugin.program.fixed import spatial_axes, stages
@@ -73,6 +74,11 @@ class Network:
     def order(self) -> tuple[Node, ...]:
         work = [n for n in self.nodes if n.serial in self.stage]
         return tuple(sorted(work, key=lambda n: (self.stage[n.serial], n.serial)))
+
+    @cached_property
+    def glass(self) -> Scene:
+        """Where images are known to be constant; see [Note: shared work] in `glass`."""
+        return scene({v: image.glass for v, image in self.recording.bindings.images.items()}, self.order)
 
     @cached_property
     def place(self) -> dict[int, int]:

@@ -33,7 +33,8 @@ class Partial:
 
     What it holds is what it will hold when backward is back at the cut: what it ``keeps`` from forward on, and of what
     it dropped, the maps that have come back and stay. ``piece`` makes its last segment, which is asked for only where
-    the plan is taken, and ``keep`` says whether that is kept.
+    the plan is taken, and ``keep`` says whether that is kept. After a kept segment a plan is ``blind``: nobody looks
+    where its maps are constant. ``level`` counts its tiled segments, where some images are known to be constant.
     """
 
     keeps: int
@@ -47,6 +48,8 @@ class Partial:
     dropped: tuple[Dropped, ...] = ()
     back: int = 0
     keep: bool = False
+    blind: bool = False
+    level: int = 0
 
     @property
     def held(self) -> int:
@@ -83,6 +86,8 @@ class Partial:
 
 def undominated(plans: Sequence[Partial]) -> list[Partial]:
     """The plans that no other beats in bytes, now and later, and in seconds, thinned evenly where they are many."""
+    if len({plan.blind for plan in plans}) > 1:  # what later segments cost them differs
+        return [p for blind in (False, True) for p in undominated([p for p in plans if p.blind == blind])]
     closed: list[Partial] = []
     for plan in sorted((p for p in plans if not p.dropped), key=lambda p: (p.held, p.seconds)):
         if not closed or plan.seconds < closed[-1].seconds:

@@ -40,6 +40,8 @@ from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
 MOST_OPERATORS = 96
 #: Pieces in which keys are read: a piece is to be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
+#: Where fewer tiles than this share are different, identical ones are pulled back from one evaluation.
+WORTH_SHARING = 0.95
 
 
 class Search:
@@ -187,7 +189,7 @@ class Search:
             return None
         writes = one_way(self.rates, placement.tier, placement.below) if leaving else 0.0
         reads = one_way(self.rates, self.lower.there, self.lower.size(brought))
-        where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces)
+        where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces, before.blind, before.level)
         cut = intervals.strips(begin, end)
         keys = one_way(self.rates, self.lower.there, self.lower.size([v for v in brought if id(v) in cut]))
         return Site(where, placement, read, room, trains, again, writes, reads, keys)
@@ -231,7 +233,15 @@ class Search:
             before,
             dropped,
             before.back,
+            blind=before.blind,
+            level=before.level + bool(self.network.glass),
         ).at(self.intervals.alive(where.end))
+
+    def alike(self, where: Where, way: Tiled) -> bool:
+        """Whether many tiles of backward are identical to others."""
+        if way.backward is None or way.halo != "recompute" or where.pieces > 1:
+            return False
+        return self.intervals.distinct(where, way.backward[0]).computed < WORTH_SHARING
 
     def piece(
         self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float
@@ -250,6 +260,7 @@ class Search:
             ahead=where.ahead,
             drop=drop,
             pieces=where.pieces,
+            alike=self.alike(where, way),
             path=self.intervals.path(where.begin, where.end),
             forecast=SegmentForecast(
                 stored_bytes=placement.size + way.carried,
@@ -298,6 +309,7 @@ class Search:
             piece=partial(self.kept_piece, part, forecast),
             before=before,
             keep=True,
+            blind=bool(network.glass),
         )
         return done.at(intervals.alive(end))
 

@@ -100,7 +100,7 @@ def sharing(plan: Plan, nodes: Sequence[Node]) -> Plan:
     for segment, here in zip(plan.segments, resolve(plan, nodes), strict=True):
         program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
         if program is not None and shareable(program, segment.forward):
-            segment = replace(segment, backward=segment.forward, halo="share")
+            segment = replace(segment, backward=segment.forward, halo="share", alike=False)
         segments.append(segment)
         made.update(id(v) for t in here for v in t.node.outputs if v.is_map)
     return replace(plan, segments=tuple(segments))
@@ -125,7 +125,7 @@ def by_stage(
     for when in sorted(groups):
         forward = fit(grid, axes[when], inner)
         back = fit(backward, axes[when], inner) if backward else forward
-        segments.append(SegmentPlan(tuple(groups[when]), forward, back))
+        segments.append(SegmentPlan(tuple(groups[when]), forward, back, alike=True))
     return Plan(tuple(segments))
 
 

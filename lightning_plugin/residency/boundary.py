@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.constants import Constants
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.plan_fields import DEEPEST
-from lightning_plugin.residency.constants import Constants
 from lightning_plugin.residency.cotangent import Cotangent
 from lightning_plugin.residency.device import DeviceMemory
 from lightning_plugin.residency.lane import Lane
+from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.states import Life, State
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.team import Team
@@ -32,8 +33,9 @@ class Boundary:
     """A stored map. Its cotangent outlives its data: see [Note: leases] in `execute.function`.
 
     ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
-    ``constants`` is where it is known to be constant: see [Note: identical tiles] in `execute.alike`. ``team`` are the
-    ranks that made it together.
+    ``constants`` is where it is known to be constant, ``made`` which of its tiles one computation has made: see [Note:
+    identical tiles] in `execute.alike`; ``bulk`` is where only sums of its cotangent matter: see [Note: bulk] in
+    `numbered`. ``team`` are the ranks that made it together.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Boundary:
         self.life: Life[DeviceMemory | Lane] = Life()
         self.cotangent = Cotangent(layout, dtype, device, self.home, ledger)
         self.constants = constants
+        self.made: Numbered | None = None
+        self.bulk: Numbered | None = None
         self.team = team
         #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.again`.
         self.again: Maker | None = None

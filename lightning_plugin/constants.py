@@ -1,0 +1,175 @@
+"""Where a map is known to be constant, on a lattice of cells.
+
+[Note: glass] Most of a slide is *glass*: background of one value. A source can say so without reading. Of a boundary it
+is seen when its tiles are written, where what they were made from was glass in part: cell by cell, as the tile next to
+tissue is constant in most of its cells too. A cell is known to be constant when all of it was written with one value.
+What is known serves identical tiles ([Note: identical tiles] in `execute.alike`) and the search for a plan
+(`planner.glass`); nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.private import FakeTensor
+
+#: Cells that nothing was written to, and cells of several values. Those of one have its number, from 1 on.
+UNKNOWN, VARIED = -1, 0
+#: No more cells than this on an axis of a boundary, or in all of it.
+MOST_ON_AXIS, MOST = 128, 1 << 17
+
+
+class Constants:
+    """The cells of a map of some extent, of so many on an axis at most; ``keys`` are what their numbers stand for."""
+
+    def __init__(self, extent: Sequence[int], on_axis: int = MOST_ON_AXIS, most: int = MOST) -> None:
+        counts = [min(max(1, size), on_axis) for size in extent]
+        while math.prod(counts) > most:
+            longest = counts.index(max(counts))
+            counts[longest] = -(-counts[longest] // 2)
+        self.extent = tuple(extent)
+        self.sides = tuple(-(-size // count) for size, count in zip(extent, counts, strict=True))
+        counts = [-(-size // side) for size, side in zip(extent, self.sides, strict=True)]
+        self.cells = np.full(counts, UNKNOWN, dtype=np.int32)
+        self.keys: list[bytes] = []
+        self.numbers: dict[bytes | None, int] = {None: VARIED}
+
+    def at(self, box: Box) -> bytes | None:
+        """The key of the value on a box, where all of it is known to be the same."""
+        if not self.keys or box.empty:
+            return None
+        here = self.cells[self.over(box)]
+        first = int(here.flat[0])
+        return self.keys[first - 1] if first > VARIED and bool((here == first).all()) else None
+
+    def near(self, box: Box) -> bool:
+        """Whether some cell of a box is known to be constant."""
+        return bool(self.keys) and bool((self.cells[self.over(box)] > VARIED).any())
+
+    def note(self, box: Box, key: bytes | None) -> None:
+        """A box was written, with one value that the key stands for, or with several."""
+        self.merge(self.over(box), np.asarray(self.number(key)))
+
+    def compare(self, layout: Layout, tile: Tensor, box: Box) -> bytes | None:
+        """A tile was written: look where it is constant. The key of its value, if it has but one."""
+        values = positions_first(layout, tile, box)
+        starts = [self.starts(a, lo, hi) for a, (lo, hi) in enumerate(box.intervals())]
+        changes = [changed(values, a) for a in range(box.ndim)]
+        if isinstance(values, FakeTensor):
+            return None
+        varied = sum((per_cell(c, a, starts) for a, c in enumerate(changes)), np.zeros(1, dtype=np.int64))
+        varied = np.broadcast_to(varied, [len(s) for s in starts])
+        found = np.full(varied.shape, VARIED)
+        constant = varied == 0
+        if constant.any():
+            index = np.ix_(*starts)
+            rows = values[tuple(torch.from_numpy(i) for i in index)][torch.from_numpy(constant)]
+            found[constant] = [self.number(key) for key in keys_of(rows)]
+        self.merge(self.over(box), found)
+        first = int(found.flat[0])
+        whole = first > VARIED and bool((found == first).all())
+        return self.keys[first - 1] if whole else None
+
+    def merge(self, over: tuple[slice, ...], numbers: np.ndarray) -> None:
+        """Cells of which something was written."""
+        here = self.cells[over]
+        self.cells[over] = np.where((here == UNKNOWN) | (here == numbers), numbers, VARIED)
+
+    def number(self, key: bytes | None) -> int:
+        if key is not None and key not in self.numbers:
+            self.keys.append(key)
+            self.numbers[key] = len(self.keys)
+        return self.numbers[key]
+
+    def over(self, box: Box) -> tuple[slice, ...]:
+        """The cells that a box touches."""
+        return tuple(slice(lo // s, -(-hi // s)) for (lo, hi), s in zip(box.intervals(), self.sides, strict=True))
+
+    def starts(self, axis: int, lo: int, hi: int) -> np.ndarray:
+        """Where the cells begin that an interval touches, counted from its own beginning."""
+        side = self.sides[axis]
+        return np.maximum(np.arange(lo // side, -(-hi // side)) * side - lo, 0)
+
+    @staticmethod
+    def asked(
+        extent: Sequence[int], constant: Callable[[Box], Tensor | None], on_axis: int, most: int
+    ) -> Constants | None:
+        """What can be known of an image by asking of boxes, half after half; None where nothing is. An image of which
+        the halves of halves know nothing, as long as these are a sixteenth of it on each axis, is not asked again."""
+        found = Constants(extent, on_axis, most)
+        boxes, depth, patience = [Box.whole(found.cells.shape)], 0, 4 * len(found.cells.shape)
+        while boxes and (depth <= patience or found.keys):
+            parts: list[Box] = []
+            for cells in boxes:
+                value = constant(found.positions(cells))
+                if value is not None or cells.positions == 1:
+                    found.merge(tuple(map(slice, cells.lo, cells.hi)), np.asarray(found.number(value_key(value))))
+                else:
+                    parts += halves(cells)
+            boxes, depth = parts, depth + 1
+        return found if found.keys else None
+
+    def positions(self, cells: Box) -> Box:
+        """The positions of a box of cells."""
+        return Box(
+            tuple(lo * side for lo, side in zip(cells.lo, self.sides, strict=True)),
+            tuple(min(hi * side, size) for hi, side, size in zip(cells.hi, self.sides, self.extent, strict=True)),
+        )
+
+
+def halves(box: Box) -> list[Box]:
+    """A box cut on its longest axis."""
+    axis = box.extent.index(max(box.extent))
+    lo, hi = box.lo[axis], box.hi[axis]
+    return [box.replace(axis, a, b) for a, b in pairwise((lo, (lo + hi) // 2, hi))]
+
+
+def positions_first(layout: Layout, tile: Tensor, box: Box) -> Tensor:
+    """A tile as (positions on each axis..., all that lies at a position)."""
+    factors = [f for dim in layout.dims for f in dim]
+    axes = sorted((i for i, f in enumerate(factors) if isinstance(f, Axis)), key=lambda i: factors[i].index)  # type: ignore[union-attr]
+    rest = [i for i in range(len(factors)) if i not in axes]
+    return layout.spread(tile, box).permute(*axes, *rest).flatten(len(axes)) if rest else (
+        layout.spread(tile, box).permute(*axes).unsqueeze(-1)
+    )  # fmt: skip
+
+
+def changed(values: Tensor, axis: int) -> Tensor:
+    """Whether each position differs from the one before it on an axis."""
+    count = values.shape[axis]
+    return (values.narrow(axis, 1, count - 1) != values.narrow(axis, 0, count - 1)).any(-1)
+
+
+def per_cell(changes: Tensor, axis: int, starts: Sequence[np.ndarray]) -> np.ndarray:
+    """How often positions of one cell differ from the one before them on an axis."""
+    found = changes.cpu().numpy().astype(np.int64)
+    first = np.zeros_like(found, shape=[*found.shape[:axis], 1, *found.shape[axis + 1 :]])
+    found = np.concatenate([first, found], axis)
+    np.moveaxis(found, axis, 0)[starts[axis]] = 0  # what differs from another cell's
+    for a, at in enumerate(starts):
+        found = np.add.reduceat(found, at, axis=a)
+    return found
+
+
+def value_key(value: Tensor | None) -> bytes | None:
+    return None if value is None else key_of(value)
+
+
+def key_of(values: Tensor) -> bytes:
+    """Equal for equal values of one type."""
+    return keys_of(values.reshape(1, -1))[0]
+
+
+def keys_of(rows: Tensor) -> list[bytes]:
+    """The key of each row."""
+    numbers = rows.detach().cpu().contiguous().view(torch.uint8).numpy()
+    kind = str(rows.dtype).encode()
+    return [kind + row for row in numbers.view(f"V{numbers.shape[1]}").ravel().tolist()]

@@ -1,0 +1,228 @@
+"""How many tiles of a grid are really different, where images are known to be constant in part.
+
+[Note: shared work] A tile is identical to others if all of the image that it sees is one value. What a map sees of an
+image is, on each axis, an interval of it times a scale, wider by what the windows on the way look at: its *reach*. With
+the image's cells as a summed table, the tiles of a grid that see no tissue are counted at once. They are computed as
+often as there are ways to lie at the border. In backward, the gradients of what a tile reads are its own unless all of
+that lies in tiles of which only sums are asked ([Note: bulk] in `residency.numbered`): one tile more from tissue for
+each segment before it. All of this predicts seconds; what is shared is found by the tiles themselves ([Note: identical
+tiles] in `execute.alike`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.constants import VARIED, Constants
+from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import TileOp
+from lightning_plugin.program.program import Program
+
+#: Parts of an image that are glass by more than the one and no more than the next are planned for alike.
+STEPS = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0)
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The share of a segment's tiles that are computed, and of those whose gradients of what they read are their
+    own."""
+
+    computed: float = 1.0
+    pulled: float = 1.0
+
+
+#: No tile is like another.
+ALL = Distinct()
+
+
+@dataclass(frozen=True)
+class Side:
+    """What an interval of a map sees of an image on one axis: ``[scale · lo - before, scale · hi + after)``."""
+
+    scale: float = 1.0
+    before: float = 0.0
+    after: float = 0.0
+
+    def through(self, inner: Side) -> Side:
+        """What is seen of what is seen."""
+        before, after = inner.scale * self.before + inner.before, inner.scale * self.after + inner.after
+        return Side(inner.scale * self.scale, before, after)
+
+    def hull(self, other: Side) -> Side:
+        scale = max(self.scale, other.scale)
+        return Side(scale, max(self.before, other.before), max(self.after, other.after))
+
+
+#: What a map sees of an image, axis by axis; None where that is all of it.
+Reach = tuple[Side, ...] | None
+
+
+class Glass:
+    """The cells of one image, and what each map of a network sees of them."""
+
+    def __init__(self, known: Constants, image: Value, order: Sequence[Node]) -> None:
+        self.known = known
+        self.reach: dict[int, Reach] = {id(image): tuple(Side() for _ in known.extent)}
+        for node in order:
+            found = self.seen_by(node)
+            self.reach.update({id(v): found for v in node.outputs if v.is_map and found != ()})
+
+    def seen_by(self, node: Node) -> Reach:
+        """What the result of a node sees of the image; () where that is nothing."""
+        inputs = [(i, self.reach[id(v)]) for i, v in enumerate(node.maps) if id(v) in self.reach]
+        if not inputs or not node.outputs[0].is_map or not isinstance(node.op, TileOp):
+            return ()
+        if any(reach is None for _, reach in inputs):
+            return None
+        steps = windows(node.op, node.outputs[0].space.extent, node.maps)
+        found: Reach = ()
+        for i, reach in inputs:
+            step = steps[i]
+            assert reach is not None
+            if step is None or len(step) != len(reach):
+                return None
+            here = tuple(s.through(r) for s, r in zip(step, reach, strict=True))
+            found = tuple(a.hull(b) for a, b in zip(found, here, strict=True)) if found else here
+        return found
+
+    @cached_property
+    def tables(self) -> list[np.ndarray]:
+        """Summed tables of the cells that vary, and on each axis of those that differ from the one before."""
+        cells = self.known.cells
+        marks = [cells <= VARIED]
+        for a in range(cells.ndim):
+            first = np.zeros_like(cells, dtype=bool, shape=[*cells.shape[:a], 1, *cells.shape[a + 1 :]])
+            marks.append(np.concatenate([first, np.diff(cells, axis=a) != 0], a))
+        return [summed(m) for m in marks]
+
+    def constant(self, lo: Sequence[np.ndarray], hi: Sequence[np.ndarray]) -> np.ndarray:
+        """For boxes of the image, given by their ends on each axis, whether all of one is known to be one value."""
+        ends = []
+        for a, (los, his) in enumerate(zip(lo, hi, strict=True)):
+            side, size = self.known.sides[a], self.known.extent[a]
+            first = np.floor(np.clip(los, 0, size - 1) / side).astype(np.int64)
+            last = np.ceil(np.clip(his, 1, size) / side).astype(np.int64)
+            ends.append((first, np.maximum(last, first + 1)))
+        varied = sums(self.tables[0], ends)
+        for a, table in enumerate(self.tables[1:]):  # the first cell of a box may differ from the one before it
+            inside = [(f + (i == a), last) for i, (f, last) in enumerate(ends)]
+            varied = varied + sums(table, inside)
+        return varied == 0
+
+    def counted(self, grid: Grid, maps: Sequence[Value], rings: int) -> tuple[np.ndarray, int] | None:
+        """For each tile of a grid whether it sees one value only, and how many ways there are to lie at the border;
+        ``rings``: it and so many tiles around it."""
+        extents = [v.space.extent for v in maps]
+        found: np.ndarray | None = None
+        for v, ends in zip(maps, grid.ends(extents), strict=True):
+            reach = self.reach.get(id(v), ())
+            if reach is None or len(reach) > len(ends):
+                return None
+            if not reach:
+                continue
+            lo, hi = [], []
+            for a, side in enumerate(reach):
+                at = np.asarray(ends[a], dtype=float)
+                more = rings * side.scale * float(np.diff(at).max())
+                lo.append(side.scale * at[:-1] - side.before - more)
+                hi.append(side.scale * at[1:] + side.after + more)
+            here = self.constant(lo, hi)
+            found = here if found is None else found & here
+        if found is None:
+            return None
+        return found, math.prod(min(3, n) for n in found.shape)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The glass of all images of a network."""
+
+    glass: tuple[Glass, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.glass)
+
+    def distinct(self, program: Program, grid: Grid, level: int) -> Distinct:
+        """How many of a program's tiles are different, with so many segments between it and the image."""
+        if not self.glass or grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
+            return ALL
+        maps = [t.map for t in program.targets]
+        computed, pulled = (self.share(grid, maps, rings) for rings in (0, level))
+        return Distinct(computed, max(computed, pulled))
+
+    def share(self, grid: Grid, maps: Sequence[Value], rings: int) -> float:
+        found: np.ndarray | None = None
+        kinds = 1
+        for glass in self.glass:
+            counted = glass.counted(grid, maps, rings)
+            if counted is None:
+                return 1.0
+            found = counted[0] if found is None else found & counted[0]
+            kinds = max(kinds, counted[1])
+        assert found is not None
+        alike = int(found.sum())
+        return (found.size - alike + min(alike, kinds)) / max(1, found.size)
+
+
+def parts_of_glass(known: Iterable[Constants | None]) -> tuple[int, ...]:
+    """How much of each image is glass, as coarsely as plans are made for it; () where none is known to be."""
+    found = tuple(-1 if k is None else step(float((k.cells > VARIED).mean())) for k in known)
+    return found if any(i >= 0 for i in found) else ()
+
+
+def step(part: float) -> int:
+    return sum(part > s for s in STEPS)
+
+
+def windows(op: TileOp, extent: Sequence[int], maps: Sequence[Value]) -> list[tuple[Side, ...] | None]:
+    """What a box of an operator's result sees of each map it reads; None where that is no interval that goes with it.
+    Found from two boxes in the middle."""
+    middle = [size // 2 for size in extent]
+    apart = [max(1, size // 8) for size in extent]
+    if any(m + d >= size > 1 for m, d, size in zip(middle, apart, extent, strict=True)):
+        return [None] * len(maps)
+    one = op.need(Box.of((m, m + 1) for m in middle))
+    other = op.need(Box.of((m + d, m + d + 1) if size > 1 else (m, m + 1) for m, d, size in
+                           zip(middle, apart, extent, strict=True)))  # fmt: skip
+    found: list[tuple[Side, ...] | None] = []
+    for here, there in zip(one, other, strict=True):
+        if here.ndim != len(extent):
+            found.append(None)
+            continue
+        sides = []
+        for a in range(here.ndim):
+            scale = (there.lo[a] - here.lo[a]) / apart[a] if extent[a] > 1 else 1.0
+            sides.append(Side(scale, scale * middle[a] - here.lo[a], here.hi[a] - scale * (middle[a] + 1)))
+        found.append(tuple(sides))
+    return found
+
+
+def summed(marks: np.ndarray) -> np.ndarray:
+    """The summed table of an array: with a row of zeros before the first on each axis."""
+    table = np.pad(marks.astype(np.int64), [(1, 0)] * marks.ndim)
+    for a in range(marks.ndim):
+        table = table.cumsum(a)
+    return table
+
+
+def sums(table: np.ndarray, ends: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """The sums over all boxes whose ends on each axis are given."""
+    found: np.ndarray | None = None
+    for corner in product((0, 1), repeat=len(ends)):
+        index = np.ix_(*(np.maximum(e[c], e[0]) for e, c in zip(ends, corner, strict=True)))
+        part = (-1) ** (len(ends) - sum(corner)) * table[index]
+        found = part if found is None else found + part
+    assert found is not None
+    return found
+
+
+def scene(images: Mapping[Value, Constants | None], order: Sequence[Node]) -> Scene:
+    """What is known of a network's images."""
+    return Scene(tuple(Glass(known, v, order) for v, known in images.items() if known is not None))

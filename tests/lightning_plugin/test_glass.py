@@ -1,0 +1,226 @@
+"""Glass: where maps are known to be constant, gradients of which only sums matter, and plans that count on it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.constants import Constants
+from lightning_plugin.execute.backward import Backward
+from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.planner.glass import parts_of_glass
+from tests.exactness import TOLERANCE, compare, flat
+from tests.lightning_plugin.glass import Glass
+from tests.lightning_plugin.outside import account
+from tests.zoo import ZOO, fill
+
+VALUE = 0.7
+
+
+def slide(size: tuple[int, int], tissue: Box, batch: int = 1, dtype: torch.dtype = torch.float64) -> Glass:
+    x = torch.full((batch, 3, *size), VALUE, dtype=dtype)
+    part = (..., *(slice(lo, hi) for lo, hi in tissue.intervals()))
+    x[part] = torch.randn(x[part].shape, dtype=dtype)
+    return Glass(x, tissue, VALUE)
+
+
+def random_box(extent: tuple[int, ...]) -> Box:
+    lo = [int(torch.randint(0, n, (1,))) for n in extent]
+    return Box.of((a, int(torch.randint(a + 1, n + 1, (1,)))) for a, n in zip(lo, extent, strict=True))
+
+
+def at_positions(layout: Layout, whole: Tensor, box: Box) -> list[list[float]]:
+    """The values of each position of a box, one position after the other."""
+    found = []
+    for index in Grid(box.extent).indices():
+        lo = tuple(a + i for a, i in zip(box.lo, index, strict=True))
+        one = Box(lo, tuple(a + 1 for a in lo))
+        found.append(layout.narrow(whole, Box.whole(layout.extent), one).flatten().tolist())
+    return found
+
+
+# What is known
+
+
+@given(
+    extent=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3)),
+    counts=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
+    on_axis=st.integers(1, 6),
+    seed=st.integers(0, 999),
+    joined=st.booleans(),
+)
+def test_what_was_written_is_known_where_it_is_constant_and_nowhere_else(
+    extent: tuple[int, ...], counts: tuple[int, ...], on_axis: int, seed: int, joined: bool
+) -> None:
+    torch.manual_seed(seed)
+    layout = Layout.channels_first((1, 2, *extent))
+    if joined:
+        layout = Layout(((2, Axis(2)), (Axis(0), Axis(1)), (3,)), extent)
+    whole, all_of_it = torch.zeros(layout.shape), Box.whole(extent)
+    for value in range(int(torch.randint(0, 4, (1,)))):
+        box = random_box(extent)
+        layout.write_into(whole, all_of_it, torch.full(layout.tile_shape(box), float(value % 3)), box)
+    constants = Constants(extent, on_axis)
+    for (box,) in Grid(counts).partition([extent]):
+        if not box.empty:
+            key = constants.compare(layout, layout.narrow(whole, all_of_it, box), box)
+            values = at_positions(layout, whole, box)
+            assert (key is not None) == all(v == values[0] for v in values)
+    for _ in range(4):
+        box = random_box(extent)
+        cells = constants.positions(Box.of((s.start, s.stop) for s in constants.over(box)))
+        values = at_positions(layout, whole, cells)
+        assert (constants.at(box) is not None) == all(v == values[0] for v in values)
+        assert constants.near(box) >= (constants.at(box) is not None)
+
+
+@given(
+    size=st.tuples(st.integers(1, 70), st.integers(1, 70)), seed=st.integers(0, 999), on_axis=st.integers(1, 40),
+)  # fmt: skip
+def test_an_image_is_asked_until_all_is_known(size: tuple[int, int], seed: int, on_axis: int) -> None:
+    torch.manual_seed(seed)
+    source = slide(size, random_box(size))
+    found = Constants.asked(size, source.constant, on_axis, 1 << 13)
+    cells = Constants(size, on_axis, 1 << 13)
+    for index in Grid(cells.cells.shape).indices():
+        box = cells.positions(Box(index, tuple(i + 1 for i in index)))
+        known = found is not None and found.at(box) is not None
+        assert known == (source.constant(box) is not None)
+
+
+def test_a_source_that_knows_nothing_is_not_asked_for_ever() -> None:
+    asked: list[Box] = []
+
+    def constant(box: Box) -> None:
+        asked.append(box)
+
+    assert Constants.asked((100_000, 80_000), constant, 64, 1 << 13) is None
+    assert len(asked) < 600
+
+
+# What only sums matter of
+
+
+class Skips(nn.Module):
+    """Convolutions that shrink the map, each joined by a way around it: several boundaries, read twice."""
+
+    def __init__(self, depth: int, norm: bool, stride: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(4, 4, 3, stride, 1, bias=not norm), nn.BatchNorm2d(4) if norm else nn.Tanh(),
+                nn.Conv2d(4, 4, 3, 1, 1),
+            )
+            for _ in range(depth)
+        )  # fmt: skip
+        self.around = nn.ModuleList(nn.Conv2d(4, 4, 1, stride) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x)
+        for block, around in zip(self.blocks, self.around, strict=True):
+            x = torch.relu(block(x) + around(x))
+        return x.mean((2, 3)), x.square().sum((2, 3))
+
+
+def pulls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many identical tiles each evaluation of backward pulled back together, from now on."""
+    found: list[int] = []
+    before = Backward.summed
+
+    def noted(self: Backward, program: object, members: list[object]) -> object:
+        found.append(len(members))
+        return before(self, program, members)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Backward, "summed", noted)
+    return found
+
+
+def assert_same_gradients(plain: nn.Module, tiled: TiledModule, source: Glass, separate: bool) -> None:
+    expected = flat(plain(source.tensor))
+    actual = [materialize(a) for a in flat(tiled(LazyImage(source)))]
+    weights = [torch.randn_like(e) for e in expected]
+    for outs in (expected, actual):
+        losses = [(o * w).sum() for o, w in zip(outs, weights, strict=True)]
+        if separate:  # the second pass comes to the same boundaries once more
+            losses[0].backward(retain_graph=True)
+            losses[1].backward()
+        else:
+            sum(losses).backward()  # type: ignore[union-attr]
+    found = compare(plain, tiled.module, actual, expected, (None, None))
+    assert max(found.values()) < TOLERANCE, found
+
+
+@given(
+    depth=st.integers(1, 4), norm=st.booleans(), stride=st.integers(1, 2), batch=st.integers(1, 2),
+    size=st.tuples(st.integers(24, 90), st.integers(24, 90)), tiles=st.tuples(st.integers(2, 9), st.integers(2, 9)),
+    back=st.tuples(st.integers(2, 12), st.integers(2, 12)), separate=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_gradients_of_glass_are_those_of_plain_pytorch(
+    depth: int, norm: bool, stride: int, batch: int, size: tuple[int, int], tiles: tuple[int, int],
+    back: tuple[int, int], separate: bool, seed: int,
+) -> None:  # fmt: skip
+    assume(min(size) >= 8 * stride**depth)
+    torch.manual_seed(seed)
+    plain = Skips(depth, norm, stride).double()
+    source = slide(size, random_box(size), batch)
+    tiled = TiledModule(copy.deepcopy(plain), tiles=tiles, backward_tiles=back)
+    assert_same_gradients(plain, tiled, source, separate)
+
+
+def test_gradients_of_glass_are_pulled_back_for_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the cotangents of glass differ from place to place, near tissue and far."""
+    torch.manual_seed(0)
+    plain = Skips(3, True, 2).double()
+    source = slide((512, 512), Box((0, 0), (40, 512)))
+    found = pulls(monkeypatch)
+    tiled = TiledModule(copy.deepcopy(plain), tiles=(32, 32), backward_tiles=(32, 32))
+    assert_same_gradients(plain, tiled, source, separate=False)
+    assert tiled.plan is not None and len(tiled.plan.segments) > 2
+    assert sum(count > 300 for count in found) >= len(tiled.plan.segments), sorted(found)[-20:]
+
+
+# Plans
+
+
+def resnet() -> nn.Module:
+    return fill(ZOO["resnet18"].build())
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_plan_for_glass_is_faster_keeps_its_budget_and_is_exact(train: bool) -> None:
+    torch.manual_seed(0)
+    plain = resnet().double().train(train)
+    glass = slide((640, 640), Box((0, 0), (64, 64)))
+    tissue = slide((640, 640), Box((0, 0), (640, 640)))
+    budget = "24MiB"
+    plans = [make_plan(plain, LazyImage(source), budget=budget) for source in (glass, tissue)]
+    assert plans[0].seconds < 0.9 * plans[1].seconds
+    assert any(s.alike for s in plans[0].segments) and not any(s.alike for s in plans[1].segments)
+    tiled = TiledModule(copy.deepcopy(plain), budget=budget)
+    found = account(lambda: sum(o.square().sum() for o in flat(tiled(LazyImage(glass)))).backward(), tiled.module)  # type: ignore[union-attr]
+    assert tiled.plan is not None and any(s.alike for s in tiled.plan.segments)
+    assert found.held <= 24 * 2**20
+    sum(o.square().sum() for o in flat(plain(glass.tensor))).backward()  # type: ignore[union-attr]
+    for (name, mine), theirs in zip(tiled.module.named_parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        worst = (mine.grad - theirs.grad).abs().max() / theirs.grad.abs().max()
+        assert worst < TOLERANCE, name
+
+
+def test_slides_of_as_much_glass_share_a_plan() -> None:
+    def known(share: float) -> Constants | None:
+        side = round(512 * (1 - share) ** 0.5)
+        return Constants.asked((512, 512), slide((512, 512), Box((0, 0), (side, side))).constant, 64, 1 << 13)
+
+    parts: Callable[[float], tuple[int, ...]] = lambda share: parts_of_glass([known(share)])  # noqa: E731
+    assert parts(0.84) == parts(0.86) != parts(0.6)
+    assert parts(0.0) == () == parts_of_glass([None])
