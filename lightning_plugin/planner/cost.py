@@ -58,6 +58,10 @@ class Spent:
         return self.maps + self.vectors
 
 
+#: What it takes, in calls, to look whether a tile is like another, to write it and to note where it is constant; and to
+#: read its cotangent and give its gradients. And of each operator of a tile that is computed, beside its own call.
+TILE, STEP = (20, 60), (7, 15)
+
 #: Calls that a piece of keys takes, forward and on the way back.
 ATTENDED, PULLED = 16, 40
 
@@ -94,6 +98,10 @@ class Coster(Peaks):
             seconds += self.moved(tiles.program, False) + self.moved(tiles.program, True)
         apart = any(v.requires_grad for v in tiles.program.reads)
         seconds += (distinct.pulled if apart else distinct.computed) * back.maps + distinct.computed * back.vectors
+        if distinct is not ALL:  # what tiles of glass still cost decides how many of them there should be
+            tile, step = (sum(calls) if backward else calls[0] for calls in (TILE, STEP))
+            calls = tile + distinct.computed * len(tiles.program.steps) * step
+            seconds += tiles.grid.tiles * calls * self.rates.call
         return seconds, work
 
     def no_overlap(self, tiles: Diagonal) -> bool:
