@@ -1,8 +1,8 @@
 """One zip that says enough of a run to ask for help with it, and nothing of its slides, patients, users and folders.
 
 It is put together from files that the run wrote as text and JSON; no image is ever opened for it. Fields of the log
-that are names are left out. What may hold a name within a sentence is blotted: every cell of the run's table of slides but
-those of `KNOWN`, the user, the host, and everything that looks like a path. A run without that table keeps its
+that are names are left out. What may hold a name within a sentence is blotted: every cell of the run's table of slides
+but those of `KNOWN`, the user, the host, and everything that looks like a path. A run without that table keeps its
 sentences to itself, since nobody can say which words of them are names.
 """
 

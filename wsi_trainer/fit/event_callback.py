@@ -81,7 +81,8 @@ class Events(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self.events.write("epoch", epoch=trainer.current_epoch, step=trainer.global_step, scores=scores)
+        epoch, done = trainer.current_epoch, (trainer.current_epoch + 1) * self._batches
+        self.events.write("epoch", epoch=epoch, step=trainer.global_step, done=done, scores=scores)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
         self.events.write("checkpoint", step=trainer.global_step)

@@ -34,7 +34,7 @@ EVENTS = {
     "start": ("version", "host", "pid", "created", "user", "resume"),
     "train": ("epochs", "batches", "done"),
     "step": ("epoch", "batch", "step", "done", "slide", "loss", "memory", "device_memory"),
-    "epoch": ("epoch", "step", "scores"),
+    "epoch": ("epoch", "step", "done", "scores"),
     "checkpoint": ("step",),
     "loss": ("step", "slide", "loss"),
     "warning": ("text",),

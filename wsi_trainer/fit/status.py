@@ -80,7 +80,8 @@ def _of_process(name: str, records: list[dict[str, Any]]) -> RunStatus:
 
     train, step, epoch, error = (latest(event) for event in ("train", "step", "epoch", "error"))
     state = latest("end").get("outcome") or alive(start)
-    progress = _progress(train, step) if not latest("trained") else 1.0
+    furthest = max((record for record in records if "done" in record), key=lambda record: record["done"], default={})
+    progress = _progress(train, furthest) if not latest("trained") else 1.0
     return RunStatus(
         run=name,
         state=state,
@@ -89,12 +90,12 @@ def _of_process(name: str, records: list[dict[str, Any]]) -> RunStatus:
         user=start["user"],
         began=start["time"],
         silent_seconds=max((datetime.now(UTC) - datetime.fromisoformat(last["time"])).total_seconds(), 0.0),
-        epoch=(step or epoch).get("epoch"),
+        epoch=furthest.get("epoch"),
         epochs=train.get("epochs"),
-        step=last.get("step", step.get("step")),
+        step=next((record["step"] for record in reversed(records) if "step" in record), None),
         loss=step.get("loss"),
         progress=progress,
-        seconds_left=None if state in OUTCOMES or state == "died" else _left(train, step, progress),
+        seconds_left=None if state in OUTCOMES or state == "died" else _left(train, furthest, progress),
         memory=step.get("memory"),
         device_memory=step.get("device_memory"),
         scores=epoch.get("scores"),
@@ -116,14 +117,14 @@ def alive(start: dict[str, Any]) -> str:
         return "died"
 
 
-def _progress(train: dict[str, Any], step: dict[str, Any]) -> float | None:
+def _progress(train: dict[str, Any], furthest: dict[str, Any]) -> float | None:
     total = (train.get("epochs") or 0) * train.get("batches", 0)
-    return min((step or train)["done"] / total, 1.0) if total > 0 else None
+    return min(furthest["done"] / total, 1.0) if total > 0 else None
 
 
-def _left(train: dict[str, Any], step: dict[str, Any], progress: float | None) -> float | None:
+def _left(train: dict[str, Any], furthest: dict[str, Any], progress: float | None) -> float | None:
     """By the time that this process took for what it has done, validation included."""
-    if progress is None or not step or step["done"] <= train["done"]:
+    if progress is None or furthest["done"] <= train["done"]:
         return 0.0 if progress == 1.0 else None
-    spent, done = step["seconds"] - train["seconds"], step["done"] - train["done"]
-    return float(max(spent / done * (train["epochs"] * train["batches"] - step["done"]), 0.0))
+    spent, done = furthest["seconds"] - train["seconds"], furthest["done"] - train["done"]
+    return float(max(spent / done * (train["epochs"] * train["batches"] - furthest["done"]), 0.0))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from wsi_trainer.cli import main
+from wsi_trainer.data import read_manifest
 from wsi_trainer.fit.events import EventLog, older, read_events, recorded
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.fit.status import status_of
@@ -123,7 +124,7 @@ def test_a_run_is_told_of_and_a_loss_that_is_not_finite_is_named(
         return value
 
     monkeypatch.setattr(SlideClassifier, "_loss", loss)
-    main(["fit", *words, "--train.epochs=1"])
+    assert main(["fit", *words, "--train.epochs=1"]) == 2, "scores of such predictions are refused"
     folder = RunFolder(tmp_path / "run")
     records = read_events(folder.events)
     assert next((r["slide"], r["loss"]) for r in records if r["event"] == "loss") == (spoilt[0], "inf")
@@ -131,7 +132,10 @@ def test_a_run_is_told_of_and_a_loss_that_is_not_finite_is_named(
     capsys.readouterr()
     main(["status", str(folder.path), "--json"])
     (said,) = json.loads(capsys.readouterr().out)["runs"]
-    assert said["not_finite"] >= 1 and said["epochs"] == 1 and said["progress"] == 1.0
+    assert said["not_finite"] >= 1 and said["epochs"] == 1
+    assert said["state"] == "failed" and "after step 8" in said["last_error"]
+    validated = [record.slide for record in read_manifest(folder.splits) if record.split == "val"]
+    assert any(f"the prediction of slide {slide} is" in said["last_error"] for slide in validated)
     assert {"start", "train", "step", "end"} <= {r["event"] for r in records}
 
 
@@ -164,3 +168,12 @@ def test_a_bundle_has_no_names_no_paths_and_no_pixels(
     assert main(["status", str(folder.path), f"--bundle={tmp_path / 'second.zip'}"]) == 0
     with zipfile.ZipFile(tmp_path / "second.zip") as file:
         assert "no tissue" not in file.read("events.json").decode()
+
+
+def test_a_run_that_went_well_is_done(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *words, "--train.epochs=2"]) == 0
+    capsys.readouterr()
+    assert main(["status", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("done run, 100% of the training, epoch 2 of 2, step 16")
+    assert "val_loss" in shown and "memory" in shown and "not finite" not in shown
