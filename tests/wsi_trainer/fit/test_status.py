@@ -177,3 +177,14 @@ def test_a_run_that_went_well_is_done(words: list[str], tmp_path: Path, capsys: 
     shown = capsys.readouterr().out
     assert shown.startswith("done run, 100% of the training, epoch 2 of 2, step 16")
     assert "val_loss" in shown and "memory" in shown and "not finite" not in shown
+
+
+def test_a_cross_validation_says_each_fold(tmp_path: Path) -> None:
+    (tmp_path / "folds").mkdir()
+    for number in range(11):
+        (tmp_path / "folds" / f"fold{number}.csv").touch()
+    (tmp_path / "fold0").mkdir()
+    with recorded(RunFolder(tmp_path / "fold0").events, "1", None):
+        said = status_of(tmp_path)
+    assert [one.run for one in said] == [f"fold{number}" for number in range(11)]
+    assert [one.state for one in said] == ["running"] + ["waiting"] * 10
