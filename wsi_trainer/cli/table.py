@@ -66,6 +66,11 @@ COMMANDS: tuple[Command, ...] = (
         own_parser=True,
     ),
     Command(
+        "status",
+        "how far a run is that goes on elsewhere: progress, time left, memory, the last error",
+        "wsi_trainer.fit.status_command:status",
+    ),
+    Command(
         "embed",
         "write features of patches by an encoder that is not trained, for fit, CLAM, TRIDENT and STAMP",
         "wsi_trainer.embed.command:embed",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
+from wsi_trainer import __version__
 from wsi_trainer.cli.arguments import refuse_empty
 from wsi_trainer.cli.messages import about_refusal, explain
 from wsi_trainer.data import DataConfig
@@ -18,6 +19,8 @@ from wsi_trainer.disks import naming_disks
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit import training
 from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.event_callback import Events
+from wsi_trainer.fit.events import recorded
 from wsi_trainer.fit.parser import CLASSES
 from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.reach import about, check_backbone, denied
@@ -60,11 +63,12 @@ def run(
     if first:
         folder.config.write_text(parser.dump(options), encoding="utf-8")
     with (
+        recorded(folder.events, __version__, resume) if first else nullcontext() as events,
         ending_at_once(MOMENT if SERVICES & set(config.loggers) else GRACE),
         naming_disks(folder.path),
         naming_workers(),
     ):
-        training.train(model, data, config, folder, resume, progress)
+        training.train(model, data, config, folder, resume, progress, [Events(events)] if events else [])
         scores = training.test(model, data, config, folder, split, progress=progress)
     show(scores)
     return folder

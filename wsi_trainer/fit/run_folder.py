@@ -67,6 +67,10 @@ class RunFolder:
         return self.path / "log.txt"
 
     @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

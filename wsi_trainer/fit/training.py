@@ -55,6 +55,7 @@ def train(
     folder: RunFolder,
     resume: str | None = None,
     progress: bool = True,
+    watchers: Sequence[Callback] = (),
 ) -> None:
     """Train the model; leaves config-independent files of the run in its folder.
 
@@ -65,6 +66,7 @@ def train(
         folder: Where everything goes.
         resume: A checkpoint to continue from: "last", or a path.
         progress: Whether to show a progress bar.
+        watchers: Callbacks that only look on.
     """
     folder.path.mkdir(parents=True, exist_ok=True)
     check_settings(model, data, config)
@@ -82,7 +84,7 @@ def train(
             say(Console(), line)
         write_json(folder.pretrained, match.to_dict())
     watch, failures = MemoryWatch(), failure_log(data, folder)
-    callbacks = [watch, *failures, *_callbacks(config, model, slides, folder, progress)]
+    callbacks = [watch, *watchers, *failures, *_callbacks(config, model, slides, folder, progress)]
     with logged_to(folder.log), trackers(config, folder) as loggers:
         trainer = make_trainer(config, folder.path, callbacks, loggers, progress, devices=config.devices)
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=True)

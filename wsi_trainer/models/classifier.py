@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from lightning_plugin import materialize
 from wsi_trainer.errors import UserError
+from wsi_trainer.metrics.table import PredictionsError
 from wsi_trainer.models.backbones import make_backbone
 from wsi_trainer.models.backbones.base import describe
 from wsi_trainer.models.backbones.unet import fitted
@@ -150,6 +151,7 @@ class SlideClassifier(pl.LightningModule):
         self.on_failure: OnFailure | None = None
         self._before: Snapshot | None = None
         self._batch: SlideBatch | None = None
+        self._spoilt: str | None = None  # the first slide validated whose prediction is not finite
         # Loss and slides of the epoch so far. Lightning's own mean begins anew where a run continues within an epoch.
         self.register_buffer("seen", torch.zeros(2))
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
@@ -270,16 +272,27 @@ class SlideClassifier(pl.LightningModule):
         except SlideError as error:
             self._failed(batch, error)
             return
+        if self._spoilt is None and not predicted.isfinite().all():
+            self._spoilt = batch["slide"]
         self.gathered.update(target, predicted)
         self.log("val_loss", loss, on_epoch=True, batch_size=1, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
         targets, predicted = (values.double().cpu().numpy() for values in self.gathered.rows())
         self.gathered.reset()
+        spoilt, self._spoilt = self._spoilt, None
         if not len(targets):
             raise UserError("no slide of the split val can be read, so no checkpoint can be chosen")
         names = tuple(map(str, range(len(targets))))  # scores of slides ask for nobody's name
-        predictions = self.task.predictions(Owners(names, names), targets, predicted)
+        try:
+            predictions = self.task.predictions(Owners(names, names), targets, predicted)
+        except PredictionsError as error:
+            if spoilt is None:
+                raise
+            raise UserError(
+                f"the prediction of slide {spoilt} is not a finite number after step {self.trainer.global_step}: the "
+                "weights have diverged; continue from a checkpoint before with a lower model.learning_rate"
+            ) from error
         for name, score in self.task.scores.items():
             self.log(f"val_{name}", score(predictions))
 
