@@ -52,15 +52,16 @@ class StainShift:
         if pixels.dtype != torch.uint8:
             raise TypeError(f"stains are changed on bytes, not on {pixels.dtype}: augment before normalising")
         density, back = _tables()
-        before = density[pixels.long()]
+        # Colour by colour, so that each lies in one piece, in whichever order the pixels come.
+        red, green, blue = (density[pixels[:, channel].long()] for channel in range(3))
         # How much of anything there is, from 0 on glass to 1: tint only what is stained.
-        amount = ((before[:, 0] + before[:, 1] + before[:, 2]) * (2 / 3)).clamp_max(1)
+        amount = ((red + green + blue) * (2 / 3)).clamp_max(1)
         matrix = self.matrix()
         out = torch.empty_like(pixels)
         for channel in range(3):
-            mixed = before[:, 0] * float(matrix[channel, 0])
-            mixed += before[:, 1] * float(matrix[channel, 1])
-            mixed += before[:, 2] * float(matrix[channel, 2])
+            mixed = red * float(matrix[channel, 0])
+            mixed += green * float(matrix[channel, 1])
+            mixed += blue * float(matrix[channel, 2])
             mixed += amount * float(self.tint[channel])
             step = (mixed * _STEPS).round_().clamp_(0, len(back) - 1).int()
             out[:, channel] = back[step]
