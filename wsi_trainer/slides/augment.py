@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin import Box, TileSource
 
-from .order import format_of
+from .formats import format_of
 from .stain import StainShift
 
 GLASS = 255

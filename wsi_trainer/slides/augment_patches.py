@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_plugin import Box, TileSource
 
 from .augment import Augmentation
-from .order import format_of
+from .formats import format_of
 from .patch_source import Positions
 from .stain import StainShift
 

@@ -20,7 +20,7 @@ from wsi_trainer.places import Place
 from .blocks import Block, Blocks, SlideBlocks, StoredBlocks, is_own_store, stored_mpp
 from .cache import LoadingCache
 from .errors import AbsentResolution, SlideError
-from .order import FORMATS
+from .formats import FORMATS
 from .resolution import TOLERANCE
 from .store.layout import CHANNELS
 from .tissue import TissueMask

@@ -11,20 +11,10 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Order = Literal["planes", "pixels"]
 """The bytes of a channel side by side, or those of a pixel."""
-
-FORMATS = {"planes": torch.contiguous_format, "pixels": torch.channels_last}
-"""What PyTorch calls an order."""
-
-
-def format_of(source: object) -> torch.memory_format:
-    """How the pixels of a source's boxes lie in memory, where it says so."""
-    said: torch.memory_format = getattr(source, "memory_format", torch.contiguous_format)
-    return said
 
 
 def room(order: Order, *shape: int, memory: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
