@@ -97,8 +97,8 @@ class DataConfig:
     times faster than a network computes, and with a GPU all processors but one, at most 8.
     """
     ahead: bool = True
-    """Read the first tiles of the next slide while this one is trained on, where the budget has room for them: no
-    result depends on it.
+    """Augment tiles beside the step, and read the first of the next slide while this one runs backward, where the
+    budget has room for them: no result depends on it.
     """
     on_error: Literal["stop", "skip"] = "stop"
     """What a slide that cannot be read does: end the run, or be left out; the latter is written to failures.csv."""
