@@ -12,8 +12,8 @@ from lightning_plugin.units import format_bytes, format_seconds
 
 #: From this share of a step's time on, waiting is named as the reason of its slowness.
 MOST = 0.3
-#: From this share on, waiting for pixels is told whatever the main reason: where reading keeps up with the device, it is
-#: done while the device computes.
+#: From this share on, waiting for pixels is told whatever the main reason: where reading keeps up with the device, it
+#: is done while the device computes.
 STALL = 0.02
 
 ADVICE = {
