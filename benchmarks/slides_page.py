@@ -23,8 +23,6 @@ and its stores (chunks of 512 px, as zstd and as JPEG with colour at full resolu
 
 ## Tiles of 1024 px for training
 
-Pixels are handed on in the order in which a decoder makes them: channels last, but for stores of planes (zstd).
-
 The codecs alone decode from memory to memory that is there. libjpeg-turbo is faster into memory that is not aligned to
 a vector, which is how `SlideSource` calls it; "new memory" is the same codec called in the plain way.
 
