@@ -17,9 +17,10 @@ from lightning_plugin.private import version
 class TileSource(Protocol):
     """An image that is read region by region and is nowhere held whole.
 
-    ``shape`` is ``(N, C, *spatial)``. ``read`` returns the tensor ``(N, C, *box.extent)`` of a box inside the image;
-    it may be called from several threads. ``constant`` returns the value of each channel where the source knows,
-    without reading, that the box holds nothing else, and None where it does not know.
+    ``shape`` is ``(N, C, *spatial)``. ``read`` returns the tensor ``(N, C, *box.extent)`` of a box inside the image, in
+    contiguous or channels-last order, the same for all boxes; it may be called from several threads. ``constant``
+    returns the value of each channel where the source knows, without reading, that the box holds nothing else, and None
+    where it does not know.
 
     A source that can read some of its images has ``instances``: how many of its first dimensions count images, 1 for a
     batch or a bag of patches ``(K, C, *spatial)``, 2 for a batch of bags ``(N, K, C, *spatial)``. Its boxes begin with

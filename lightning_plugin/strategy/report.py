@@ -12,9 +12,12 @@ from lightning_plugin.units import format_bytes, format_seconds
 
 #: From this share of a step's time on, waiting is named as the reason of its slowness.
 MOST = 0.3
+#: From this share on, waiting for pixels is told whatever the main reason: where reading keeps up with the device, it
+#: is done while the device computes.
+STALL = 0.02
 
 ADVICE = {
-    "input": "more loader threads, a store with larger chunks or a faster disk would help",
+    "input": "more threads that read, a store with larger chunks or a faster disk would help",
     "spill": "a larger budget or a faster disk for temporary files would help",
     "compute": "a larger budget recomputes less; lower precision or a faster device would help",
 }
@@ -61,11 +64,13 @@ class StepReport:
     def __str__(self) -> str:
         waits = {"input": self.input_seconds, "spill": self.spill_seconds}
         waits["compute"] = self.seconds - sum(waits.values())
-        share = 100 * waits[self.reason] / max(self.seconds, 1e-9)
+        shares = {kind: 100 * waited / max(self.seconds, 1e-9) for kind, waited in waits.items()}
+        stalls = self.reason != "input" and shares["input"] > 100 * STALL
+        pixels = f"; it is input-bound by {shares['input']:.0f} %: {ADVICE['input']}" if stalls else ""
         return (
             f"a step of {self.tiles} tiles took {format_seconds(self.seconds)} and at most "
             f"{format_bytes(self.measured_peak_bytes)} ({format_bytes(self.predicted_peak_bytes)} predicted); it is "
-            f"{self.reason}-bound ({share:.0f} %): {ADVICE[self.reason]}"
+            f"{self.reason}-bound ({shares[self.reason]:.0f} %): {ADVICE[self.reason]}{pixels}"
         )
 
 

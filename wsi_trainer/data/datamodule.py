@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_plugin import TileSource
+from wsi_trainer.data.ahead import AheadSource
 from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.features import FeatureSource, features_of
-from wsi_trainer.data.images import dense, open_image
+from wsi_trainer.data.images import dense, open_image, readers_of
 from wsi_trainer.data.joined import JoinedSource
 from wsi_trainer.data.loader import TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
@@ -91,6 +92,14 @@ class DataConfig:
     """Shift each colour by up to this optical density in training, such as 0.03."""
     workers: int = 0
     """Processes that open slides ahead of the training step."""
+    readers: int | None = None
+    """Threads that read and decode each slide beside the step; null takes 2 where processors compute, which decode many
+    times faster than a network computes, and with a GPU all processors but one, at most 8.
+    """
+    ahead: bool = True
+    """Augment tiles beside the step, and read the first of the next slide while this one runs backward, where the
+    budget has room for them: no result depends on it.
+    """
     on_error: Literal["stop", "skip"] = "stop"
     """What a slide that cannot be read does: end the run, or be left out; the latter is written to failures.csv."""
 
@@ -123,6 +132,8 @@ class DataConfig:
             )
         if self.splits is not None and not self.splits.is_file():
             raise UserError(f"data.splits is {self.splits}; there is no such file")
+        if self.readers is not None and self.readers < 1:
+            raise UserError(f"data.readers is {self.readers}; it must be 1 or more, or null")
         for name in ("workers", "shift", "stain", "tint", "fold"):
             if getattr(self, name) < 0:
                 raise UserError(f"data.{name} is {getattr(self, name)}; it must be 0 or more")
@@ -159,6 +170,7 @@ class SlideDataset(Dataset[SlideBatch]):
         self.to_image = to_image
         self.augmenter = augmenter
         self.tissue_stride = tissue_stride
+        self.readers = readers_of(config.readers)
         self._tissue: dict[tuple[Path, int], MaskSource] = {}
         self._masks: dict[Path, TissueMask] = {}
 
@@ -174,7 +186,7 @@ class SlideDataset(Dataset[SlideBatch]):
                 self._open(batch, record, visit)
             else:
                 parts = [CheckedSource(self._part(part, visit), part.slide) for part in record.parts or (record,)]
-                batch["image"] = self.to_image(JoinedSource(parts) if record.parts else parts[0])
+                batch["image"] = self._image(JoinedSource(parts) if record.parts else parts[0])
         except (UserError, OSError) as error:
             # The step says so: here, perhaps in another process, nobody knows whether the run may go on.
             # Of a patient's slides it is the error that names the one.
@@ -183,22 +195,25 @@ class SlideDataset(Dataset[SlideBatch]):
 
     def _open(self, batch: SlideBatch, record: SlideRecord, visit: Visit) -> None:
         factors = [self.config.downsample, *self.config.context]
-        images = [open_image(record.path, factor, record.mpp) for factor in factors]
+        images = [open_image(record.path, factor, record.mpp, self.readers) for factor in factors]
         turned = None if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
         shown = [None if turned is None else _coarser(turned, factor / factors[0]) for factor in factors]
         sources = [CheckedSource(_turned(image, how), record.slide) for image, how in zip(images, shown)]
-        batch["image"], *context = [self.to_image(source) for source in sources]
+        batch["image"], *context = [self._image(source) for source in sources]
         if isinstance(self.task, SegmentationTask):
             drawn = _turned(drawn_on(record, images[0], self.task), shown[0], colours=False)
             if self.task.beside is not None:
                 batch["beside"] = batch["label"]
-            batch["label"] = self.to_image(CheckedSource(drawn, record.slide))
+            batch["label"] = self._image(CheckedSource(drawn, record.slide))
         if context:
             batch["context"] = context
         if self.tissue_stride is not None:
             masks = [self._mask(record.path, image, factor) for image, factor in zip(images, factors)]
             maps = [TissueMap(_turned(mask, how, colours=False), self.tissue_stride) for mask, how in zip(masks, shown)]
             batch["tissue"] = [self.to_image(tissue) for tissue in maps]
+
+    def _image(self, source: TileSource) -> Tensor:
+        return self.to_image(AheadSource(source) if self.config.ahead else source)
 
     def _part(self, record: SlideRecord, visit: Visit) -> TileSource:
         """The features of a slide's patches, or the patches."""
@@ -209,7 +224,7 @@ class SlideDataset(Dataset[SlideBatch]):
 
     def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> TileSource:
         """The patches of a slide, as they are shown in an epoch."""
-        bag = open_bag(record.path, patches, self._tissue_in, record.mpp)
+        bag = open_bag(record.path, patches, self._tissue_in, record.mpp, self.readers)
         if self.augmenter is None:
             return bag
         each = augmenter_of(patches, self.augmenter.seed).draw(record.slide, visit.epoch, bag.shape[0])
@@ -333,7 +348,7 @@ class SlideData(pl.LightningDataModule):
         augmenter = Augmenter(self.seed, settings.turn, settings.shift, settings.stain, settings.tint)
         strata = [self.task.stratum(record.cells) for record in records] if settings.balance else None
         sampler = EpochSampler(len(records), self.seed, *self._rank(), strata)
-        self._loader = TrainLoader(self._dataset(records, augmenter), sampler, settings.workers)
+        self._loader = TrainLoader(self._dataset(records, augmenter), sampler, settings.workers, settings.ahead)
         if self._place is not None:
             self._loader.load_state_dict(self._place)
         return self._loader

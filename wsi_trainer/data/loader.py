@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lightning_plugin import LazyImage
+from wsi_trainer.data.ahead import AheadSource, FirstBoxes
 from wsi_trainer.data.sampling import EpochSampler, InOrder, Visit
 from wsi_trainer.models.batch import SlideBatch
 
@@ -15,20 +18,61 @@ from wsi_trainer.models.batch import SlideBatch
 class TrainLoader(DataLoader[SlideBatch]):
     """A loader that a checkpoint can name a place in: the epoch, and how many of its slides were given out.
 
-    What worker processes have opened ahead does not count: a continued run opens it again.
+    The slide after the one that is given out is opened meanwhile, and `read_ahead` has the first of its pixels read. A
+    slide that is held whole is not followed: one is what memory is for. What was opened ahead does not count: a
+    continued run opens it again.
     """
 
     sampler: EpochSampler
 
-    def __init__(self, dataset: Dataset[SlideBatch], sampler: EpochSampler, workers: int) -> None:
+    def __init__(self, dataset: Dataset[SlideBatch], sampler: EpochSampler, workers: int, ahead: bool = True) -> None:
         super().__init__(dataset, sampler=sampler, **_options(workers))
         self.place = {"epoch": sampler.epoch, "given": 0}
+        self._ahead = ahead
+        self._now: list[AheadSource] = []
+        self._firsts = FirstBoxes()
+        self._following: Future[SlideBatch | None] | None = None
 
     def __iter__(self) -> Iterator[SlideBatch]:  # type: ignore[override]
         self.place = {"epoch": self.sampler.epoch, "given": self.sampler.skip}
-        for batch in super().__iter__():
-            self.place["given"] += 1
-            yield batch
+        batches = super().__iter__()
+        with ThreadPoolExecutor(1, thread_name_prefix="opening") as opening:
+            batch = next(batches, None)
+            try:
+                while batch is not None:
+                    self._now = ahead_sources(batch)
+                    if self._ahead and (self._now or "failure" in batch):
+                        self._following = opening.submit(next, batches, None)
+                    self.place["given"] += 1
+                    yield batch
+                    # An error of opening is raised here, where the slide's turn has come.
+                    batch = next(batches, None) if self._following is None else self._following.result()
+                    self._following = None
+            finally:
+                self._now, self._following = [], None
+
+    def read_ahead(self, room: int) -> None:
+        """Has the first tiles of the next slide read, as far as they fit into so many bytes. It waits for nothing."""
+        now, following = self._now, self._following
+
+        def begin(opened: Future[SlideBatch | None]) -> None:
+            batch = None if opened.cancelled() or opened.exception() else opened.result()
+            if batch is not None:
+                self._firsts.begin(now, ahead_sources(batch), room)
+
+        if now and following is not None and room > 0:
+            following.add_done_callback(begin)
+
+    def let_go(self) -> None:
+        """Forgets what was read of the next slide: others need the memory."""
+
+        def forget(opened: Future[SlideBatch | None]) -> None:
+            batch = None if opened.cancelled() or opened.exception() else opened.result()
+            for source in () if batch is None else ahead_sources(batch):
+                source.let_go()
+
+        if self._following is not None:
+            self._following.add_done_callback(forget)
 
     def state_dict(self) -> dict[str, Any]:
         """Lightning puts it into every checkpoint."""
@@ -39,6 +83,13 @@ class TrainLoader(DataLoader[SlideBatch]):
         over = state["given"] >= len(self.sampler)
         self.sampler.epoch = state["epoch"] + over
         self.sampler.skip = 0 if over else state["given"]
+
+
+def ahead_sources(batch: SlideBatch) -> list[AheadSource]:
+    """The images of a batch that can be read ahead."""
+    images = [batch["image"], *batch.get("context", []), batch["label"]]
+    sources = (image.source for image in images if isinstance(image, LazyImage))
+    return [source for source in sources if isinstance(source, AheadSource)]
 
 
 def in_order(dataset: Dataset[SlideBatch], workers: int, rank: int = 0, ranks: int = 1) -> DataLoader[SlideBatch]:

@@ -27,6 +27,7 @@ from wsi_trainer.data import (
 from wsi_trainer.data.datamodule import grouped
 from wsi_trainer.data.loader import in_order
 from wsi_trainer.errors import UserError
+from wsi_trainer.fit.ahead import ReadAhead
 from wsi_trainer.fit.checkpoints import RandomState, StepCheckpoint
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.engine import image_of, make_trainer
@@ -270,6 +271,7 @@ def _callbacks(
         *([Estimate(slides, config, folder)] if slides.config.features is None else []),
         ModelCheckpoint(filename="best", monitor=config.monitor, mode=mode, **keep),
         ModelCheckpoint(filename="last", **keep),  # save_last would write it only when there is a new best
+        ReadAhead(),
         StepCheckpoint(folder.checkpoint_path("last"), config.checkpoint_every),
     ]
     if config.budget is None:

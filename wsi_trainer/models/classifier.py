@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -374,6 +375,12 @@ class SlideClassifier(pl.LightningModule):
         """Leave a slide out, if the run may go on without it."""
         if self.on_failure is None:
             raise error
+        # An error that came through a reader's thread is referred to by frames that it refers to itself. With them the
+        # step's tensors would stay, and be computed when it ends.
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__
         if self.training and self._before is not None:
             self._before.restore()
         self.on_failure(batch, error.reason)

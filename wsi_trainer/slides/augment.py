@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_plugin import Box, TileSource
 
+from .formats import format_of
 from .stain import StainShift
 
 GLASS = 255
@@ -84,6 +85,11 @@ class AugmentedSource:
     def dtype(self) -> torch.dtype:
         return self.source.dtype
 
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How the pixels of all boxes lie in memory: as the source's do."""
+        return format_of(self.source)
+
     def read(self, box: Box) -> Tensor:
         """The pixels of a box of the augmented slide."""
         inner = self._inner(box)
@@ -93,7 +99,7 @@ class AugmentedSource:
             tile = a.stain.apply(tile)
         axes = [axis for axis, flip in ((2, a.flip_y), (3, a.flip_x)) if flip]
         tile = tile.flip(axes) if axes else tile
-        return tile.transpose(2, 3).contiguous() if a.transpose else tile
+        return tile.transpose(2, 3).contiguous(memory_format=self.memory_format) if a.transpose else tile
 
     def constant(self, box: Box) -> Tensor | None:
         """The value of each channel, if the box is known to hold nothing else."""
@@ -144,7 +150,8 @@ class AugmentedSource:
         inside = self._clip(y, x, height, width)
         if inside.extent == (height, width):
             return self.source.read(inside)
-        tile = torch.full((*self.source.shape[:2], height, width), GLASS, dtype=self.dtype)
+        shape = (*self.source.shape[:2], height, width)
+        tile = torch.empty(shape, dtype=self.dtype, memory_format=self.memory_format).fill_(GLASS)
         if not inside.empty:
             top, left = inside.lo[0] - y, inside.lo[1] - x
             rows, columns = inside.extent

@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_plugin import Box, TileSource
 
 from .augment import Augmentation
+from .formats import format_of
 from .patch_source import Positions
 from .stain import StainShift
 
@@ -93,10 +94,10 @@ class AugmentedPatches:
         patches = self.source.read(self._whole(box))
         if self.slide.stain is not None:
             patches = self.slide.stain.apply(patches)
-        shown = [self._shown(patch[None], box.lo[0] + number) for number, patch in enumerate(patches)]
+        shown = [self._shown(patches[n : n + 1], box.lo[0] + n) for n in range(len(patches))]
         (_, y, x), (_, bottom, right) = box.lo, box.hi
         whole = torch.cat(shown) if shown else patches
-        return _turned(whole, self.slide.flip_y, self.slide.flip_x, self.slide.transpose)[:, :, y:bottom, x:right]
+        return self._turned(whole, self.slide.flip_y, self.slide.flip_x, self.slide.transpose)[:, :, y:bottom, x:right]
 
     def constant(self, box: Box) -> Tensor | None:
         """The value of each channel, if the box is known to hold nothing else: glass, which no stain changes."""
@@ -122,10 +123,9 @@ class AugmentedPatches:
         if self.each.stains is not None:
             values = self.each.stains[number].tolist()
             patch = StainShift(tuple(values[:3]), tuple(values[3:])).apply(patch)
-        return patch if self.each.turns is None else _turned(patch, *self.each.turns[number].tolist())
+        return patch if self.each.turns is None else self._turned(patch, *self.each.turns[number].tolist())
 
-
-def _turned(patches: Tensor, flip_y: bool, flip_x: bool, transpose: bool) -> Tensor:
-    axes = [axis for axis, flip in ((2, flip_y), (3, flip_x)) if flip]
-    patches = patches.flip(axes) if axes else patches
-    return patches.transpose(2, 3).contiguous() if transpose else patches
+    def _turned(self, patches: Tensor, flip_y: bool, flip_x: bool, transpose: bool) -> Tensor:
+        axes = [axis for axis, flip in ((2, flip_y), (3, flip_x)) if flip]
+        patches = patches.flip(axes) if axes else patches
+        return patches.transpose(2, 3).contiguous(memory_format=format_of(self.source)) if transpose else patches

@@ -20,6 +20,7 @@ from wsi_trainer.places import Place
 from .blocks import Block, Blocks, SlideBlocks, StoredBlocks, is_own_store, stored_mpp
 from .cache import LoadingCache
 from .errors import AbsentResolution, SlideError
+from .formats import FORMATS
 from .resolution import TOLERANCE
 from .store.layout import CHANNELS
 from .tissue import TissueMask
@@ -73,6 +74,11 @@ class BlockSource(ABC):
     def place(self) -> Place:
         """Where the image lies in the slide: turns its positions into those of the original file, and back."""
         return self._blocks.place
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How the pixels of all boxes lie in memory; see [order] in `order`."""
+        return FORMATS[self._blocks.order]
 
     @property
     def block(self) -> int:

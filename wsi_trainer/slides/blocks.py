@@ -16,6 +16,7 @@ from wsi_trainer.places import Place
 from wsi_trainer.places.stored import place_of_store
 
 from .errors import SlideError
+from .order import Order, room
 from .readers import open_reader
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
@@ -36,6 +37,7 @@ class Blocks(Protocol):
     shape: tuple[int, int]
     size: int
     mpp: tuple[float, float] | None
+    order: Order
 
     @property
     def place(self) -> Place:
@@ -65,7 +67,7 @@ class StoredBlocks:
         listed = frozenset() if files is None else shards_of(files, level)
         self._level = StoredLevel(path / str(level), shape, layout, codec, listed)
         self._path = path
-        self.shape, self.size = self._level.shape, layout.chunk
+        self.shape, self.size, self.order = self._level.shape, layout.chunk, self._level.order
         self.mpp: tuple[float, float] | None = stored_mpp(path, level)
         self._depth = level
 
@@ -139,6 +141,8 @@ class SlideBlocks:
     With a tissue mask all that is not tissue is the fill value, as `preprocess --background constant` does.
     """
 
+    order: Order = "pixels"
+
     def __init__(
         self,
         path: Path,
@@ -171,7 +175,7 @@ class SlideBlocks:
         height, width = min(self.size, self.shape[0] - y), min(self.size, self.shape[1] - x)
         if self.is_fill(y, x, height, width):
             return None
-        block = np.empty((CHANNELS, height, width), np.uint8)
+        block = room(self.order, CHANNELS, height, width)
         self._read(y, x, block)
         return block
 
@@ -185,7 +189,7 @@ class SlideBlocks:
             self._read(top, left, part)
 
     def _read(self, y: int, x: int, out: Block) -> None:
-        """Fills planes with the pixels whose corner is (y, x)."""
+        """Fills an array with the pixels whose corner is (y, x)."""
         self._image.read_planes(y, x, out)
         if self._mask is not None:
             out[:, ~self._mask.cover(y, x, *out.shape[1:])] = FILL

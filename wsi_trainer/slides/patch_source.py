@@ -14,6 +14,7 @@ from lightning_plugin import Box
 
 from .block_source import CACHE, BlockSource, Cell
 from .blocks import Block
+from .order import room
 from .store.layout import CHANNELS, FILL
 
 Positions = NDArray[np.int32]
@@ -89,11 +90,11 @@ class PatchSource(BlockSource):
 
     def _begun(self, box: Box) -> tuple[Block, Sequence[Cell]]:
         corners, height, width = self._corners(box)
-        out = np.empty((len(corners), CHANNELS, height, width), np.uint8)
+        out = room(self._blocks.order, len(corners), CHANNELS, height, width)
         if not out.size:
             return out, []
-        room = np.array(self._blocks.shape) - (height, width)
-        if (corners < 0).any() or (corners > room).any():
+        ends = np.array(self._blocks.shape) - (height, width)
+        if (corners < 0).any() or (corners > ends).any():
             out[...] = FILL
         return out, sorted(_touched(corners, height, width, self._blocks.size, self._blocks.shape))
 

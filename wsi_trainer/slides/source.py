@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from lightning_plugin import Box
 
 from .block_source import CACHE, BlockSource, Cell
 from .blocks import Block
+from .order import room
 from .store.layout import CHANNELS, FILL
 from .store.level import paste
 from .tissue import TissueMask
@@ -20,6 +20,8 @@ from .tissue import TissueMask
 
 class SlideSource(BlockSource):
     """A `TileSource` of one slide: shape (1, 3, height, width), uint8.
+
+    Pixels lie in memory as the decoder makes them (`memory_format`): channels last, but for stores of planes.
 
     Blocks are read by a few threads. One that lies wholly in a box is decoded straight to its place there; one at
     the border is kept in a bounded cache, since the next box reaches into it with its halo. An image that fits into
@@ -72,20 +74,20 @@ class SlideSource(BlockSource):
 
     def read(self, box: Box) -> Tensor:
         """The pixels (1, 3, height, width) of a box inside the slide."""
-        return torch.from_numpy(self._read(box))[None]
+        return torch.from_numpy(self._read(box))
 
     def _begun(self, box: Box) -> tuple[Block, Sequence[Cell]]:
         y, x, height, width = self._corner(box)
-        out = np.empty((CHANNELS, height, width), np.uint8)
+        out = room(self._blocks.order, 1, CHANNELS, height, width)
         return out, self._cells(y, x, height, width) if out.size else []
 
     def _fill(self, out: Block, cells: Sequence[Cell], box: Box) -> None:
-        y, x = box.lo
+        (y, x), image = box.lo, out[0]
         for cell in cells:
-            if self._is_kept(cell, y, x, out.shape[1], out.shape[2]):
-                paste(out, self._cache.get(cell), self._blocks.size, *cell, y, x)
+            if self._is_kept(cell, y, x, *image.shape[1:]):
+                paste(image, self._cache.get(cell), self._blocks.size, *cell, y, x)
             else:
-                self._blocks.paste(*cell, out, y, x)
+                self._blocks.paste(*cell, image, y, x)
 
     def _is_kept(self, cell: Cell, y: int, x: int, height: int, width: int) -> bool:
         """Whether a block will be wanted again soon: it reaches out of the box, or is read a second time."""

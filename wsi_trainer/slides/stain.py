@@ -20,6 +20,7 @@ _STAINS = np.array([[0.65, 0.70, 0.29], [0.07, 0.99, 0.11], [0.27, 0.57, 0.78]])
 _STEPS = 1024  # of the table of exponentials for one unit of optical density
 _DEEPEST = 16  # optical density beyond which everything is black
 _GLASS = 255
+_BAND = 1 << 14  # pixels at a time: what they take beside themselves, some forty bytes each, stays in the cache
 
 
 @lru_cache(maxsize=1)
@@ -51,17 +52,23 @@ class StainShift:
         """Bytes (n, 3, y, x) with changed stains."""
         if pixels.dtype != torch.uint8:
             raise TypeError(f"stains are changed on bytes, not on {pixels.dtype}: augment before normalising")
-        density, back = _tables()
-        before = density[pixels.long()]
-        # How much of anything there is, from 0 on glass to 1: tint only what is stained.
-        amount = ((before[:, 0] + before[:, 1] + before[:, 2]) * (2 / 3)).clamp_max(1)
-        matrix = self.matrix()
         out = torch.empty_like(pixels)
+        rows = max(1, _BAND // max(1, pixels.shape[0] * pixels.shape[3]))
+        for band, target in zip(pixels.split(rows, 2), out.split(rows, 2)):
+            self._fill(target, band)
+        return out
+
+    def _fill(self, out: Tensor, pixels: Tensor) -> None:
+        density, back = _tables()
+        # Colour by colour, so that each lies in one piece, in whichever order the pixels come.
+        red, green, blue = (density[pixels[:, channel].long()] for channel in range(3))
+        # How much of anything there is, from 0 on glass to 1: tint only what is stained.
+        amount = ((red + green + blue) * (2 / 3)).clamp_max(1)
+        matrix = self.matrix()
         for channel in range(3):
-            mixed = before[:, 0] * float(matrix[channel, 0])
-            mixed += before[:, 1] * float(matrix[channel, 1])
-            mixed += before[:, 2] * float(matrix[channel, 2])
+            mixed = red * float(matrix[channel, 0])
+            mixed += green * float(matrix[channel, 1])
+            mixed += blue * float(matrix[channel, 2])
             mixed += amount * float(self.tint[channel])
             step = (mixed * _STEPS).round_().clamp_(0, len(back) - 1).int()
             out[:, channel] = back[step]
-        return out

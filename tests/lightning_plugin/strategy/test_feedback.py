@@ -99,6 +99,14 @@ def test_reasons() -> None:
     assert "60 %" in str(StepReport(**(times | {"spill_seconds": 6.0})))
 
 
+def test_waiting_for_pixels_is_told_from_two_per_cent_on() -> None:
+    """Beside the main reason, and once."""
+    told = str(StepReport(seconds=10.0, input_seconds=0.5))
+    assert "compute-bound (95 %)" in told and "input-bound by 5 %" in told and "threads that read" in told
+    assert "input-bound" not in str(StepReport(seconds=10.0, input_seconds=0.19))
+    assert str(StepReport(seconds=10.0, input_seconds=6.0)).count("input-bound") == 1
+
+
 def test_nothing_listens_after_a_run() -> None:
     strategy = SFTStrategy(**TILES)
     fit(Slides(), loader(2), strategy, max_steps=1)

@@ -26,13 +26,16 @@ Tissue = Callable[[Path, SlideSource], TissueMask]
 """Where an image of a slide has tissue."""
 
 
-def open_bag(path: Path, config: PatchConfig, tissue: Tissue, source_mpp: float | None = None) -> PatchSource:
+def open_bag(
+    path: Path, config: PatchConfig, tissue: Tissue, source_mpp: float | None = None, readers: int = 2
+) -> PatchSource:
     """The patches of a slide or of a store, in the order in which they are best read.
 
     Args:
         path: The slide or the store.
         config: Which patches.
         tissue: Finds the tissue, where patches are taken over it.
+        readers: How many threads read it.
         source_mpp: Micrometres per pixel of a slide, where its file does not say it or says it wrong.
     """
     source_mpp = None if is_own_store(path) else source_mpp
@@ -43,7 +46,7 @@ def open_bag(path: Path, config: PatchConfig, tissue: Tissue, source_mpp: float 
     positions = along_blocks(positions, config.size, image.block, shape)
     if len(positions) == 1:
         _tell_single(path)
-    return PatchSource(path, positions, config.size, mpp=config.resolution, source_mpp=source_mpp)
+    return PatchSource(path, positions, config.size, mpp=config.resolution, source_mpp=source_mpp, threads=readers)
 
 
 def positions_of(image: SlideSource, config: PatchConfig, tissue: Tissue) -> Positions:

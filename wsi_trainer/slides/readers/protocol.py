@@ -10,6 +10,8 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..order import is_by_pixels
+
 Pixels = NDArray[np.uint8]
 """Height, width, RGB."""
 
@@ -117,9 +119,12 @@ def on_background(colours: Pixels, alpha: Pixels, background: tuple[int, int, in
 
 
 def to_planes(pixels: Pixels, out: Pixels) -> Pixels:
-    """Copies pixels (y, x, channel) into planes (channel, y, x); one by one is twice as fast as at once."""
-    for channel in range(out.shape[0]):
-        out[channel] = pixels[..., channel]
+    """Copies pixels (y, x, channel) into an array (channel, y, x), in whichever order that lies."""
+    if is_by_pixels(out):
+        out.transpose(1, 2, 0)[...] = pixels
+    else:  # plane by plane is twice as fast as at once
+        for channel in range(out.shape[0]):
+            out[channel] = pixels[..., channel]
     return out
 
 

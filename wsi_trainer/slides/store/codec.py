@@ -14,6 +14,7 @@ import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 
+from ..order import Order
 from ..readers.protocol import to_planes
 from ..scratch import beside_alignment, scratch
 
@@ -49,6 +50,9 @@ class Codec(Protocol):
     @property
     def lossless(self) -> bool: ...
 
+    @property
+    def order(self) -> Order: ...
+
     def encode(self, chunk: Chunk) -> bytes: ...
 
     def decode(self, data: Bytes, out: Chunk) -> Chunk: ...
@@ -65,6 +69,11 @@ class ZstdCodec:
     @property
     def lossless(self) -> bool:
         return True
+
+    @property
+    def order(self) -> Order:
+        """How the pixels lie that decoding makes."""
+        return "planes"
 
     def encode(self, chunk: Chunk) -> bytes:
         """The bytes of one chunk (c, y, x)."""
@@ -103,6 +112,11 @@ class JpegCodec:
     @property
     def lossless(self) -> bool:
         return False
+
+    @property
+    def order(self) -> Order:
+        """How the pixels lie that decoding makes."""
+        return "pixels"
 
     def encode(self, chunk: Chunk) -> bytes:
         """The bytes of one chunk of three channels."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..order import Order, room
 from ..scratch import scratch
 from .codec import Codec, CorruptChunk, ZstdCodec
 from .layout import CHANNELS, FILL, Layout
@@ -41,6 +42,11 @@ class StoredLevel:
 
     def __reduce__(self) -> tuple[type[StoredLevel], tuple[Any, ...]]:
         return StoredLevel, (self.path, self.shape, self.layout, self._codec, self._listed)
+
+    @property
+    def order(self) -> Order:
+        """How the pixels lie that decoding a chunk makes; see [order] in `order`."""
+        return self._codec.order
 
     def shard_path(self, row: int, column: int) -> Path:
         """The file of a shard, which is absent if the shard holds the fill value only."""
@@ -98,13 +104,13 @@ class StoredLevel:
         finally:
             os.close(fd)
         try:
-            return self._codec.decode(data, np.empty((CHANNELS, size, size), np.uint8) if out is None else out)
+            return self._codec.decode(data, room(self.order, CHANNELS, size, size) if out is None else out)
         except CorruptChunk as error:
             raise CorruptChunk(f"{path}: chunk {row % aside}, {column % aside} of the shard: {error}") from error
 
     def read(self, y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:
         """The pixels (c, y, x) of a box inside the image."""
-        out = np.empty((CHANNELS, height, width), np.uint8)
+        out = room(self.order, CHANNELS, height, width)
         for row, column in self.chunks(y, x, height, width):
             self.paste(row, column, out, y, x)
         return out
@@ -112,7 +118,8 @@ class StoredLevel:
     def paste(self, row: int, column: int, out: NDArray[np.uint8], y: int, x: int) -> None:
         """Decodes a chunk into the box whose corner is (y, x), through memory that stays in the processor's cache."""
         size = self.layout.chunk
-        paste(out, self.chunk(row, column, scratch("chunk", CHANNELS, size, size)), size, row, column, y, x)
+        kept = room(self.order, CHANNELS, size, size, memory=scratch("chunk", CHANNELS * size * size))
+        paste(out, self.chunk(row, column, kept), size, row, column, y, x)
 
 
 def paste(

@@ -1,0 +1,240 @@
+"""What is read ahead is what would have been read, where and when it would have been."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_plugin import Box, LazyImage
+from wsi_trainer.data.ahead import AheadSource, FirstBoxes
+from wsi_trainer.data.loader import TrainLoader
+from wsi_trainer.data.sampling import EpochSampler, Visit
+from wsi_trainer.models import SlideBatch
+from wsi_trainer.slides.errors import SlideError
+
+A, B = Box((0, 0), (8, 8)), Box((8, 0), (16, 8))
+
+
+class Noise:
+    """An image that notes which thread reads what, waits for a gate, and fails where it is told to."""
+
+    dtype = torch.uint8
+
+    def __init__(self, seed: int = 0, shape: tuple[int, ...] = (1, 3, 16, 16), broken: Box | None = None) -> None:
+        self.shape = shape
+        self.pixels = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
+        self.broken = broken
+        self.reads: list[tuple[Box, str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def read(self, box: Box) -> Tensor:
+        self.reads.append((box, threading.current_thread().name))
+        assert self.gate.wait(20)
+        if box == self.broken:
+            raise SlideError("slide 7", f"cannot be read at {box}")
+        return self.pixels[:, :, box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]]
+
+    def constant(self, box: Box) -> Tensor | None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Noise, (0, self.shape)
+
+    @property
+    def boxes(self) -> list[Box]:
+        return [box for box, _ in self.reads]
+
+
+def test_what_was_announced_is_read_once_and_elsewhere() -> None:
+    image = Noise()
+    source = AheadSource(image)
+    image.gate.clear()
+    source.prefetch([B])  # does not wait
+    image.gate.set()
+    assert torch.equal(source.read(A), image.pixels[:, :, :8, :8])
+    assert torch.equal(source.read(B), image.pixels[:, :, 8:, :8])
+    assert sorted(image.boxes, key=str) == [A, B]
+    assert dict(image.reads)[B].startswith("ahead") and not dict(image.reads)[A].startswith("ahead")
+    assert torch.equal(source.read(B), image.pixels[:, :, 8:, :8])  # a second time, and it is read again
+    assert len(image.reads) == 3
+    assert source.first == A
+
+
+def test_an_error_is_raised_where_the_box_is_asked_for() -> None:
+    source = AheadSource(Noise(broken=B))
+    source.prefetch([B])
+    source.read(A)
+    with pytest.raises(SlideError, match="slide 7"):
+        source.read(B)
+    with pytest.raises(SlideError, match="slide 7"):
+        source.read(B)  # and every time
+    never_asked = AheadSource(Noise(broken=B))
+    never_asked.begin(B)
+    assert torch.equal(never_asked.read(A), Noise().pixels[:, :, :8, :8])
+
+
+def test_a_box_begun_for_nothing_is_let_go() -> None:
+    image = Noise()
+    source = AheadSource(image)
+    source.begin(B)
+    source.begin(A)  # one is enough
+    source.read(A)
+    assert not source._waiting
+    source.begin(B)  # its step has begun: what it needs next, it says itself
+    assert not source._waiting
+    twice = AheadSource(Noise())
+    twice.begin(A)
+    twice.prefetch([B])
+    assert torch.equal(twice.read(A), image.pixels[:, :, :8, :8])
+    assert list(twice._waiting) == [B]  # what the step announced stays
+
+
+def test_no_more_is_read_ahead_than_the_limit() -> None:
+    image = Noise()
+    size = 3 * 8 * 8
+    source = AheadSource(image, limit=size)
+    source.prefetch([A])
+    source.prefetch([B])
+    assert list(source._waiting) == [B]
+    source.prefetch([Box((0, 0), (16, 16))])
+    assert Box((0, 0), (16, 16)) not in image.boxes
+    assert source.read(Box((0, 0), (16, 16))).shape == (1, 3, 16, 16)
+
+
+def test_a_source_goes_to_other_processes_without_its_thread() -> None:
+    source = AheadSource(Noise())
+    source.begin(A)
+    again = pickle.loads(pickle.dumps(source))
+    assert again.first is None and not again._waiting
+    assert torch.equal(again.read(A), source.read(A))
+
+
+def test_first_boxes_follow_images_of_their_size_or_those_before() -> None:
+    firsts = FirstBoxes()
+    large, small, other = AheadSource(Noise()), AheadSource(Noise(shape=(1, 3, 6, 16))), AheadSource(Noise())
+    large.read(A)
+    firsts.begin([large], [small], room=10_000)
+    assert list(small._waiting) == [Box((0, 0), (6, 8))]  # what is there of it
+    small.read(Box((0, 0), (3, 16)))
+    firsts.begin([small], [other], room=10_000)
+    assert list(other._waiting) == [A]  # of its own size, not of the one before
+    poor = AheadSource(Noise())
+    firsts.begin([small], [poor], room=3 * 8 * 8 - 1)
+    assert not poor._waiting
+
+
+def test_the_first_box_of_a_bag() -> None:
+    class Bag(Noise):
+        instances = 1
+
+    first = Box((0, 0, 0), (4, 8, 8))
+    before, after = AheadSource(Bag(shape=(9, 3, 8, 8))), AheadSource(Bag(shape=(3, 3, 8, 8)))
+    assert before.bytes_of(first) == 4 * 3 * 64
+    before.first = first
+    FirstBoxes().begin([before], [after], room=3 * 3 * 64)
+    assert after._begun == Box((0, 0, 0), (3, 8, 8))
+
+
+class Slides(Dataset[SlideBatch]):
+    """Slides by number; one of them cannot be opened."""
+
+    def __init__(self, count: int, lazy: bool = True, broken: int | None = None) -> None:
+        self.count, self.lazy, self.broken = count, lazy, broken
+        self.opened: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, visit: Visit) -> SlideBatch:
+        if visit.slide == self.broken:
+            raise KeyError(f"slide {visit.slide}")
+        self.opened.append(tuple(visit))
+        image = LazyImage(AheadSource(Noise(visit.slide))) if self.lazy else Noise(visit.slide).pixels
+        return SlideBatch(image=image, label=torch.tensor([0]), slide=str(visit.slide))
+
+
+def loader(slides: Slides, ahead: bool) -> TrainLoader:
+    return TrainLoader(slides, EpochSampler(len(slides), seed=3), workers=0, ahead=ahead)
+
+
+def images_of(batch: SlideBatch) -> AheadSource:
+    assert isinstance(batch["image"], LazyImage) and isinstance(batch["image"].source, AheadSource)
+    return batch["image"].source
+
+
+def epoch(given: TrainLoader, steps: int = 99) -> Iterator[tuple[str, Tensor]]:
+    """The slides of an epoch with what their steps read, reading ahead within each."""
+    for number, batch in enumerate(given, start=1):
+        pixels = images_of(batch).read(A)
+        given.read_ahead(1 << 20)
+        yield batch["slide"], pixels
+        if number == steps:
+            return
+
+
+def read_ahead(given: TrainLoader, room: int) -> None:
+    """As soon as the next slide is open."""
+    if given._following is not None:
+        given._following.result()
+    given.read_ahead(room)
+
+
+def test_order_pixels_and_place_do_not_depend_on_it() -> None:
+    with_it, without = loader(Slides(7), True), loader(Slides(7), False)
+    for _ in range(3):
+        for (name, pixels), (other, expected) in zip(epoch(with_it), epoch(without), strict=True):
+            assert name == other and torch.equal(pixels, expected)
+            assert with_it.state_dict() == without.state_dict()
+    assert isinstance(with_it.dataset, Slides) and isinstance(without.dataset, Slides)
+    assert with_it.dataset.opened == without.dataset.opened
+
+
+def test_a_run_that_ends_between_goes_on_with_the_slide_that_was_open() -> None:
+    first = loader(Slides(6), True)
+    seen = [name for name, _ in epoch(first, steps=2)]
+    second = loader(Slides(6), True)
+    second.load_state_dict(first.state_dict())
+    seen += [name for name, _ in epoch(second)]
+    assert seen == [name for name, _ in epoch(loader(Slides(6), False))]
+
+
+def test_the_first_tile_of_the_next_slide_is_there_when_its_step_begins() -> None:
+    batches = iter(given := loader(Slides(4), True))
+    before = images_of(next(batches))
+    before.read(A)
+    read_ahead(given, 1 << 20)
+    after = images_of(next(batches))
+    assert list(after._waiting) == [A]
+    after.read(A)
+    assert isinstance(after.source, Noise) and [name.startswith("ahead") for _, name in after.source.reads] == [True]
+    read_ahead(given, 3 * 8 * 8 - 1)  # no room
+    third = images_of(next(batches))
+    assert not third._waiting
+    third.read(A)
+    read_ahead(given, 1 << 20)
+    given.let_go()
+    assert not images_of(next(batches))._waiting
+
+
+def test_what_cannot_be_opened_says_so_in_its_turn() -> None:
+    order = [name for name, _ in epoch(loader(Slides(5), False))]
+    broken = loader(Slides(5, broken=int(order[2])), True)
+    steps = epoch(broken)
+    assert [next(steps)[0], next(steps)[0]] == order[:2]
+    with pytest.raises(KeyError, match=f"slide {order[2]}"):
+        next(steps)
+
+
+def test_a_slide_that_is_held_whole_is_alone() -> None:
+    slides = Slides(4, lazy=False)
+    for number, _ in enumerate(loader(slides, True), start=1):
+        assert len(slides.opened) == number
