@@ -66,4 +66,4 @@ constraints: $(READY) ## pin everything anew, keeping what need not change
 	mv $(VENV)/constraints.txt constraints.txt
 
 clean: ## remove the environment and what builds made
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .peers build dist site .pytest_cache .mypy_cache .ruff_cache
