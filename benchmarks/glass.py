@@ -26,6 +26,7 @@ from lightning_plugin.boxes import Box
 from tests.lightning_plugin.glass import Glass
 from tests.zoo.resnet import BasicBlock, ResNet
 
+
 def slide(side: int, share: float) -> Glass:
     """An image of which a share is tissue, and which knows it."""
     first, last = tissue(side, share)
