@@ -77,10 +77,10 @@ def section(name: str, case: dict[str, Any]) -> str:
     head = ["way", "processor", "of plain's", "clock", "memory, step", "memory, all", "gradients apart", "runs"]
     figure = f"peers-{name.replace(' ', '-').replace('%', '')}.png"
     draw(runs, name, FIGURES / figure)
-    machine = case["machine"]
+    machine = case["where"]
     text = f"## {heading(work)}\n\n{table(head, rows)}\n{against_rival(work, runs)}"
     return (
-        f"{text}torch {machine['torch']}, {machine['processors']} processors.\n\n"
+        f"{text}torch {machine['torch']}, {machine['processors']} processors, {machine['processor']}.\n\n"
         f"![Processor time of a step against memory, for each way.](figures/{figure})\n"
     )
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.keep import keep_case
+from benchmarks.keep import keep_case, machine
 from benchmarks.peers.environments import FOLDER, NotThere, last_line
 from benchmarks.peers.networks import build
 from benchmarks.peers.ways import PLAIN, WAYS, Way
@@ -46,11 +46,25 @@ class Run:
     repetition: int
 
 
+def here() -> dict[str, Any]:
+    """The machine and its PyTorch: runs of two are not compared."""
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    found = {name: value for name, value in machine().items() if name != "threads"}
+    return {**found, "processor": models[0] if models else "unknown"}
+
+
 def known(work: Work) -> dict[str, list[dict[str, Any]]]:
-    """The runs of a work that were made, by way."""
+    """The runs of a work that were made here, by way."""
     path = RESULTS / f"{NAME}.json"
     cases = json.loads(path.read_text())["cases"] if path.exists() else {}
-    return cases.get(work.name, {}).get("runs", {})  # type: ignore[no-any-return]
+    case = cases.get(work.name, {})
+    return case["runs"] if case.get("where") == here() else {}  # type: ignore[no-any-return]
+
+
+def keep_runs(work: Work, runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Replace the runs of a work; those of another machine are gone."""
+    keep_case(NAME, work.name, {"work": asdict(work), "kind": work.kind, "where": here(), "runs": runs})
 
 
 def good(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,7 +94,7 @@ def expected_seconds(run: Run) -> float | None:
 def keep_run(run: Run, found: dict[str, Any]) -> None:
     made = known(run.work)
     made.setdefault(run.way, []).append(found)
-    keep_case(NAME, run.work.name, {"work": asdict(run.work), "kind": run.work.kind, "runs": made})
+    keep_runs(run.work, made)
 
 
 def forget(works: Sequence[Work], ways: Sequence[str], only_failed: bool) -> None:
@@ -88,8 +102,7 @@ def forget(works: Sequence[Work], ways: Sequence[str], only_failed: bool) -> Non
     for work in works:
         made = known(work)
         kept = {w: good(runs) if only_failed else [] for w, runs in made.items() if w in ways}
-        made = {w: runs for w, runs in (made | kept).items() if runs}
-        keep_case(NAME, work.name, {"work": asdict(work), "kind": work.kind, "runs": made})
+        keep_runs(work, {w: runs for w, runs in (made | kept).items() if runs})
 
 
 def budget_of(way: Way, work: Work) -> int:
