@@ -74,6 +74,10 @@ def main() -> None:
             continue
         rest = [r for r in todo[place:] if (r.work.name, r.way) not in gone]
         where = f"{len(todo) - len(rest) + 1} of {len(todo)}, {time_left(rest)}: {run.work.name}, {run.way}"
+        if WAYS[run.way].of_rival and run.work.rival not in known(run.work):
+            gone.add((run.work.name, run.way))
+            console.print(f"{where}: left out, since its limit is what {run.work.rival} takes, which has not run")
+            continue
         with console.status(where):
             began = time.perf_counter()
             found = make(run, console, options.minutes)
