@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 TEST_ENV := OMP_NUM_THREADS=1
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full lint bench docs viewer constraints clean
+.PHONY: help setup demo test test-full lint bench bench-full bench-gpu docs viewer constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -47,8 +47,14 @@ lint: $(READY) ## ruff, formatter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## the benchmarks, with pictures
+bench: $(READY) ## ten minutes of benchmarks
 	$(BIN)/python -m benchmarks
+
+bench-full: $(READY) ## all benchmarks: many hours; what is interrupted goes on where it can
+	$(BIN)/python -m benchmarks --full
+
+bench-gpu: $(READY) ## what one CUDA device says in ten minutes, into benchmarks/results/gpu.json
+	$(BIN)/python -m benchmarks.gpu
 
 docs: $(READY_DOCS) ## the documentation, into site/
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs site
@@ -66,4 +72,4 @@ constraints: $(READY) ## pin everything anew, keeping what need not change
 	mv $(VENV)/constraints.txt constraints.txt
 
 clean: ## remove the environment and what builds made
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .peers build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""All benchmarks, or some: `python -m benchmarks [NAME ...]`. Each says with --help how to run a part of it."""
+"""Ten minutes of benchmarks, all with --full, or some by name. Each says with --help how to run a part of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ALL = {
     "recipes": "planning for slides of many sizes",
     "small_tiles": "what tiny tiles cost beside their arithmetic",
     "glass": "a step on slides that are mostly glass, against one of tissue",
+    "peers": "published and common ways beside ours: time, the process's memory, exactness",
     "strategy_overhead": "what the strategies cost where there is nothing to tile",
     "depths": "how deep maps are dropped, and what it costs",
     "slides": "converting and reading slides",
@@ -31,24 +32,35 @@ ALL = {
     "against_plain": "steps under a budget against plain PyTorch",
 }
 
+#: What is run where no name is given: some ten minutes, and with what arguments.
+TEN_MINUTES: dict[str, list[str]] = {
+    "planner_speed": [],
+    "small_tiles": [],
+    "peers": ["--set", "quick", "--repetitions", "1", "--again", "all"],
+}
+#: Arguments with --full, where a benchmark has more than it does by itself.
+FULL: dict[str, list[str]] = {"peers": ["--set", "full", "--repetitions", "5"]}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which; all, if none is named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; those of ten minutes, if none is named")
+    parser.add_argument("--full", action="store_true", help="all, as far as they go: many hours")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     options = parser.parse_args()
     for name in options.names:
         if name not in ALL:
             parser.error(f"there is no benchmark {name!r}; there are {', '.join(ALL)}")
-    table = Table("benchmark", "measures")
+    table = Table("benchmark", "measures", "in ten minutes")
     for name, about in ALL.items():
-        table.add_row(name, about)
+        table.add_row(name, about, "yes" if name in TEN_MINUTES else "")
     Console().print(table)
     if options.list:
         return
-    for name in options.names or ALL:
+    for name in options.names or (ALL if options.full else TEN_MINUTES):
         Console().rule(name)
-        sys.argv = [name]
+        some = {} if options.names else TEN_MINUTES
+        sys.argv = [name, *(FULL if options.full else some).get(name, [])]
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")
 
 

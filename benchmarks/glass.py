@@ -20,22 +20,17 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from benchmarks.keep import keep_case
+from benchmarks.peers.works import VALUE, glassy, tissue
 from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.boxes import Box
 from tests.lightning_plugin.glass import Glass
 from tests.zoo.resnet import BasicBlock, ResNet
 
-VALUE = 0.9
-
 
 def slide(side: int, share: float) -> Glass:
-    """An image of which a share is tissue."""
-    inner = round(side * math.sqrt(share))
-    first = (side - inner) // 2
-    tissue = Box((first, first), (first + inner, first + inner))
-    x = torch.full((1, 3, side, side), VALUE)
-    x[..., first : first + inner, first : first + inner] = torch.randn(3, inner, inner)
-    return Glass(x, tissue, VALUE)
+    """An image of which a share is tissue, and which knows it."""
+    first, last = tissue(side, share)
+    return Glass(glassy(side, share), Box((first, first), (last, last)), VALUE)
 
 
 def resnet18(train: bool) -> nn.Module:

@@ -1,17 +1,20 @@
 """What one CUDA device says of the engine in some minutes: steps against plain PyTorch, memory, tiny tiles, slides.
 
-    python -m benchmarks.gpu [--parts pairs tiles large] [--only "vgg16 2048"]
+    python -m benchmarks.gpu [--parts pairs tiles large] [--only "vgg16 2048"] [--minutes 10]
 
 `pairs` are steps under a share of what plain PyTorch holds, beside plain PyTorch's in one run, in float32 (with TF32,
 as PyTorch has it by default) and bfloat16: time, the allocator's own peak, and what the plan said of both. `tiles` is
 the cost of tiny tiles: the same network on ever finer grids. `large` are steps that plain PyTorch cannot make on the
-device. Each case is written to benchmarks/results/gpu.json as it ends, so that what was cut off is there so far.
+device. Each case is written to benchmarks/results/gpu.json as it ends, with the name of the device, so that what was
+cut off is there so far. After `--minutes` no case is begun; what is left is said, and a later call with `--rest` makes
+the cases that this device has not made.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -24,8 +27,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.against_plain import resnet18_frozen, resnet18_train, vgg16
-from benchmarks.keep import keep_case
+from benchmarks.keep import keep_case, machine
 from lightning_plugin import Plan, TiledModule, calibrate, make_plan
+from lightning_plugin.units import format_seconds
+from tests.conftest import RESULTS
 from tests.zoo import ZOO
 
 DEVICE = torch.device("cuda")
@@ -194,8 +199,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="*", default=["pairs", "tiles", "large"], help="pairs, tiles, large")
     parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of cases")
+    parser.add_argument("--minutes", type=float, default=10, help="after which no case is begun (default: 10)")
+    parser.add_argument("--rest", action="store_true", help="only cases that this device and PyTorch have not made")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error(
+            f"PyTorch {torch.__version__} sees no CUDA device here. With a card in the machine, install the wheel for "
+            "its driver (https://pytorch.org/get-started); what needs no card is `python -m benchmarks`"
+        )
     console = Console()
+    begin = time.perf_counter()
     rates = calibrate(DEVICE)
     console.print(rates)
     keep_case("gpu", "rates", asdict(rates))
@@ -206,11 +219,26 @@ def main() -> None:
         work += [(c.name, lambda c=c: pair(c)) for c in PAIRED]  # type: ignore[misc]
     if "large" in options.parts:
         work += [(f"large {c.name} {gib} GiB", lambda c=c, gib=gib: large(c, gib)) for c, gib in LARGE]  # type: ignore[misc]
-    for name, run in (w for w in work if any(part in w[0] for part in options.only)):
+    work = [w for w in work if any(part in w[0] for part in options.only)]
+    work = [w for w in work if not (options.rest and made_here(w[0]))]
+    for place, (name, run) in enumerate(work):
+        spent = time.perf_counter() - begin
+        if spent > 60 * options.minutes:
+            names = ", ".join(name for name, _ in work[place:])
+            console.print(f"{spent / 60:.0f} minutes are over; left for --rest: {names}", markup=False)
+            break
+        console.print(f"{place + 1} of {len(work)}, {format_seconds(spent)} so far: {name}", markup=False)
         torch.cuda.empty_cache()
         found = run()
         console.print(name, {k: v for k, v in found.items() if k not in ("ratios", "plan")})
         keep_case("gpu", name, found)
+
+
+def made_here(name: str) -> bool:
+    """Whether a case was measured on this device with this PyTorch."""
+    path = RESULTS / "gpu.json"
+    case = json.loads(path.read_text())["cases"].get(name, {}) if path.exists() else {}
+    return case.get("machine") == machine()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,14 @@ def keep_case(name: str, case: str, values: dict[str, Any]) -> None:
     known = json.loads(path.read_text()) if path.exists() else {"name": name, "cases": {}}
     known["cases"][case] = {"machine": machine(), **values}
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    write(path, known)
+
+
+def write(path: Path, cases: dict[str, Any]) -> None:
+    """Replace a file as a whole: who is stopped meanwhile leaves the former one."""
+    beside = path.with_suffix(".json.new")
+    beside.write_text(json.dumps(cases, indent=1, sort_keys=True) + "\n")
+    beside.replace(path)
 
 
 def amend_case(name: str, case: str, values: dict[str, Any]) -> None:
@@ -37,7 +44,7 @@ def amend_case(name: str, case: str, values: dict[str, Any]) -> None:
     path = RESULTS / f"{name}.json"
     known = json.loads(path.read_text())
     known["cases"][case] |= values
-    path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    write(path, known)
 
 
 def machine() -> dict[str, Any]:

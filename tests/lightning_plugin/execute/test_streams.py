@@ -1,0 +1,61 @@
+"""Transfers beside the kernels wait for what they need and for nothing that is not done: no GPU is needed to see it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_plugin import Plan, TiledModule, make_plan
+from tests.exactness import TOLERANCE, difference
+from tests.lightning_plugin.streams import MAIN, SIDE, Recorder, recorded_device
+
+SHAPE = (1, 3, 64, 64)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((3, 8), (8, 8), (8, 8)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)).double()
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """A plan of a device whose maps go to the host, at once or ahead."""
+    found = make_plan(network(), torch.empty(SHAPE, dtype=torch.float64), budget="500KiB", device="cuda:a100")
+    assert {(s.tier, s.ahead) for s in found.segments} >= {("host", True), ("host", False)}, found
+    return replace(found, budget=None)  # here what lies on the host is the device's memory too
+
+
+def step(monkeypatch: Any, plan: Plan, deaf: str = "") -> Recorder:
+    """A whole step on a recorded device; its gradients are plain PyTorch's."""
+    plain = network()
+    net, x = copy.deepcopy(plain), torch.randn(SHAPE, dtype=torch.float64)
+    plain(x).square().sum().backward()
+    tiled = TiledModule(net, plan=plan)
+    with recorded_device(monkeypatch, deaf) as recorder:
+        tiled(x).square().sum().backward()
+    gradients = [(p.grad, q.grad) for p, q in zip(plain.parameters(), net.parameters(), strict=True)]
+    floor = 1e-3 * max(float(e.abs().max()) for e, _ in gradients if e is not None)
+    for expected, found in gradients:
+        assert expected is not None and found is not None
+        assert difference(found, expected, floor) < TOLERANCE
+    return recorder
+
+
+def test_a_whole_step_has_no_race(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    recorder = step(monkeypatch, plan)
+    assert not recorder.races()
+    assert {a.stream for a in recorder.accesses} == {MAIN, SIDE}
+    assert recorder.waits
+
+
+@pytest.mark.parametrize("deaf", ["side stream", "main stream", "host"])
+def test_each_wait_is_needed(monkeypatch: pytest.MonkeyPatch, plan: Plan, deaf: str) -> None:
+    assert step(monkeypatch, plan, deaf).races(), "a wait was left out, and no race was found"
