@@ -1,6 +1,6 @@
 """Streams and events of a device that is not there: what is launched runs at once, and the order of waits is recorded.
 
-The engine's transfers to pinned memory run on a stream of their own (`execute.host`). Here their streams and events are
+The engine transfers to pinned memory on a stream of its own (`residency.host`). Here its streams and events are
 `Recorded`, and the device is the processor, so that whole steps run with real numbers; every operator is noted with the
 stream that it was launched on and the memory that it reads and writes. Two accesses to the same bytes, of which one
 writes, are a *race* if neither is known to be done before the other begins: what a real device may run in any order.
@@ -24,9 +24,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lightning_plugin.execute import host, store
-from lightning_plugin.execute.host import HostMemory
 from lightning_plugin.layout import Layout
+from lightning_plugin.residency import beside, host, tiers, transfer
+from lightning_plugin.residency.host import HostMemory
 
 MAIN, SIDE = "main", "side"
 Clock = dict[str, int]
@@ -178,6 +178,9 @@ def recorded_device(monkeypatch: Any, deaf: str = "") -> Iterator[Recorder]:
         finally:
             recorder.here.stream = former
 
+    def launched(device: torch.device) -> Event:
+        return Stream(recorder, recorder.stream).record_event()
+
     class Below(HostMemory):
         """A map as on a device: pinned memory is memory, which the device's kernels reach."""
 
@@ -185,12 +188,14 @@ def recorded_device(monkeypatch: Any, deaf: str = "") -> Iterator[Recorder]:
             super().__init__(layout, dtype, device)
             self.cuda = True
             if zero:
-                self.last = self.beside(self.data.zero_, self.launched())
+                self.last = beside.beside(device, self.data.zero_, launched(device))
 
     with monkeypatch.context() as patch:
-        patch.setattr(host, "side_stream", lambda device: Stream(recorder, SIDE))
+        patch.setattr(beside, "side_stream", lambda device: Stream(recorder, SIDE))
+        for module in (host, transfer):
+            patch.setattr(module, "launched", launched)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: Stream(recorder, recorder.stream))
         patch.setattr(torch.cuda, "stream", on)
-        patch.setattr(store, "HostMemory", Below)
+        patch.setattr(tiers, "HostMemory", Below)
         with Noted(recorder):
             yield recorder
