@@ -12,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.data.patches.hdf5 import import_h5py
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import Unreadable
+from wsi_trainer.foreign.arrays import import_h5py, open_hdf5, own
 
 Layout = Literal["trident", "stamp"]
 ROWS = 1024
@@ -53,11 +54,12 @@ def write(path: Path, features: NDArray[np.float32], about: Written, layout: Lay
 def made_with(path: Path) -> str:
     """The checksum of the weights that a file's features were made with; empty where another program wrote it."""
     try:
-        with import_h5py(path).File(path, "r") as file:
-            found = file.attrs if "feats" in file else file["features"].attrs if "features" in file else {}
+        with open_hdf5(path) as file:
+            features = own(path, file, "features")
+            found = file.attrs if "feats" in file else {} if features is None else features.attrs
             return str(found.get("weights_sha256", ""))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read as HDF5 ({error}); remove it, and it is made again") from error
+    except Unreadable as error:
+        raise UserError(f"{error}; remove it, and it is made again") from error
 
 
 def checksum(rows: NDArray[np.float32]) -> str:
