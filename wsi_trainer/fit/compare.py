@@ -214,7 +214,8 @@ def _lines(facts: dict[str, Any]) -> dict[str, str]:
 def _show(facts: dict[str, Any]) -> None:
     console = Console()
     title = f"{' against '.join(facts['runs'])}, {facts['slides']} slides of {facts['patients']} patients"
-    table = Table("score", *facts["runs"], "difference, 95 % interval", title=title, title_justify="left")
+    runs = map(cell, facts["runs"])
+    table = Table("score", *runs, "difference, 95 % interval", title=cell(title), title_justify="left")
     for name, found in facts["scores"].items():
         first, second = found["values"]
         gain = found["difference"]
