@@ -17,6 +17,8 @@ from wsi_trainer.foreign import Unreadable
 from wsi_trainer.foreign.arrays import import_h5py, open_hdf5, own
 
 Layout = Literal["trident", "stamp"]
+_CHECKED = ("v108", "v108")
+"""Versions of HDF5 whose metadata have checksums, the oldest such: all that read features know it."""
 ROWS = 1024
 """Rows that are copied at a time, and of a chunk of the file."""
 
@@ -44,7 +46,7 @@ class Written:
 def write(path: Path, features: NDArray[np.float32], about: Written, layout: Layout) -> None:
     """Write a file at once: under another name first, so that a file of this name is whole."""
     partial = path.with_name(f".{path.name}.partial")
-    with import_h5py(path).File(partial, "w") as file:
+    with import_h5py(path).File(partial, "w", libver=_CHECKED) as file:
         _LAYOUTS[layout](file, features, about)
     with partial.open("rb") as opened:
         os.fsync(opened.fileno())
@@ -104,7 +106,7 @@ def _stamp(file: Any, features: NDArray[np.float32], about: Written) -> None:
 
 def _copied(file: Any, name: str, features: NDArray[np.float32]) -> Any:
     chunks = (min(ROWS, len(features)), features.shape[1])
-    made = file.create_dataset(name, features.shape, np.float32, chunks=chunks)
+    made = file.create_dataset(name, features.shape, np.float32, chunks=chunks, fletcher32=True)
     for start in range(0, len(features), ROWS):
         made[start : start + ROWS] = features[start : start + ROWS]
     return made
