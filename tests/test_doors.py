@@ -231,7 +231,7 @@ def test_no_shell_is_started() -> None:
 
 def test_templates_escape() -> None:
     """What is put into a page is escaped by the environment, and no template turns that off."""
-    templates = [path for path in (ROOT / "wsi_trainer").rglob("*.j2")]
+    templates = list((ROOT / "wsi_trainer").rglob("*.j2"))
     assert templates
     for path in templates:
         text = path.read_text()

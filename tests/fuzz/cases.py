@@ -65,6 +65,8 @@ class Bench:
         file = chance.choice(files)
         data, changes = mutated(chance, file.read_bytes(), target.kinds)
         file.write_bytes(data)
+        if target.after is not None:
+            target.after(file)
         found = self.judge(target, path, copy)
         return Outcome(found.kind, found.said, changes, str(file.relative_to(self.changed)))
 

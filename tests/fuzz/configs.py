@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ def configs(folder: Path) -> Sequence[Path]:
 
 def truth(path: Path) -> Any:
     """As ruamel reads YAML 1.1, in Python alone."""
+    if re.search(rb"[&*][^\s,\[\]{}]*:", path.read_bytes()):
+        raise Unjudged  # a colon ends the name of an anchor in YAML 1.1, and belongs to it in ruamel, as in 1.2
     reader = YAML(typ="safe", pure=True)
     reader.version = (1, 1)
     reader.allow_duplicate_keys = False

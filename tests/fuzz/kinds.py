@@ -30,6 +30,7 @@ class Target:
         kinds: how files are changed.
         among: of a folder, the files that may be changed.
         named: what an error must name; by default the file's name without its ending.
+        after: what is done to the changed file, such as to seal it again: as somebody who means harm would.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Target:
     kinds: tuple[Mutation, ...] = BINARY
     among: str = "*"
     named: str = ""
+    after: Callable[[Path], None] | None = None
 
 
 def digest(value: Any) -> str:

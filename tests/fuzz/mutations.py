@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 ABSURD = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+_TAGS = (254, 256, 257, 258, 259, 262, 277, 322, 324, 339, 34675)
 VALUES: tuple[Any, ...] = (
-    None, True, 0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e308, -1e308, float("nan"), float("inf"), "", "\0", "../..",
-    "/etc/passwd", "x" * 70_000, "é\u202e\x1b[31m", [], {}, [[]], [1] * 1000, {"": None}, "pickle", "1e9999",
+    None, True, 0, -1, 1, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e308, -1e308, float("nan"), float("inf"), "", "\0",
+    "../..", "/etc/passwd", "x" * 70_000, "é\u202e\x1b[31m", [], {}, [[]], [1] * 1000, {"": None}, "pickle", "1e9999",
 )  # fmt: skip
 Mutation = Callable[[random.Random, bytearray], bytearray]
 
@@ -88,7 +89,7 @@ def tags(chance: random.Random, data: bytearray) -> bytearray:
     one = chance.choice(places)
     what = chance.randrange(5)
     if what == 0:
-        struct.pack_into(order + "H", data, one, chance.choice((254, 256, 257, 258, 259, 262, 277, 322, 324, 339, 34675)))
+        struct.pack_into(order + "H", data, one, chance.choice(_TAGS))
     elif what == 1:
         struct.pack_into(order + "H", data, one + 2, chance.choice((0, 1, 2, 3, 4, 5, 12, 13, 16, 99)))
     elif what == 2:
@@ -147,7 +148,21 @@ def words(chance: random.Random, data: bytearray) -> bytearray:
         return flip_bits(chance, data)
     start, end = chance.choice(found)
     low, high = chance.choice(found)
-    odd = (b"", b"nan", b"-1", b"1e999", b"9" * 5000, b"\xff\xfe", b'"', b"=1+1", b"&a", b"*a", b"<x>", b"../../x", b"\0")
+    odd = (
+        b"",
+        b"nan",
+        b"-1",
+        b"1e999",
+        b"9" * 5000,
+        b"\xff\xfe",
+        b'"',
+        b"=1+1",
+        b"&a",
+        b"*a",
+        b"<x>",
+        b"../../x",
+        b"\0",
+    )
     data[start:end] = bytes(data[low:high]) if chance.random() < 0.3 else chance.choice(odd)
     return data
 

@@ -15,7 +15,7 @@ from torch import nn
 from lightning_plugin import Plan, TiledModule
 from lightning_plugin.planner import cache, shelf
 from tests.fuzz.kinds import Target, Unjudged
-from tests.fuzz.mutations import BINARY, TEXT
+from tests.fuzz.mutations import BINARY, TEXT, words
 
 
 def planned(folder: Path) -> Plan:
@@ -83,7 +83,14 @@ def recipe_truth(path: Path) -> Any:
     return json.loads(text) or "ignored"
 
 
+def sealed(path: Path) -> None:
+    """The checksum of what is there now."""
+    _, _, text = path.read_bytes().partition(b"\n")
+    path.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+
+
 TARGETS = (
     Target("plan", plans, read_plan, plan_truth, TEXT, named="plan"),
     Target("recipes", recipes, read_recipes, recipe_truth, (*BINARY, *TEXT)),
+    Target("recipes, sealed again", recipes, read_recipes, recipe_truth, (words,), after=sealed),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from tests.fuzz.mutations import BINARY, TIFF
 from tests.wsi_trainer.slides.dicom_files import write_slide as write_dicom
 from wsi_trainer.slides.readers import open_reader
 
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data" / "slides"
+REAL = Path(os.environ.get("FUZZ_SLIDES") or Path(__file__).resolve().parents[3] / "shared" / "data" / "slides")
+"""Real slides; `make fuzz` with FUZZ_SLIDES=FOLDER takes others."""
 SIDE = 160
 """Pixels along a side that are compared."""
 

@@ -16,9 +16,8 @@ from lightning_plugin import Box
 from tests.fuzz.kinds import Target, Unjudged
 from tests.fuzz.mutations import BINARY, TEXT, TIFF
 from tests.fuzz.slides import pixels, read_whole
-from wsi_trainer.regions.labels import open_labels
+from wsi_trainer.regions.labels import LabelSource, open_labels
 from wsi_trainer.regions.legend import Legend
-from wsi_trainer.regions.labels import LabelSource
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.settings import Settings

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.fuzz import configs, features, plans, slides, stores, words
+from tests.fuzz import configs, features, plans, requests, slides, stores, words
 from tests.fuzz.kinds import Target
 
 TARGETS: Mapping[str, Target] = {
-    target.name: target for module in (slides, stores, words, configs, features, plans) for target in module.TARGETS
+    target.name: target
+    for module in (slides, stores, words, configs, features, plans, requests)
+    for target in module.TARGETS
 }

@@ -106,8 +106,6 @@ def xml_truth(path: Path) -> Any:
     return found
 
 
-
-
 def manifests(folder: Path) -> Sequence[Path]:
     lines = ["slide,label,patient,split,site,mpp"]
     lines += [f"slide {i}.tif,{'ab'[i % 2]},p{i // 2},{('train', 'val', 'test')[i // 2 % 3]},A,0.5" for i in range(8)]

@@ -55,9 +55,11 @@ def read_weights(path: Path) -> Any:
 
 def _check_sums(path: Path) -> None:
     """Refuse a file of `torch.save` of which a part has changed: PyTorch reads it without looking at its checksums."""
-    if not path.is_file() or not zipfile.is_zipfile(path):
-        return  # the format before version 1.6 has none
+    if not path.is_file():
+        return
     try:
+        if not zipfile.is_zipfile(path):
+            return  # the format before version 1.6 has no checksums
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError, ValueError) as error:

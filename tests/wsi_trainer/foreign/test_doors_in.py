@@ -31,12 +31,12 @@ ROWS = np.random.default_rng(3).normal(size=(30, 16)).astype(np.float32)
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.json")
-    with pytest.raises(Unreadable, match="a.json: is a named pipe and not a file"):
+    with pytest.raises(Unreadable, match=r"a.json: is a named pipe and not a file"):
         read_json(tmp_path / "a.json")
 
 
 def test_an_endless_device_is_not_read() -> None:
-    with pytest.raises(Unreadable, match="/dev/zero: is a device"):
+    with pytest.raises(Unreadable, match=r"/dev/zero: is a device"):
         read_bytes(Path("/dev/zero"))
 
 
@@ -44,7 +44,7 @@ def test_a_large_file_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.Monk
     with (tmp_path / "a.geojson").open("wb") as file:
         file.truncate(3 << 20)  # sparse
     monkeypatch.setenv(TEXT.variable, "2")
-    with pytest.raises(Unreadable, match="has 3 MiB, more than the limit of 2 .* set WSI_TRAIN_MAX_TEXT_MIB=3"):
+    with pytest.raises(Unreadable, match=r"has 3 MiB, more than the limit of 2 .* set WSI_TRAIN_MAX_TEXT_MIB=3"):
         read_json(tmp_path / "a.geojson")
     monkeypatch.setenv(TEXT.variable, "3")
     assert len(read_bytes(tmp_path / "a.geojson")) == 3 << 20
@@ -78,7 +78,7 @@ def test_what_is_no_yaml(tmp_path: Path, text: str, said: str) -> None:
 
 def test_text_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"a: \xff")
-    with pytest.raises(Unreadable, match="is no text in UTF-8 .byte 3"):
+    with pytest.raises(Unreadable, match=r"is no text in UTF-8 .byte 3"):
         read_text(tmp_path / "a.yaml")
 
 
@@ -122,7 +122,7 @@ def test_a_codec_that_runs_code_is_not_run(tmp_path: Path) -> None:
     assert "pickle" in about.read_text()
     (path / "0.0").write_bytes(pickle.dumps(_Trap(trap)))
     for opener in (open_labels, open_zarr_array):
-        with pytest.raises(UserError, match="'pickle'|broken zarr store|is no label image"):
+        with pytest.raises(UserError, match=r"'pickle'|broken zarr store|is no label image"):
             opener(path)
     assert not trap.exists()
 
@@ -131,7 +131,7 @@ def test_a_label_image_names_no_array_outside(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "label.zarr", mode="w")
     zarr.create_array(tmp_path / "secret", shape=(4, 4), dtype="u1", chunks=(4, 4))[:] = 1
     group.attrs["ome"] = {"version": "0.5", "multiscales": [{"datasets": [{"path": "../secret"}]}]}
-    with pytest.raises(UserError, match="expected a name inside the store"):
+    with pytest.raises(UserError, match=r"expected a name inside the store"):
         open_labels(tmp_path / "label.zarr")
 
 
@@ -173,7 +173,7 @@ def test_a_changed_feature_is_found(tmp_path: Path) -> None:
 def test_places_that_are_a_group(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "slide.h5", "w") as file:
         file.create_group("coords")
-    with pytest.raises(SlideError, match="has no dataset coords"):
+    with pytest.raises(SlideError, match=r"has no dataset coords"):
         read_coords(tmp_path / "slide.h5")
 
 
