@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lightning_plugin import Plan, TiledModule
+from lightning_plugin.errors import PlanError
 from lightning_plugin.planner import cache, shelf
 from tests.fuzz.kinds import Target, Unjudged
 from tests.fuzz.mutations import BINARY, TEXT, words
@@ -69,18 +70,21 @@ def recipes(folder: Path) -> Sequence[Path]:
 
 
 def read_recipes(path: Path) -> Any:
-    """Recipes as they were, or none: a file that cannot be read is ignored with a warning."""
+    """Recipes as they were; a file that cannot be read is ignored with a warning, which is said as an error here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(cache.VARIABLE, str(path.parents[1]))
-        return [shelf.written(recipe) for recipe in shelf.load(path.stem)] or "ignored"
+        found = shelf.load(path.stem)
+    if not found:
+        raise PlanError(f"{path.stem} is ignored")
+    return [shelf.written(recipe) for recipe in found]
 
 
 def recipe_truth(path: Path) -> Any:
     """What a checksum vouches for, as JSON; else nothing."""
     digest, _, text = path.read_bytes().partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
-        return "ignored"
-    return json.loads(text) or "ignored"
+        return "nothing"
+    return json.loads(text)
 
 
 def sealed(path: Path) -> None:
