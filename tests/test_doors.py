@@ -63,6 +63,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "wsi_trainer.slides.stall": "what the kernel says of our own processes",
         "wsi_trainer.places.geojson": "writes",
         "wsi_trainer.tables": "writes",
+        "wsi_trainer.models.weights": "checksums of the parts of an archive, which are not unpacked to files",
         "wsi_trainer.cli.entry": "the null device; a traceback of ours",
         "wsi_trainer.embed.layouts": "its own file, to have it on the disk",
         "wsi_trainer.embed.partial": "its own rows, whose number is counted from the file's length",

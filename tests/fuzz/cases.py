@@ -70,6 +70,19 @@ class Bench:
         found = self.judge(target, path, copy)
         return Outcome(found.kind, found.said, changes, str(file.relative_to(self.changed)))
 
+    def unchanged(self, name: str) -> Outcome:
+        """Good files as they are: each is read, and its judge says the same of it."""
+        target = TARGETS[name]
+        for path in self._good(target):
+            found = digest(quietly(target.read, self._copy(target, path)))
+            try:
+                expected = found if target.truth is None else digest(quietly(target.truth, path))
+            except Unjudged:
+                continue
+            if found != expected:
+                return Outcome("wrong success", f"{path.name}: its judge says something else before any change")
+        return Outcome("same")
+
     @property
     def changed(self) -> Path:
         return self._folder / "changed"
