@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 LIMIT = 12 << 30
@@ -22,7 +23,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     logging.disable(logging.CRITICAL)
-    from tests.fuzz.cases import Bench
+    from tests.fuzz.cases import Bench, Outcome
 
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -32,7 +33,10 @@ def main() -> None:
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         name, _, seed = line.rstrip("\n").partition("\t")
-        outcome = bench.run(name, int(seed)) if int(seed) >= 0 else bench.unchanged(name)
+        try:
+            outcome = bench.run(name, int(seed)) if int(seed) >= 0 else bench.unchanged(name)
+        except Exception:  # a fault of the fuzzing, not of what is fuzzed
+            outcome = Outcome("broken", traceback.format_exc())
         print(json.dumps(outcome.record()), file=answers, flush=True)
     os._exit(0)  # threads of a server that a case has begun do not keep the process
 

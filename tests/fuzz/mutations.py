@@ -106,7 +106,7 @@ def values(chance: random.Random, data: bytearray) -> bytearray:
     """A value of a text of JSON is another one, is left out, or lies much deeper; other texts have a word changed."""
     try:
         content = json.loads(bytes(data))
-    except ValueError:
+    except (ValueError, RecursionError):  # the change before has made it deep
         return words(chance, data)
     places: list[tuple[Any, Any]] = []
 

@@ -44,7 +44,10 @@ class Runner:
         child.stdin.flush()
         line = self._line(child, PATIENCE)
         if line:
-            return dict(json.loads(line))
+            outcome = dict(json.loads(line))
+            if outcome["kind"] == "broken":
+                raise RuntimeError(f"the fuzzing itself fails at {name}, seed {seed}:\n{outcome['said']}")
+            return outcome
         ended = child.poll()
         self._end()
         if line is None:
