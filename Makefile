@@ -10,9 +10,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 # Two test workers of one thread each use two cores fully; more threads in each would only fight for them.
 TEST_ENV := OMP_NUM_THREADS=1
+MINUTES ?= 240
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full lint bench bench-full bench-gpu docs viewer constraints clean
+.PHONY: help setup demo test test-full fuzz audit lint bench bench-full bench-gpu docs viewer constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -41,6 +42,14 @@ test: $(READY) ## what CI runs
 
 test-full: $(READY) ## the counts that the project promises; hours; writes benchmarks/results/
 	$(TEST_ENV) $(BIN)/python -m pytest --full $(TEST_ARGS)
+
+fuzz: $(READY) ## every reader on changed files: hours, resumable; writes benchmarks/results/; MINUTES=240
+	$(TEST_ENV) $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+audit: $(READY) ## known weaknesses of the pinned dependencies, by pip-audit; needs the network
+	$(BIN)/python -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 lint: $(READY) ## ruff, formatter, type checker
 	$(BIN)/ruff check .

@@ -38,6 +38,8 @@ def read(text: str, kind: type[P]) -> P:
         if not isinstance(data, dict):
             raise ValueError(f"it is {shown(data)}, and should be an object with the key 'segments'")
         return built(kind, FORMS[version_of(data)](data), "the plan")
+    except RecursionError as error:
+        raise PlanError("this is not a plan: its values are nested too deep") from error
     except ValueError as error:  # json.JSONDecodeError is one, and so is what a grid says of itself
         raise PlanError(f"this is not a plan: {error}") from error
 

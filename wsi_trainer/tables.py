@@ -11,6 +11,7 @@ import csv
 import io
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from functools import cache
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import read_bytes
 from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")
 
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+#: A formula to a spreadsheet; and what `inert` has made of one, so that each text has its own.
+_LIVE = re.compile(r"'*[=+\-@\t\r\n]")
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
 
 
@@ -50,8 +53,13 @@ class Table:
         return f"its columns are {', '.join(self.columns) or 'none'}{hint}"
 
 
-def read_table(path: Path, separator: str = ",") -> Table:
+def read_table(path: Path, separator: str = ",", cut: bool = False) -> Table:
     """Read a CSV file, or one with another separator.
+
+    Args:
+        path: The file.
+        separator: What stands between cells.
+        cut: Pass over lines that are too short: a program that was killed may have been writing one.
 
     Raises:
         UserError: It is no table: says in which line and why.
@@ -68,6 +76,8 @@ def read_table(path: Path, separator: str = ",") -> Table:
                 continue
             while len(cells) > len(columns) and not cells[-1]:
                 cells.pop()  # a spreadsheet pads rows
+            if cut and len(cells) < len(columns):
+                continue
             if len(cells) != len(columns):
                 raise UserError(
                     f"{path}, line {reader.line_num}: it has {len(cells)} cells, and the first line {len(columns)}"
@@ -99,7 +109,7 @@ def _reason(error: csv.Error) -> str:
 
 
 def _text_of(path: Path) -> str:
-    data = path.read_bytes()
+    data = read_bytes(path)
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
     try:
         text = data.decode(encoding)
@@ -144,21 +154,44 @@ def micrometres(text: str, where: str) -> float | None:
 
 def table_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> bytes:
     """A CSV file as bytes; bytes of names that are not text are written as escapes."""
+    return lines_of([columns]) + lines_of([row.get(column, "") for column in columns] for row in rows)
+
+
+def lines_of(rows: Iterable[Sequence[object]]) -> bytes:
+    """Lines of a CSV file as bytes."""
     text = io.StringIO()
     plain = csv.writer(text, lineterminator="\n")
     quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)  # Python before 3.13 forgets a lone \r
-    plain.writerow(columns)
-    for row in rows:
-        cells = [row.get(column, "") for column in columns]
+    for cells in rows:
         (quoting if any("\r" in str(cell) for cell in cells) else plain).writerow(cells)
     return os.fsencode(text.getvalue()).decode("utf-8", "backslashreplace").encode()
 
 
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], keep: bool = False) -> None:
+    """Write a CSV file for people: a spreadsheet takes no text in it for a formula.
+
+    Args:
+        path: The file; its folder is made.
+        columns: The first line.
+        rows: Row by row the cells; only those that are texts can be formulas.
+        keep: Write texts as they are, where other programs read the file too, as a manifest.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lines_of([columns]) + lines_of(row if keep else list(map(inert, row)) for row in rows))
+
+
+def append_row(path: Path, columns: Sequence[str], row: Sequence[object]) -> None:
+    """Add a line to a CSV file for people, which begins with the columns."""
+    new = b"" if path.is_file() else lines_of([columns])
+    with path.open("ab") as file:
+        file.write(new + lines_of([list(map(inert, row))]))
+
+
 def inert(value: object) -> object:
     """A cell of a table made for people: what a spreadsheet would take for a formula is text to it."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return f"'{value}" if isinstance(value, str) and _LIVE.match(value) else value
 
 
 def lively(text: str) -> str:
     """What `inert` was given."""
-    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text
+    return text[1:] if text.startswith("'") and _LIVE.match(text) else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -23,6 +24,16 @@ def _escaped(found: re.Match[str]) -> str:
     if code in _BYTES:
         return f"\\x{code - 0xDC00:02x}"
     return _NAMED.get(found[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+class CleanFormatter(logging.Formatter):
+    """Lines of a log: what is said in one is one, whatever names it holds; a traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return clean(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(clean, super().formatException(ei).split("\n")))
 
 
 def is_text(name: str) -> bool:

@@ -10,6 +10,10 @@ from platformdirs import user_cache_path
 
 #: Names another folder; where it is set and empty, nothing is kept.
 VARIABLE = "LIGHTNING_PLUGIN_CACHE"
+#: Of a file: recipes of a deep network have some megabytes.
+MOST_BYTES = 1 << 28
+#: What is raised by a text that is not what was written, wherever it is used.
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 def folder() -> Path | None:
@@ -18,6 +22,21 @@ def folder() -> Path | None:
     if given is not None:
         return Path(given) if given else None
     return user_cache_path("lightning_plugin", appauthor=False)
+
+
+def read(path: Path) -> str:
+    """The text of a file of the cache.
+
+    Raises:
+        ValueError: It is no file, or larger than any that is written here.
+    """
+    if not path.is_file():
+        raise ValueError("it is no file")
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    return data.decode("utf-8")
 
 
 def write(path: Path, text: str) -> None:

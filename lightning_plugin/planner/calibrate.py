@@ -45,12 +45,12 @@ def calibrated(device: str | torch.device | None = None) -> Rates | None:
     if path is None or not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(cache.read(path))
         rates = Rates(**data["rates"])
         if data["key"] == about and all(r > 0 or name == "workspace" for name, r in asdict(rates).items()):
             return rates
         raise ValueError("it is of another device, or holds a rate that is not positive")
-    except (ValueError, KeyError, TypeError) as error:
+    except cache.DAMAGED as error:
         log.warning("%s is ignored (%s); lightning_plugin.calibrate() writes it anew", path, error)
         return None
 

@@ -54,12 +54,12 @@ def load(key: str) -> list[Recipe]:
     if path is None or not path.is_file():
         return []
     try:
-        digest, text = path.read_text(encoding="utf-8").split("\n", 1)
+        digest, text = cache.read(path).split("\n", 1)
         if digest != digest_of(text):
             raise ValueError("it is not what was written")
         path.touch()
         return [read(data) for data in json.loads(text)]
-    except (OSError, ValueError, KeyError, TypeError, PlanError) as error:
+    except (*cache.DAMAGED, PlanError) as error:
         log.warning("%s is ignored (%s): plans are searched for again", path, error)
         return []
 

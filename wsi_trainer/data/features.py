@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box
-from wsi_trainer.data.patches.hdf5 import import_h5py
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import Unreadable
+from wsi_trainer.foreign.arrays import open_hdf5, own
 from wsi_trainer.models.weights import read_weights
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.names import plain_name
@@ -60,7 +63,7 @@ class FeatureSource:
         return None
 
     def _read(self, first: int, last: int) -> Tensor:
-        with import_h5py(self.path).File(self.path, "r") as file:
+        with _reading(self.path) as file:
             found = _dataset(self.path, file)
             return torch.from_numpy(np.asarray(found[0, first:last] if found.ndim == 3 else found[first:last]))
 
@@ -75,19 +78,25 @@ def _tensor(path: Path) -> Tensor:
 
 
 def _shape(path: Path) -> tuple[int, int]:
+    with _reading(path) as file:
+        rows, width = _dataset(path, file).shape[-2:]
+        return int(rows), int(width)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
     try:
-        with import_h5py(path).File(path, "r") as file:
-            rows, width = _dataset(path, file).shape[-2:]
-            return int(rows), int(width)
-    except OSError as error:
-        raise SlideError(path, f"cannot be read as HDF5: {error}") from error
+        with open_hdf5(path) as file:
+            yield file
+    except Unreadable as error:
+        raise SlideError(path, error.reason) from error
 
 
 def _dataset(path: Path, file: Any) -> Any:
     name = next((key for key in KEYS if key in file), None)
     if name is None:
         raise SlideError(path, f"has none of {', '.join(KEYS)}; it has {', '.join(map(str, file)) or 'nothing'}")
-    found = file[name]
+    found = own(path, file, name)
     batched = getattr(found, "ndim", 0) == 3 and found.shape[0] == 1
     if getattr(found, "ndim", 0) != 2 and not batched:
         raise SlideError(path, f"{name} has the shape {getattr(found, 'shape', ())}; it must be (patches, features)")

@@ -8,7 +8,6 @@ kept and not looked at.
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.tables import micrometres, read_table
+from wsi_trainer.tables import micrometres, read_table, write_table
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
@@ -89,14 +88,15 @@ def read_manifest(
 
 def write_manifest(path: Path, records: Sequence[SlideRecord]) -> None:
     """Write the records with absolute paths, so that the file means the same wherever it is copied to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     others = list(dict.fromkeys(column for record in records for column in record.others))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["slide", "path", "label", "patient", "split", "site", *others])
-        for record in records:
-            own = [record.slide, record.path.resolve(), record.label, record.patient, record.split, record.site]
-            writer.writerow([*own, *(record.others.get(column, "") for column in others)])
+    rows = (
+        [
+            *(record.slide, record.path.resolve(), record.label, record.patient, record.split, record.site),
+            *(record.others.get(column, "") for column in others),
+        ]
+        for record in records
+    )
+    write_table(path, ["slide", "path", "label", "patient", "split", "site", *others], rows, keep=True)
 
 
 def check_files(records: Sequence[SlideRecord]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import zarr
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
+from wsi_trainer.foreign.arrays import open_zarr_array
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.label import NAME
 from wsi_trainer.slides.overview import mask_scale
@@ -107,11 +107,11 @@ def _stored(path: Path, image: SlideSource, scale: int) -> TissueMask | None:
     if not (folder / "zarr.json").is_file():
         return None
     levels = sorted(int(level.name) for level in folder.iterdir() if level.name.isdigit())
-    full = zarr.open_array(folder / str(levels[0]), mode="r").shape
+    full = open_zarr_array(folder / str(levels[0])).shape
     shrink = round(full[0] / image.shape[2])  # how much the image itself is shrunk
     for level in reversed(levels):
         if 2**level % shrink == 0 and 2**level // shrink <= scale:
-            array = zarr.open_array(folder / str(level), mode="r")
+            array = open_zarr_array(folder / str(level))
             return TissueMask(np.asarray(array[:]) > 0, 2**level // shrink)
     return None
 

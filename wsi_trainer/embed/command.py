@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 
 from wsi_trainer.data import DataConfig, check_files, read_manifest
-from wsi_trainer.data.patches.hdf5 import import_h5py
 from wsi_trainer.embed.layouts import Layout
 from wsi_trainer.embed.slides import Embedder
 from wsi_trainer.errors import UserError
@@ -20,6 +19,7 @@ from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers,
 from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.reach import within_reach
 from wsi_trainer.fit.training import check_bags, load_weights
+from wsi_trainer.foreign.arrays import import_h5py
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.low_rank import merge_low_rank
 from wsi_trainer.terminal import say

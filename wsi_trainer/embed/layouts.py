@@ -12,10 +12,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.data.patches.hdf5 import import_h5py
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import Unreadable
+from wsi_trainer.foreign.arrays import import_h5py, open_hdf5, own
 
 Layout = Literal["trident", "stamp"]
+_CHECKED = ("v108", "v108")
+"""Versions of HDF5 whose metadata have checksums, the oldest such: all that read features know it."""
 ROWS = 1024
 """Rows that are copied at a time, and of a chunk of the file."""
 
@@ -43,7 +46,7 @@ class Written:
 def write(path: Path, features: NDArray[np.float32], about: Written, layout: Layout) -> None:
     """Write a file at once: under another name first, so that a file of this name is whole."""
     partial = path.with_name(f".{path.name}.partial")
-    with import_h5py(path).File(partial, "w") as file:
+    with import_h5py(path).File(partial, "w", libver=_CHECKED) as file:
         _LAYOUTS[layout](file, features, about)
     with partial.open("rb") as opened:
         os.fsync(opened.fileno())
@@ -53,11 +56,12 @@ def write(path: Path, features: NDArray[np.float32], about: Written, layout: Lay
 def made_with(path: Path) -> str:
     """The checksum of the weights that a file's features were made with; empty where another program wrote it."""
     try:
-        with import_h5py(path).File(path, "r") as file:
-            found = file.attrs if "feats" in file else file["features"].attrs if "features" in file else {}
+        with open_hdf5(path) as file:
+            features = own(path, file, "features")
+            found = file.attrs if "feats" in file else {} if features is None else features.attrs
             return str(found.get("weights_sha256", ""))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read as HDF5 ({error}); remove it, and it is made again") from error
+    except Unreadable as error:
+        raise UserError(f"{error}; remove it, and it is made again") from error
 
 
 def checksum(rows: NDArray[np.float32]) -> str:
@@ -102,7 +106,7 @@ def _stamp(file: Any, features: NDArray[np.float32], about: Written) -> None:
 
 def _copied(file: Any, name: str, features: NDArray[np.float32]) -> Any:
     chunks = (min(ROWS, len(features)), features.shape[1])
-    made = file.create_dataset(name, features.shape, np.float32, chunks=chunks)
+    made = file.create_dataset(name, features.shape, np.float32, chunks=chunks, fletcher32=True)
     for start in range(0, len(features), ROWS):
         made[start : start + ROWS] = features[start : start + ROWS]
     return made

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import read_text
 
 
 class PartialRows:
@@ -33,7 +34,7 @@ class PartialRows:
         self.rows = target.with_name(f".{target.name}.rows")
         self.about = target.with_name(f".{target.name}.json")
         self.width, said = width, json.dumps({**identity, "width": width, "batch": batch}, sort_keys=True)
-        if not self.about.is_file() or self.about.read_text(encoding="utf-8") != said:
+        if not self.about.is_file() or read_text(self.about) != said:
             self.rows.unlink(missing_ok=True)
             self.about.write_text(said, encoding="utf-8")
         size = 4 * width

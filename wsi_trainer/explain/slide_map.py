@@ -22,6 +22,7 @@ from wsi_trainer.explain.regions import Rings, shares_inside
 from wsi_trainer.explain.thumbnail import coarsest, thumbnail
 from wsi_trainer.explain.tiles import positions_with_tissue, tiles
 from wsi_trainer.explain.top import Peak, crop, peaks
+from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import Objects, PathClass
@@ -77,7 +78,7 @@ class SlideMap:
 
     def load(self) -> Attribution:
         """The map as it was written."""
-        return Attribution(torch.from_numpy(np.load(self.array)), self.stride)
+        return Attribution(torch.from_numpy(np.array(load_array(self.array))), self.stride)
 
     def write(self, values: torch.Tensor, source: SlideSource, options: MapOptions, target: PathClass) -> MapFiles:
         """Write everything but the overlay, which needs the maps of all slides; returns what was written."""

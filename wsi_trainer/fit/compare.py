@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from wsi_trainer.embed.command import write_features
 from wsi_trainer.errors import UserError
@@ -214,7 +214,8 @@ def _lines(facts: dict[str, Any]) -> dict[str, str]:
 def _show(facts: dict[str, Any]) -> None:
     console = Console()
     title = f"{' against '.join(facts['runs'])}, {facts['slides']} slides of {facts['patients']} patients"
-    table = Table("score", *facts["runs"], "difference, 95 % interval", title=title, title_justify="left")
+    runs = (Column(cell(name)) for name in facts["runs"])
+    table = Table("score", *runs, "difference, 95 % interval", title=cell(title), title_justify="left")
     for name, found in facts["scores"].items():
         first, second = found["values"]
         gain = found["difference"]

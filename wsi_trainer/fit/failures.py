@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from pytorch_lightning.callbacks import Callback
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.tables import append_row
 from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")
@@ -45,12 +45,7 @@ class FailureLog(Callback):
         stage = str(self._trainer.state.stage.value) if self._trainer.state.stage else "predict"
         self.slides.append(batch["slide"])
         self._epoch += stage == "train"
-        new = not self.path.is_file()
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            if new:
-                writer.writerow(COLUMNS)
-            writer.writerow([batch["slide"], stage, self._trainer.current_epoch, reason])
+        append_row(self.path, COLUMNS, [batch["slide"], stage, self._trainer.current_epoch, reason])
         log.warning("slide %s is left out (%s): %s", clean(batch["slide"]), stage, clean(reason))
 
     def on_train_epoch_start(self, *args: Any) -> None:

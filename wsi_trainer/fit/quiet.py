@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from wsi_trainer.words import CleanFormatter
+
 LOGGERS = ("pytorch_lightning", "lightning_fabric", "wsi_trainer", "lightning_plugin")
 _KNOWN = (
     ".*does not have many workers.*",  # one slide is read while the step computes: workers would not help
@@ -25,7 +27,7 @@ def logged_to(path: Path) -> Iterator[None]:
     """In this context Lightning's messages go to a file; only warnings also go to the console."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    handler.setFormatter(CleanFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in LOGGERS]
     consoles = [(h, h.level) for logger in loggers for h in logger.handlers]
     for console, _ in consoles:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import read_json as read_foreign
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with as_written(path):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_foreign(path))
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-import yaml
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Tracker, TrainConfig
 from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.foreign import read_yaml
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def trackers(config: TrainConfig, folder: RunFolder) -> Iterator[list[Logger]]:
     loggers = [_logger(name, folder) for name in dict.fromkeys(config.loggers)]
     services = [logger for logger in loggers if isinstance(logger, WandbLogger | MLFlowLogger)]
     if folder.config.is_file():
-        options = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+        options = read_yaml(folder.config)
         for service in services:
             service.log_hyperparams(options)
     status = "failed"

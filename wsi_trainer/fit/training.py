@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -44,6 +43,7 @@ from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import FrozenFeatures, PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
+from wsi_trainer.tables import write_table
 from wsi_trainer.terminal import say
 
 log = logging.getLogger("wsi_trainer")
@@ -211,13 +211,12 @@ def predict_slides(
         trainer = evaluator(config, folder, progress, failure_log(data, folder))
         said = read_predictions(trainer.predict(model, dataloaders=slides))
     target = folder.path / "predictions" / f"{manifest.stem}.csv"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["slide", "patient", *model.task.names])
-        for record in records:
-            if record.slide in said:
-                writer.writerow([record.slide, record.patient, *(float(value) for value in said[record.slide])])
+    rows = (
+        [record.slide, record.patient, *(float(value) for value in said[record.slide])]
+        for record in records
+        if record.slide in said
+    )
+    write_table(target, ["slide", "patient", *model.task.names], rows)
     return target
 
 

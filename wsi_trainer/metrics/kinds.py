@@ -20,6 +20,15 @@ AnyPredictions = (
 
 def read_predictions(path: Path) -> AnyPredictions:
     """The predictions of a file that any task wrote, told apart by its columns."""
+    try:
+        return _read(path)
+    except PredictionsError as error:  # of values that do not go together, which are checked without the file's name
+        if str(path) in str(error):
+            raise
+        raise PredictionsError(f"{path}: {error}") from error
+
+
+def _read(path: Path) -> AnyPredictions:
     columns = read_rows(path).columns
     labels = _read_labels(path, columns)
     if any(name.startswith("drawn_") for name in columns):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.tables import lively, read_table, write_table
 
 
 class PredictionsError(UserError):
@@ -88,15 +88,17 @@ def check_rows(rows: int, patients: Sequence[str], sites: Sequence[str]) -> None
 
 def write_rows(path: Path, rows: Rows, columns: Sequence[str], values: Sequence[Sequence[Any]]) -> None:
     """Write slide, patient and site (where known), then these columns; numbers are written bit for bit."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     site = ["site"] if rows.sites else []
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["slide", "patient", *site, *columns])
-        for index, line in enumerate(values):
-            where = [rows.sites[index]] if site else []
-            texts = [value if isinstance(value, str) else repr(float(value)) for value in line]
-            writer.writerow([rows.slides[index], rows.patients[index], *where, *texts])
+    cells = (
+        [
+            rows.slides[index],
+            rows.patients[index],
+            *([rows.sites[index]] if site else []),
+            *(value if isinstance(value, str) else float(value) for value in line),
+        ]
+        for index, line in enumerate(values)
+    )
+    write_table(path, ["slide", "patient", *site, *columns], cells)
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,7 @@ def read_rows(path: Path) -> Table:
     """The lines of a file of predictions."""
     if not path.is_file():
         raise PredictionsError(f"there are no predictions at {path}; run `wsi-train test` for this run first")
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        columns = tuple(reader.fieldnames or ())
-        absent = {"slide", "patient"} - set(columns)
-        if absent:
-            raise PredictionsError(f"{path} lacks the columns {sorted(absent)}")
-        return Table(path, columns, list(reader))
+    table = read_table(path)
+    if absent := {"slide", "patient"} - set(table.columns):
+        raise PredictionsError(f"{path} lacks the columns {sorted(absent)}")
+    return Table(path, table.columns, [{name: lively(cell) for name, cell in row.items()} for _, row in table.rows])

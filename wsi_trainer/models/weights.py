@@ -10,6 +10,8 @@ import os
 import pickle
 import re
 import warnings
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ def read_weights(path: Path) -> Any:
             raise UserError(f"{path} is empty")
         if path.suffix == SAFETENSORS:
             return _safetensors(path)
+        _check_sums(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what is odd about a file that is then refused
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -48,6 +51,21 @@ def read_weights(path: Path) -> Any:
         raise UserError(f"{path} is no file of weights, or is damaged") from error
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no file of weights, or is cut short or damaged") from error
+
+
+def _check_sums(path: Path) -> None:
+    """Refuse a file of `torch.save` of which a part has changed: PyTorch reads it without looking at its checksums."""
+    if not path.is_file():
+        return
+    try:
+        if not zipfile.is_zipfile(path):
+            return  # the format before version 1.6 has no checksums
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError, ValueError) as error:
+        raise UserError(f"{path} is no file of weights, or is cut short or damaged") from error
+    if damaged is not None:
+        raise UserError(f"{path} is damaged: the checksum of its part {damaged} does not match; copy it again")
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wsi_trainer.foreign import read_json
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.store.metadata import PROVENANCE
 
@@ -27,13 +27,13 @@ def place_of_store(path: Path) -> Place:
         SlideError: Its zarr.json says something that cannot be understood.
     """
     try:
-        attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]
+        attributes = read_json(path / "zarr.json")["attributes"]
         scales = attributes["ome"]["multiscales"][0]["datasets"][0]["coordinateTransformations"][0]["scale"]
         mpp = (float(scales[-2]), float(scales[-1]))
         known = attributes.get(PROVENANCE) or {}
         if KEY in known:
             return Place.of(known[KEY])
-        shape = json.loads((path / "0" / "zarr.json").read_bytes())["shape"][-2:]
+        shape = read_json(path / "0" / "zarr.json")["shape"][-2:]
         own = (int(shape[0]), int(shape[1]))
         return _guessed(known, own, mpp) if "source_mpp" in known else Place(own, mpp=mpp)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from wsi_trainer.foreign import read_json
 from wsi_trainer.regions.region import Region, RegionsError, ring
 
 NO_AREA = ("Point", "MultiPoint", "LineString", "MultiLineString")
@@ -20,7 +20,7 @@ def read_geojson(path: Path) -> list[Region]:
     which have no name.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         return [region for feature, name in geometries(content) for region in _regions(feature, name, path)]
     except RegionsError:
         raise

@@ -14,9 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_plugin import Box
+from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import Unreadable, open_file
+from wsi_trainer.foreign.arrays import checked_array, member, open_zarr
 from wsi_trainer.places import Place
 from wsi_trainer.regions.legend import Legend
 from wsi_trainer.regions.region import RegionsError
+from wsi_trainer.slides.readers.tiff_choice import check_pages
 
 UNKNOWN = -1
 NEAR = 0.02
@@ -27,6 +31,8 @@ def open_labels(path: Path) -> Any:
     """The array of labels, (height, width), of which nothing is read yet."""
     try:
         array = _finest(path) if path.is_dir() else _of_tiff(path)
+    except Unreadable as error:
+        raise RegionsError(path, f"is no label image: {error.reason}") from error
     except (OSError, ValueError, KeyError, IndexError, TypeError, tifffile.TiffFileError) as error:
         raise RegionsError(path, f"is no label image: {error}") from error
     if len(array.shape) != 2:
@@ -38,18 +44,27 @@ def open_labels(path: Path) -> Any:
 
 def _finest(path: Path) -> Any:
     """Level 0 of an OME-Zarr label, or an array by itself."""
-    node = zarr.open(path, mode="r")
-    if isinstance(node, zarr.Array):
-        return node
-    attributes: Any = dict(node.attrs)
-    said = attributes.get("ome", attributes)  # version 0.4 writes them one level higher
-    return node[said["multiscales"][0]["datasets"][0]["path"]]
+    node = open_zarr(path)
+    if not isinstance(node, zarr.Array):
+        attributes: Any = dict(node.attrs)
+        said = attributes.get("ome", attributes)  # version 0.4 writes them one level higher
+        return member(path, node, said["multiscales"][0]["datasets"][0]["path"])
+    return checked_array(path, node)
 
 
 def _of_tiff(path: Path) -> Any:
     """The first level of a TIFF; tiles are decoded as they are asked for."""
-    store: Any = tifffile.imread(path, aszarr=True, series=0, level=0)
-    return zarr.open(store, mode="r")
+    file = open_file(path)
+    try:
+        # Opened without its name: tifffile would look beside the file for others that its metadata name.
+        page: Any = tifffile.TiffFile(file, name="labels").series[0].levels[0]
+        check_pages(path, (page.keyframe,))
+        return zarr.open(page.aszarr(), mode="r")
+    except Exception as error:  # a damaged directory makes tifffile raise whatever it stumbles over
+        file.close()
+        if isinstance(error, UserError | MemoryError):
+            raise
+        raise RegionsError(path, f"is no label image: broken TIFF ({type(error).__name__}: {error})") from error
 
 
 class LabelSource:
@@ -98,7 +113,7 @@ class LabelSource:
         rows, columns = places
         if not (len(rows) and len(columns)):
             return torch.empty((1, 1, *box.extent), dtype=self.dtype)
-        part = np.asarray(self._labels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+        part = self._part(slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1))
         values = self._table[part[np.ix_(rows - rows[0], columns - columns[0])].astype(np.uint16)]
         if (values == UNKNOWN).any():
             label = int(part[np.ix_(rows - rows[0], columns - columns[0])][values == UNKNOWN][0])
@@ -106,6 +121,14 @@ class LabelSource:
                 self.path, f"has the label {label}, which model.task.init_args.drawn does not name; add it as '{label}'"
             )
         return torch.from_numpy(values.astype(np.uint8))[None, None]
+
+    def _part(self, rows: slice, columns: slice) -> NDArray[Any]:
+        try:
+            return np.asarray(self._labels[rows, columns])
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # each codec raises its own kind
+            raise RegionsError(self.path, f"cannot be decoded ({type(error).__name__}: {error})") from error
 
     def constant(self, box: Box) -> Tensor | None:
         return None

@@ -1,7 +1,6 @@
 """XML of annotation tools: ASAP and CAMELYON, and Aperio ImageScope and HALO, in pixels of level 0.
 
-Files come from anywhere, so they are read by expat as a stream of elements: nothing outside of the file is opened, and
-a document with entities of its own, which could grow without bound, is refused.
+Files come from anywhere, so they are read as a stream of elements by the door for XML of others.
 """
 
 from __future__ import annotations
@@ -9,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from xml.parsers import expat
 
+from wsi_trainer.foreign import Unreadable
+from wsi_trainer.foreign.xml import read_xml as elements_of
 from wsi_trainer.regions.region import Region, RegionsError, ring
 
 Attributes = Mapping[str, str]
@@ -90,7 +90,6 @@ ROOTS: Mapping[str, type[Asap] | type[Layers]] = {"ASAP_Annotations": Asap, "Ann
 
 def read_xml(path: Path) -> list[Region]:
     """The regions of the file in the order in which they are written."""
-    parser = expat.ParserCreate()
     reader: Asap | Layers | None = None
 
     def start(tag: str, its: dict[str, str]) -> None:
@@ -101,17 +100,14 @@ def read_xml(path: Path) -> list[Region]:
             reader = ROOTS[tag](path)
         reader.start(tag, its)
 
-    def refuse(*_: object) -> None:
-        raise RegionsError(path, "declares entities, which a file of regions does not need; export it again")
+    def end(tag: str) -> None:
+        if reader is not None:
+            reader.end(tag)
 
-    parser.StartElementHandler = start
-    parser.EndElementHandler = lambda tag: reader.end(tag) if reader else None
-    parser.EntityDeclHandler = refuse
     try:
-        with path.open("rb") as file:
-            parser.ParseFile(file)
-    except expat.ExpatError as error:
-        raise RegionsError(path, f"is no whole XML file: {error}") from error
+        elements_of(path, start, end)
+    except Unreadable as error:
+        raise RegionsError(path, error.reason) from error
     except (KeyError, ValueError) as error:
         raise RegionsError(path, f"has a corner without a number ({type(error).__name__}: {error})") from error
     return reader.found if reader else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from wsi_trainer.metrics import (
 )
 from wsi_trainer.report.regions import Regions
 from wsi_trainer.report.rows import SlideRow, errors, words
+from wsi_trainer.tables import read_table
 
 Curves = dict[str, list[float]]
 
@@ -67,8 +67,8 @@ def read_curves(folder: Path) -> Curves:
     """The columns of the metrics by epoch; where a run was resumed, the later start counts."""
     columns: dict[str, dict[int, float]] = {}
     for path in sorted(folder.glob("version_*/metrics.csv"), key=lambda p: int(p.parent.name.removeprefix("version_"))):
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
+        with as_written(path):
+            for _, row in read_table(path, cut=True).rows:
                 for name, value in row.items():
                     if value and row["epoch"]:
                         columns.setdefault(name, {})[int(row["epoch"])] = float(value)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wsi_trainer.data import dense
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign.pictures import read_picture
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.source import SlideSource
 
@@ -33,9 +34,8 @@ def jpeg(picture: Image.Image, side: int) -> str:
 def map_picture(path: Path, side: int = 2 * SIDE) -> str:
     """A picture of a map, shrunk, as the address of a JPEG picture that needs no file."""
     try:
-        with Image.open(path) as picture:
-            return jpeg(picture.convert("RGB"), side)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        return jpeg(read_picture(path, "RGB"), side)
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is no picture any more; make the maps again") from error
 
 

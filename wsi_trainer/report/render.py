@@ -8,12 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
+from jinja2 import UndefinedError
 
 from lightning_plugin import Plan, PlanError
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
+from wsi_trainer.foreign import read_text
 from wsi_trainer.metrics import (
     AnyPredictions,
     AreaPredictions,
@@ -23,6 +24,7 @@ from wsi_trainer.metrics import (
     RiskPredictions,
     ValuePredictions,
 )
+from wsi_trainer.pages import template
 from wsi_trainer.report import class_figures, figures, other_figures
 from wsi_trainer.report.class_figures import Curve
 from wsi_trainer.report.contents import Run, difference, main_score, slide_rows
@@ -67,7 +69,7 @@ def write_report(
     context = _context(run, other, split, facts or {}, title)
     with as_written(folder.evaluation(split)):
         try:
-            page = _environment().get_template("template.html.j2").render(context)
+            page = template("wsi_trainer.report", "template.html.j2").render(context)
         except UndefinedError as error:  # the page shows what the file has to have
             raise ValueError(str(error)) from error
     target = out or folder.report
@@ -107,7 +109,7 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
         "memory": _memory(run, facts),
         "plan": _plan(run.folder),
         "environment": _flat(read_json(run.folder.environment)),
-        "config": run.folder.config.read_text(encoding="utf-8"),
+        "config": read_text(run.folder.config),
         "absent": _absent(run),
     }
 
@@ -165,7 +167,7 @@ def _plan(folder: RunFolder) -> tuple[str, str] | None:
         return None
     with as_written(folder.plan):
         try:
-            plan = Plan.from_json(folder.plan.read_text(encoding="utf-8"))
+            plan = Plan.from_json(read_text(folder.plan))
         except PlanError as error:
             raise ValueError(str(error)) from error
     with as_written(folder.plan), TemporaryDirectory() as scratch:
@@ -214,12 +216,3 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, str]:
     for key, value in content.items():
         lines |= _flat(value, f"{key}: ") if isinstance(value, dict) else {prefix + key: str(value)}
     return lines
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("wsi_trainer.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )

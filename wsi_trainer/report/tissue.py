@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign.pictures import read_picture
 from wsi_trainer.report.pictures import SIDE, jpeg
 from wsi_trainer.slides.convert import THUMBNAILS
 from wsi_trainer.slides.review.overlay import SUFFIX
@@ -33,10 +34,9 @@ def tissue_picture(overlay: Path, side: int = 2 * SIDE) -> str:
     """The slide's thumbnail with each rule's findings in its colour, as the address of a picture that needs no file."""
     thumbnail = overlay.with_name(overlay.name.removesuffix(SUFFIX) + ".jpg")
     try:
-        with Image.open(thumbnail) as below, Image.open(overlay) as found:
-            picture = below.convert("RGBA")
-            over = found.convert("RGBA").resize(picture.size, Image.Resampling.NEAREST)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        picture = read_picture(thumbnail, "RGBA")
+        over = read_picture(overlay, "RGBA").resize(picture.size, Image.Resampling.NEAREST)
+    except (OSError, ValueError) as error:
         raise UserError(f"{overlay} or its thumbnail is no picture any more; convert the slide again") from error
     over.putalpha(over.getchannel("A").point(lambda alpha: min(alpha, OPACITY)))
     return jpeg(Image.alpha_composite(picture, over).convert("RGB"), side)
@@ -46,6 +46,5 @@ def rules_shown(overlays: Iterable[Path]) -> list[Row]:
     """The rules that found something on any of the slides, in the order of their table."""
     found: set[int] = set()
     for path in overlays:
-        with Image.open(path) as picture:
-            found |= set(np.unique(np.asarray(picture)).tolist())
+        found |= set(np.unique(np.asarray(read_picture(path))).tolist())
     return [row for number, row in enumerate(ROWS, start=1) if number in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from wsi_trainer.foreign import read_json
+from wsi_trainer.foreign.arrays import open_zarr_array
 from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.places.ngff import multiscale
@@ -51,8 +52,8 @@ def add_levels(path: Path, place: Place) -> None:
     A pixel has the label of the upper left of the four it stands for, since labels have no mean. Half a pixel lies
     between their centres and its own, which the translation says.
     """
-    content = json.loads((path / "zarr.json").read_bytes())
-    finer: Any = zarr.open_array(path / "0", mode="r")
+    content = read_json(path / "zarr.json")
+    finer: Any = open_zarr_array(path / "0")
     level = 0
     while max(finer.shape) > CHUNK:
         level += 1

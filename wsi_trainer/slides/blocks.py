@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_trainer.foreign import read_json
 from wsi_trainer.places import Place
 from wsi_trainer.places.stored import place_of_store
 
@@ -109,7 +109,7 @@ def is_own_store(path: Path) -> bool:
 def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Codec]:
     file = path / str(level) / "zarr.json"
     try:
-        found = json.loads(file.read_bytes())
+        found = read_json(file)
         sharding = found["codecs"][0]["configuration"]
         layout = Layout(sharding["chunk_shape"][1], found["chunk_grid"]["configuration"]["chunk_shape"][1])
         codec = codec_of(sharding["codecs"])
@@ -128,7 +128,7 @@ def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Co
 def stored_mpp(path: Path, level: int) -> tuple[float, float]:
     """Micrometres per pixel of a level of a store."""
     try:
-        attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]["ome"]
+        attributes = read_json(path / "zarr.json")["attributes"]["ome"]
         scale = attributes["multiscales"][0]["datasets"][level]["coordinateTransformations"][0]["scale"]
         return float(scale[1]), float(scale[2])
     except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 import zarr
 from numcodecs import Zstd
+
+from wsi_trainer.foreign import read_json
 
 from .blocks import StoredBlocks
 from .staging import remove
@@ -41,7 +42,7 @@ def export_ngff04(store: Path, target: Path, progress: Callable[[int], None] = l
     partial, aside = target.with_name(target.name + _PARTIAL), target.with_name(target.name + _ASIDE)
     remove(partial)
     target.parent.mkdir(parents=True, exist_ok=True)
-    attributes = json.loads((store / "zarr.json").read_bytes())["attributes"]
+    attributes = read_json(store / "zarr.json")["attributes"]
     group = zarr.open_group(partial, mode="w", zarr_format=2)
     group.attrs.update({**_old_attributes(attributes["ome"]), _ORIGIN: {"copy_of": sha256_of(store / NAME)}})
     for level in range(len(attributes["ome"]["multiscales"][0]["datasets"])):
@@ -58,7 +59,7 @@ def export_ngff04(store: Path, target: Path, progress: Callable[[int], None] = l
 def is_current(store: Path, target: Path) -> bool:
     """Whether a copy is there, and is one of the store as it is now."""
     try:
-        attributes = json.loads((target / ".zattrs").read_bytes())
+        attributes = read_json(target / ".zattrs")
         return bool(attributes[_ORIGIN]["copy_of"] == sha256_of(store / NAME))
     except (OSError, ValueError, KeyError, TypeError):  # none, or one of which nothing is known
         return False

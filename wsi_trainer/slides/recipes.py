@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from wsi_trainer import tables
 from wsi_trainer.errors import UserError
+from wsi_trainer.words import clean
 
 COLUMNS = ("slide", "label", "patient", "site", "split")
 Row = Mapping[str, str]
@@ -21,13 +22,11 @@ def read_table(path: Path, columns: Iterable[str]) -> Iterator[dict[str, str]]:
     """The lines of a CSV file that must have these columns."""
     if not path.is_file():
         raise UserError(f"there is no table at {path}")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        missing = set(columns) - set(reader.fieldnames or [])
-        if missing:
-            has = ", ".join(reader.fieldnames or []) or "none"
-            raise UserError(f"{path} has no column {sorted(missing)[0]}; its columns are {has}: is it the right table?")
-        yield from reader
+    table = tables.read_table(path)
+    if missing := set(columns) - set(table.columns):
+        has = ", ".join(table.columns) or "none"
+        raise UserError(f"{path} has no column {sorted(missing)[0]}; its columns are {has}: is it the right table?")
+    yield from (dict(row) for _, row in table.rows)
 
 
 def find_slides(folder: Path, endings: Iterable[str]) -> dict[str, Path]:
@@ -70,11 +69,7 @@ def make_manifest(
         lines.append({**{column: row.get(column, "") for column in COLUMNS}, "slide": path})
     if not lines:
         raise UserError(f"{slides}: none of the {len(missing)} slides of the table is there, such as {missing[0]}")
-    manifest.parent.mkdir(parents=True, exist_ok=True)
-    with manifest.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(lines)
+    tables.write_table(manifest, COLUMNS, ([line[column] for column in COLUMNS] for line in lines), keep=True)
     return len(lines), missing
 
 
@@ -89,9 +84,9 @@ def run(description: str, columns: Iterable[str], translate: Translate, endings:
         rows = [translate(row) for row in read_table(options.table, columns)]
         listed, missing = make_manifest(rows, options.manifest, options.slides, endings)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(clean(error), file=sys.stderr)
         return error.exit_code
     print(f"{listed} slides in {options.manifest}")
     if missing:
-        print(f"{len(missing)} slides of the table are not in {options.slides}, such as {missing[0]}")
+        print(clean(f"{len(missing)} slides of the table are not in {options.slides}, such as {missing[0]}"))
     return 0

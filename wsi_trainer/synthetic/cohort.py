@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from wsi_trainer.tables import write_table
 
 DEFAULT_SPLITS: Mapping[str, float] = {"train": 0.6, "val": 0.2, "test": 0.2}
 
@@ -72,11 +73,12 @@ def make_cohort(slides: int, seed: int, splits: Mapping[str, float] = DEFAULT_SP
 def write_manifest(path: Path, members: Sequence[Member], folder: str, mpp: float) -> None:
     """The manifest CSV: paths relative to it, one slide a line."""
     partial = path.with_name(path.name + ".part")
-    with partial.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["slide", "label", "patient", "site", "split", "mpp", "regions"])
-        for member in members:
-            slide = f"{folder}/{member.name}.tif"
-            patient, regions = f"patient_{member.patient:04d}", f"lesions/{member.name}.geojson"
-            writer.writerow([slide, member.label, patient, member.site, member.split, mpp, regions])
+    rows = (
+        [
+            *(f"{folder}/{member.name}.tif", member.label, f"patient_{member.patient:04d}", member.site),
+            *(member.split, mpp, f"lesions/{member.name}.geojson"),
+        ]
+        for member in members
+    )
+    write_table(partial, ["slide", "label", "patient", "site", "split", "mpp", "regions"], rows, keep=True)
     os.replace(partial, path)

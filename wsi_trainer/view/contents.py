@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from wsi_trainer.cli.texts import check_text
 from wsi_trainer.data import SlideRecord, read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
+from wsi_trainer.foreign import read_yaml
+from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.metrics import read_predictions
 from wsi_trainer.report.rows import errors, meaning, words
 from wsi_trainer.slides.inputs import list_slides
@@ -34,7 +34,7 @@ class MapFile:
     def load(self) -> NDArray[np.float32]:
         """The map, left in its file until it is looked at."""
         with as_written(self.path):
-            values = np.load(self.path, mmap_mode="r")
+            values = load_array(self.path)
             if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
                 raise ValueError(f"an array of {values.dtype} and shape {values.shape} is no map")
         return values
@@ -198,12 +198,7 @@ def maps_of(folder: RunFolder, run: str = "") -> dict[str, MapFile]:
 def downsample_of(folder: RunFolder) -> int:
     """How much a run sees its slides shrunk."""
     with as_written(folder.config):
-        text = folder.config.read_text(encoding="utf-8")
-        try:
-            check_text(text)
-            options = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ValueError(str(error)) from error
+        options = read_yaml(folder.config)
         return int(options["data"].get("downsample", 1))
 
 

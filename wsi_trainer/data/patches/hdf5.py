@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from wsi_trainer.data.patches.chosen import Chosen
-from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import Unreadable
+from wsi_trainer.foreign.arrays import open_hdf5, own
 from wsi_trainer.slides.errors import SlideError
 
 MOST = 10_000_000
@@ -18,17 +19,16 @@ MOST = 10_000_000
 
 def read_coords(path: Path) -> Chosen:
     """The patches of a file, with what its attributes say of their size and of the slide."""
-    h5py = import_h5py(path)
     try:
-        with h5py.File(path, "r") as file:
-            found = file.get("coords")
-            if not isinstance(found, h5py.Dataset):
+        with open_hdf5(path) as file:
+            found = own(path, file, "coords")
+            if not hasattr(found, "dtype"):
                 raise SlideError(path, f"has no dataset coords; it has {', '.join(map(str, file)) or 'none'}")
             if found.ndim != 2 or found.shape[1] != 2 or found.shape[0] > MOST or found.dtype.kind not in "iuf":
                 raise SlideError(path, f"coords is {found.shape} of {found.dtype}; it must be (patches, 2) of numbers")
             points, attributes = found[()].astype(np.float64), dict(found.attrs)
-    except OSError as error:
-        raise SlideError(path, f"cannot be read as HDF5: {error}") from error
+    except Unreadable as error:
+        raise SlideError(path, error.reason) from error
     try:
         return Chosen(path, points, middle=False, side=side_of(path, attributes), slide=slide_of(attributes))
     except (TypeError, ValueError) as error:
@@ -63,12 +63,3 @@ def _number(value: Any) -> float:
     if not 0 <= number < 1e9:
         raise ValueError(f"{value!r}")
     return number
-
-
-def import_h5py(path: Path) -> Any:
-    """The package, or an error that says how to get it."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise UserError(f"{path} is HDF5, and h5py is not installed: pip install 'wsi-trainer[hdf5]'") from error
-    return h5py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import shapely
 from shapely.geometry import shape
 
 from wsi_trainer.data.patches.chosen import Chosen
+from wsi_trainer.foreign import read_json
 from wsi_trainer.regions.geojson import geometries
 from wsi_trainer.slides.errors import SlideError
 
@@ -21,7 +21,7 @@ NEAR = 0.02
 def read_outlines(path: Path) -> Chosen:
     """The middles of all squares and points of a file, and the side of its squares."""
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         parts = _parts([shape(geometry) for geometry, _ in geometries(content)])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, shapely.errors.ShapelyError) as error:
         raise SlideError(path, f"not GeoJSON with squares or points ({type(error).__name__}: {error})") from error

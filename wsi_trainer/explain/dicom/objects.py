@@ -14,6 +14,7 @@ from pydicom.sr.coding import Code
 from wsi_trainer import __version__
 from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathObject
+from wsi_trainer.words import clean
 
 from .slide import grid_of
 
@@ -60,7 +61,7 @@ class Results:
         import highdicom
 
         segment = highdicom.seg.SegmentDescription(
-            segment_number=1, segment_label=self.target[:64], segmented_property_category=_ABNORMAL,
+            segment_number=1, segment_label=_text(self.target), segmented_property_category=_ABNORMAL,
             segmented_property_type=self._code(self.target), algorithm_type="AUTOMATIC",
             algorithm_identification=self._algorithm(),
         )  # fmt: skip
@@ -126,9 +127,14 @@ class Results:
     def _code(self, name: str) -> Code:
         """A name as a code of ours: letters and digits of it, and the name itself as the meaning."""
         value = "".join(letter for letter in name if letter.isascii() and letter.isalnum())[:16]
-        return Code(value or "target", _SCHEME, name[:64])
+        return Code(value or "target", _SCHEME, _text(name))
 
 
 def _open(ring: NDArray[np.float64]) -> NDArray[np.float64]:
     """A ring without its last point, where that repeats the first: DICOM closes polygons itself."""
     return ring[:-1] if len(ring) > 1 and (ring[0] == ring[-1]).all() else ring
+
+
+def _text(name: str) -> str:
+    """A name as a value of DICOM: a backslash would make two values of it, and only 64 letters fit."""
+    return clean(name).replace("\\", "/")[:64]

@@ -6,39 +6,15 @@ A limit is read from the environment each time, so that it holds in worker proce
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import Limit
+from wsi_trainer.foreign.pictures import DECODED
 
 from ..errors import SlideError
 
-
-@dataclass(frozen=True)
-class Limit:
-    """A number that the user can raise with an environment variable."""
-
-    variable: str
-    default: float
-
-    @property
-    def value(self) -> float:
-        text = os.environ.get(self.variable, "")
-        try:
-            value = float(text) if text else self.default
-        except ValueError:
-            value = math.nan
-        if not value > 0:
-            raise UserError(f"{self.variable}={text}: expected a number above 0")
-        return value
-
-
 GIGAPIXELS = Limit("WSI_TRAIN_MAX_GIGAPIXELS", 500)
 """Pixels of a slide, in 10^9. The largest slides of today's scanners have about 100."""
-
-DECODED = Limit("WSI_TRAIN_MAX_DECODED_MIB", 512)
-"""Memory of what has to be decoded at once: a tile or a strip of a slide, a chunk of a store, a PNG, an overview."""
 
 _MIB = 1 << 20
 

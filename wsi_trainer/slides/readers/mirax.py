@@ -6,6 +6,8 @@ import configparser
 import re
 from pathlib import Path
 
+from wsi_trainer.foreign import read_bytes
+
 
 def check_parts(path: Path) -> str | None:
     """What is missing of an MRXS slide; None if all its files are there, as far as its index says."""
@@ -17,7 +19,7 @@ def check_parts(path: Path) -> str | None:
         return f"{folder.name}/Slidedat.ini is missing: copy the whole folder"
     parser = configparser.ConfigParser(delimiters=("=",), strict=False, allow_no_value=True, interpolation=None)
     try:
-        parser.read_string(index.read_bytes().decode("utf-8-sig", "replace"))
+        parser.read_string(read_bytes(index).decode("utf-8-sig", "replace"))
     except configparser.Error as error:
         return f"{folder.name}/Slidedat.ini is damaged: {error.message.splitlines()[0]}"
     wanted = [value for key, value in _section(parser, "DATAFILE").items() if re.fullmatch(r"file_\d+", key)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.foreign.arrays import CODECS, codecs_of
 
 from ..errors import SlideError
 from ..store.complete import check_complete
@@ -17,13 +18,6 @@ from .limits import check_decoded, check_size
 from .ngff import Multiscale, image_group, multiscale
 from .options import PLAIN, ReadOptions, check_bits, choose_channel, describe_channels
 from .protocol import Level, Pixels, SlideInfo, blank, clip_box, level_downsample
-
-# What may stand in a store's metadata as codec or filter. Any other that is installed would be run, and `pickle` runs
-# whatever the file says.
-_CODECS = {
-    "bytes", "transpose", "sharding_indexed", "blosc", "zlib", "gzip", "bz2", "lzma", "lz4", "zstd", "shuffle", "delta",
-    "packbits", "bitround", "crc32", "crc32c", "adler32", "fletcher32", "fixedscaleoffset", "quantize", "astype",
-}  # fmt: skip
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -81,7 +75,7 @@ class OmeZarrReader(Closing):
         array = group[name]
         if not hasattr(array, "chunks"):
             raise SlideError(self._path, f"level {name!r} of the metadata is a group and not an array")
-        unknown = _codecs(array) - _CODECS
+        unknown = codecs_of(array) - CODECS
         if unknown:
             raise SlideError(self._path, f"level {name!r} is stored with {sorted(unknown)[0]!r}, which is not run")
         check_decoded(self._path, f"a chunk of {array.chunks}", int(np.prod(array.chunks)) * array.dtype.itemsize)
@@ -138,22 +132,3 @@ class OmeZarrReader(Closing):
 
     def __reduce__(self) -> tuple[type[OmeZarrReader], tuple[Path, ReadOptions]]:
         return OmeZarrReader, (self._path, self._options)
-
-
-def _codecs(array: Any) -> set[str]:
-    """The names of all codecs and filters of an array, those inside shards too."""
-    stored = array.metadata.to_dict()
-    found = [*(stored.get("codecs") or []), *(stored.get("filters") or []), stored.get("compressor")]
-    names: set[str] = set()
-    while found:
-        codec = found.pop()
-        if hasattr(codec, "get_config"):  # of numcodecs
-            codec = codec.get_config()
-        if isinstance(codec, dict):
-            name = str(codec.get("name") or codec.get("id"))
-            names.add(name.removeprefix("numcodecs."))
-            inner = codec.get("configuration") or {}
-            found += [*inner.get("codecs", []), *inner.get("index_codecs", [])]
-        elif codec is not None:
-            names.add(type(codec).__name__)
-    return names

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
 
 import tifffile
+
+from wsi_trainer.foreign import Unreadable
+from wsi_trainer.foreign.xml import parse_xml
 
 # Micrometres in the units of lengths that OME knows; `pixel` and `reference frame` are none.
 _PREFIXES = {
@@ -96,9 +97,12 @@ def channel_names(tif: tifffile.TiffFile) -> list[str]:
     """The names of the channels of the first image of an OME-TIFF; empty where there are none."""
     if not tif.is_ome:
         return []
-    for image in _roots(tif.ome_metadata or "", "Pixels"):
-        return [child.get("Name", "") for child in image if child.tag.endswith("}Channel")]
-    return []
+    found = _all(tif.ome_metadata or "")
+    first = next((place for place, (_, tag, _) in enumerate(found) if tag == "Pixels"), None)
+    if first is None:
+        return []
+    inside = takewhile(lambda element: element[0] > found[first][0], found[first + 1 :])
+    return [its.get("Name", "") for depth, tag, its in inside if tag == "Channel" and depth == found[first][0] + 1]
 
 
 def ome_planes(tif: tifffile.TiffFile) -> int:
@@ -115,13 +119,29 @@ def description(tif: tifffile.TiffFile) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _elements(xml: str, name: str) -> Iterator[dict[str, str]]:
-    return (dict(element.attrib) for element in _roots(xml, name))
+def _elements(xml: str, name: str) -> list[dict[str, str]]:
+    """The attributes of all elements of this name, in any namespace."""
+    return [its for *_, tag, its in _all(xml) if tag == name]
 
 
-def _roots(xml: str, name: str) -> Iterator[Any]:
+def _all(xml: str) -> list[tuple[int, str, dict[str, str]]]:
+    """Depth, name and attributes of every element in a namespace, in order."""
+    found: list[tuple[int, str, dict[str, str]]] = []
+    depth = 0
+
+    def start(tag: str, its: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        space, _, name = tag.rpartition("}")
+        if space:
+            found.append((depth, name, its))
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+
     try:
-        root = ElementTree.fromstring(xml)
-    except ElementTree.ParseError:  # tifffile reads the pages of such a file, too; they say nothing of sizes
-        return
-    yield from (element for element in root.iter() if element.tag.endswith(f"}}{name}"))
+        parse_xml(xml, "OME-XML", start, end, namespaces=True)
+    except Unreadable:  # tifffile reads the pages of such a file, too; they say nothing of sizes
+        return []
+    return found

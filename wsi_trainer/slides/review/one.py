@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lightning_plugin import Box
+from wsi_trainer.foreign import read_json
 from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
@@ -81,7 +82,7 @@ def _by_hand(settings: Settings, outlines: Path) -> Settings:
 
 def _read(record: Path) -> Mapping[str, Any]:
     try:
-        known = json.loads(record.read_bytes())
+        known = read_json(record)
         return known if isinstance(known, dict) else {}
     except (OSError, ValueError):  # damaged by a crash: made anew
         return {}

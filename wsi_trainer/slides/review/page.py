@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from wsi_trainer.pages import template
 from wsi_trainer.slides.rules.table import ROWS
 from wsi_trainer.slides.store.files import replace_file
 
@@ -46,11 +45,7 @@ class Entry:
 
 def write_page(path: Path, title: str, entries: Sequence[Entry]) -> None:
     """Writes the page; pictures stay files of their own, and are loaded as they are scrolled to."""
-    environment = Environment(
-        loader=PackageLoader("wsi_trainer.slides.review", "."), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     used = [row for row in ROWS if any(row.name in entry.rules for entry in entries)]
     ordered = sorted(entries, key=lambda entry: (-entry.removed, entry.name))
-    page = environment.get_template("page.html.j2").render(title=title, entries=ordered, rows=used)
+    page = template("wsi_trainer.slides.review", "page.html.j2").render(title=title, entries=ordered, rows=used)
     replace_file(path, page.encode())

@@ -5,10 +5,11 @@ One listing of the folders and one reading of the manifest; `verify` reads the f
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Set
 from pathlib import Path
+
+from wsi_trainer.foreign import read_json
 
 from ..errors import SlideError
 from .manifest import NAME, read_manifest
@@ -54,7 +55,7 @@ def shards_of(files: Set[str], level: int) -> frozenset[tuple[int, int]]:
 
 def _is_ours(store: Path) -> bool:
     try:
-        content = json.loads((store / "zarr.json").read_bytes())
+        content = read_json(store / "zarr.json")
         return PROVENANCE in content["attributes"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from wsi_trainer.foreign import json_of, read_text
+
 from .files import replace_file
 
 
@@ -40,14 +42,14 @@ class Journal:
     def _load(self) -> bool:
         """Reads what is there; False if there is nothing that fits the header."""
         try:
-            lines = self._path.read_text().splitlines(keepends=True)
+            lines = read_text(self._path).splitlines(keepends=True)
         except FileNotFoundError:
             return False
         # A line that was being written when the process died has no end.
         complete = [line for line in lines if line.endswith("\n")]
         try:
-            records = [json.loads(line) for line in complete]
-        except json.JSONDecodeError:
+            records = [json_of(line, self._path) for line in complete]
+        except ValueError:
             return False
         if not records or records[0] != self._header:
             return False

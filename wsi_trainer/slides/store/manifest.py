@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wsi_trainer.foreign import read_bytes, read_json
+
 from .files import replace_file
 from .journal import Entry
 
@@ -64,8 +66,7 @@ def read_manifest(store: Path) -> dict[str, Any]:
         ValueError: It is missing or was changed.
     """
     try:
-        data = (store / NAME).read_bytes()
-        record = json.loads(data)
+        record = read_json(store / NAME)
         seal, files = record.pop("sha256"), record["files"]
     except FileNotFoundError as error:
         raise ValueError("the manifest is missing") from error
@@ -106,7 +107,7 @@ def find_damage(store: Path) -> Iterator[Damage]:
     except ValueError as error:
         yield Damage(store, NAME, str(error))
         return
-    if (store / NAME).read_bytes() != _serialise(content):  # the same content in other bytes
+    if read_bytes(store / NAME) != _serialise(content):  # the same content in other bytes
         yield Damage(store, NAME, "the manifest is damaged: it is not written as it was")
     files = content["files"]
     for key, expected in files.items():
