@@ -82,7 +82,9 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "lightning_plugin.planner.interval": "a number of bytes, not a file",
         "lightning_plugin.planner.peak": "a number of bytes, not a file",
         "wsi_trainer.regions.labels": "a TIFF that is open, of which sizes are checked",
-        "lightning_plugin.execute.mapped": "its own maps, in a folder that it made",
+        "wsi_trainer.fit.events": "its own log, to append to",
+        "wsi_trainer.fit.bundle": "writes a zip",
+        "lightning_plugin.residency.mapped": "its own parameters, in a file without a name",
     },
     "parses": {
         "wsi_trainer.foreign.": "the door",
@@ -131,6 +133,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "wsi_trainer.fit.one_run": "the config, which the parser writes",
         "wsi_trainer.fit.plan_command": "a plan, which holds names of the user's own modules; JSON",
         "wsi_trainer.fit.run_folder": "JSON",
+        "wsi_trainer.fit.status_command": "JSON",
         "wsi_trainer.fit.training": "JSON",
         "wsi_trainer.embed.partial": "JSON",
         "wsi_trainer.explain.qupath": "a script of the package with one path, quoted",

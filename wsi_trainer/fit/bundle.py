@@ -16,13 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from wsi_trainer import __version__
 from wsi_trainer.doctor.command import examine
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import read_events
-from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
+from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.foreign import read_yaml
 from wsi_trainer.tables import read_table
 
 LAST = 500
@@ -59,8 +58,7 @@ def write_bundle(run: Path, target: Path) -> list[str]:
     if target.exists():
         raise UserError(f"{target} is there already; choose another --bundle")
     records = read_events(folder.events)
-    with as_written(folder.config):
-        config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+    config = read_yaml(folder.config)
     names = set(names_of(folder))
     told = bool(names)
     names |= {str(record[field]) for record in records for field in NAMES if record.get(field)}

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from wsi_trainer.fit.quiet import LOGGERS
+from wsi_trainer.foreign import Unreadable, json_of, read_bytes
 from wsi_trainer.stopping import Stopped
 
 SCHEMA = 1
@@ -117,10 +118,10 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """All records that are whole, and of this schema."""
     records = []
     for file in (older(path), path):
-        for line in file.read_bytes().splitlines() if file.is_file() else ():
+        for line in read_bytes(file).splitlines() if file.is_file() else ():
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
+                record = json_of(line, file)
+            except Unreadable:
                 continue  # torn by a kill
             if isinstance(record, dict) and record.get("schema") == SCHEMA and record.get("event") in EVENTS:
                 records.append(record)
