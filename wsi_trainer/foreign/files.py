@@ -78,9 +78,12 @@ def read_bytes(path: Path, most: Limit = TEXT) -> bytes:
         OSError: The system refuses.
     """
     with open_file(path) as file:
-        check_length(path, os.fstat(file.fileno()).st_size, most)
-        data = file.read(int(most.value * _MIB) + 1)  # it may grow while it is read
-    check_length(path, len(data), most)
+        length = os.fstat(file.fileno()).st_size
+        check_length(path, length, most)
+        data = file.read(length + 1)  # as much memory is asked for
+        while more := file.read(len(data)) if len(data) > length else b"":  # it grows while it is read
+            data += more
+            check_length(path, len(data), most)
     return data
 
 

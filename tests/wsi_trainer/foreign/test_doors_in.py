@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -18,7 +19,7 @@ from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.patches.hdf5 import read_coords
 from wsi_trainer.embed.layouts import Written, write
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import TEXT, Unreadable, read_bytes, read_json, read_text, read_yaml
+from wsi_trainer.foreign import TEXT, Limit, Unreadable, read_bytes, read_json, read_text, read_yaml
 from wsi_trainer.foreign.arrays import load_array, open_zarr_array
 from wsi_trainer.foreign.pictures import DECODED, read_picture
 from wsi_trainer.foreign.xml import read_xml
@@ -201,3 +202,32 @@ def test_pictures_of_other_formats_and_sizes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv(DECODED.variable, "1")
     with pytest.raises(Unreadable, match=r"a.png: a picture of 600 x 500 px .* WSI_TRAIN_MAX_DECODED_MIB"):
         read_picture(tmp_path / "a.png")
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "small.json"
+    path.write_bytes(b"[1, 2, 3]")
+    tracemalloc.start()
+    try:
+        assert read_bytes(path) == b"[1, 2, 3]"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_its_end_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "growing"
+    path.write_bytes(b"x" * 100)
+    real = os.fstat
+
+    def before_it_grew(number: int) -> os.stat_result:
+        found = list(real(number))
+        found[6] = 10
+        return os.stat_result(found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fstat", before_it_grew)
+        assert read_bytes(path) == b"x" * 100
+        with pytest.raises(Unreadable, match="limit"):
+            read_bytes(path, Limit("WSI_TRAIN_MAX_TEXT_MIB", 50 / 2**20))
