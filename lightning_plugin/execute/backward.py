@@ -1,13 +1,12 @@
 """Backward of a segment: every tile again, with grad, and its cotangents pulled back.
 
-One pass is one object, and its file is a little long: tiles alone, tiles that stand for others, and a scan's tiles in
-reverse share what they pull and give.
+One pass is one object: tiles alone, tiles that stand for others, and a scan's tiles in reverse share what they pull and
+give.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from itertools import zip_longest
 from typing import Any
@@ -16,50 +15,19 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.execute.alike import Owned
 from lightning_plugin.execute.gradients import Gradients
 from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
+from lightning_plugin.execute.sharing import Share, Sharing, Tile
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.program.scan import ScanTile, run_tile, scan
+from lightning_plugin.program.scan import run_tile, scan
 from lightning_plugin.program.tape import Emit, Read
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
 from lightning_plugin.team import Team
-
-#: Identical tiles whose cotangents differ are looked through this often for others that are equal to them.
-MOST_CLASSES = 4
-
-
-@dataclass(frozen=True, eq=False)
-class Share:
-    """Identical tiles whose gradients of what they read are pulled back together: with the sum of their cotangents, to
-    be given at the place of the first, or with the one that all of them have."""
-
-    members: Sequence[Owned]
-    summed: bool = False
-
-
-@dataclass(eq=False)
-class Tile:
-    """One evaluation in backward: the tiles it stands for, and how the parts of a scan begin and go on.
-
-    ``cotangents`` are the stored targets', where they are not simply read at the tile's own boxes. Where they are sums,
-    the gradients of what is read are pulled back ``apart``, for some of the tiles at a time, or with all others and
-    given ``once``. A scan's tile begins with what it was handed (``carried``) and has the cotangents of what it hands
-    on (``handed_back``).
-    """
-
-    members: Sequence[Owned]
-    cotangents: dict[int, Tensor] | None = None
-    scan: ScanTile | None = None
-    carried: dict[int, Tensor] = field(default_factory=dict)
-    handed_back: dict[int, Tensor] = field(default_factory=dict)
-    apart: Sequence[Share] = ()
-    once: bool = False
 
 
 class Backward:
@@ -125,6 +93,8 @@ class Backward:
             self.program = segment.program if segment.scans else segment.program.narrow(self.alive)
             self.tapes = segment.tapes(self.program, segment.backward_grid)
             self.operands = [self.vectors[id(v)] for v in self.program.vectors]
+            apart = any(map(self.wanted, self.program.reads))
+            self.sharing = Sharing(segment, self.tapes, self.maps, self.handles, apart)
             pass_over(self, segment, self.likeness())
             if segment.team is not None:
                 ordinary = (*segment.spreads, *segment.images)
@@ -197,7 +167,7 @@ class Backward:
         fetch = segment.fetch(self.handles, cotangents)
         for members in segment.loop(self.tapes, self.handle, fetch):
             with segment.watching(self.watched and self.tapes.fresh(members[0])):
-                for tile in self.parted(program, members):
+                for tile in self.sharing.parted(program, members):
                     self.tile(program, tile)
 
     def recount(self) -> None:
@@ -258,66 +228,6 @@ class Backward:
         for ((tile, carried),) in self.segment.step.told([pair] for pair in reversed(tiles)):
             with self.segment.watching():
                 back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
-
-    def parted(self, program: Program, members: Sequence[Owned]) -> Iterator[Tile]:
-        """Identical tiles by what can be pulled back together; see [Note: identical tiles] in `alike`."""
-        if not any(self.wanted(v) for v in program.reads):
-            # One backward with the sum of the cotangents. A rehearsal makes one too, so that memory is there for it.
-            summing = len(members) > 1 or (self.segment.alike and self.segment.rehearsal is not None)
-            yield Tile(members, self.summed(program, members) if summing else None)
-            return
-        shares = list(self.shares(program, members))
-        if self.segment.alike and self.segment.plan.alike and (len(shares) > 1 or shares[0].summed):
-            apart = shares if len(shares) > 1 else ()
-            yield Tile(members, self.summed(program, members), apart=apart, once=shares[0].summed)
-        else:
-            yield from (Tile(share.members) for share in shares)
-
-    def shares(self, program: Program, members: Sequence[Owned]) -> Iterator[Share]:
-        """Identical tiles, those together whose gradients of what they read are pulled back together: because only
-        their sum is asked for, or because their cotangents are equal; of many different ones, each by itself."""
-        plan, rest = self.segment.plan, list(members)
-        if self.segment.alike and self.segment.rehearsal is not None:  # for those that are compared, or kept apart
-            list(self.pairs(program, rest[0], rest[0]))
-            if plan.alike:
-                yield Share(rest, True)
-        elif self.segment.alike and plan.alike and len(rest) > 1:
-            bulks = {key: handle.bulk for key, handle in self.handles.items()}
-            alike: dict[Hashable, list[Owned]] = {}
-            for m in rest:
-                alike.setdefault(self.segment.signature(self.tapes.boxes(m), bulks), []).append(m)
-            rest = alike.pop(None, [])
-            yield from (Share(together, True) for together in alike.values())
-        for _ in range(MOST_CLASSES):
-            if len(rest) < 2:
-                break
-            equal = [m for m in rest if self.equal(program, rest[0], m)]
-            rest = [m for m in rest if m not in equal]
-            yield Share(equal)
-        yield from (Share([m]) for m in rest)
-
-    def summed(self, program: Program, members: Sequence[Owned]) -> dict[int, Tensor]:
-        """The sum of the tiles' cotangents of every stored target."""
-        sums: dict[int, Tensor] = {}
-        for i, t in enumerate(program.targets):
-            cotangent = self.maps.get(t.node.serial)
-            if cotangent is not None and not members[0][i].empty:
-                total = cotangent.read(members[0][i]).clone()
-                for member in members[1:]:
-                    total += cotangent.read(member[i])
-                sums[t.node.serial] = total
-        return sums
-
-    def equal(self, program: Program, one: Owned, other: Owned) -> bool:
-        """Whether two tiles have the same cotangents, to the bit."""
-        return one is other or all(torch.equal(a, b) for a, b in self.pairs(program, one, other))
-
-    def pairs(self, program: Program, one: Owned, other: Owned) -> Iterator[tuple[Tensor, Tensor]]:
-        """The cotangents of two tiles, target by target."""
-        for i, t in enumerate(program.targets):
-            cotangent = self.maps.get(t.node.serial)
-            if cotangent is not None:
-                yield cotangent.read(one[i]), cotangent.read(other[i])
 
     def wanted(self, v: Value) -> bool:
         """Whether something that a tile reads needs a gradient."""
@@ -412,7 +322,7 @@ class Backward:
         reads.clear()
         targets = self.program.targets
         for k, share in enumerate(work.apart):
-            sums = self.summed(self.program, share.members) if share.summed else {}
+            sums = self.sharing.summed(self.program, share.members) if share.summed else {}
             mine = [self.of_share(share, targets[i].node.serial, i, g, sums) for i, g in pulled]
             sums.clear()
             here = torch.autograd.grad(outputs, tiles, mine, retain_graph=k + 1 < len(work.apart), allow_unused=True)

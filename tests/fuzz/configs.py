@@ -39,6 +39,8 @@ def truth(path: Path) -> Any:
     """As ruamel reads YAML 1.1, in Python alone."""
     if re.search(rb"[&*][^\s,\[\]{}]*:", path.read_bytes()):
         raise Unjudged  # a colon ends the name of an anchor in YAML 1.1, and belongs to it in ruamel, as in 1.2
+    if re.search(rb"(?<![\w.])[-+]?\d[\d_]*[eE][-+]?\d", path.read_bytes()):
+        raise Unjudged  # 1e9 is a number in YAML 1.2 and to ruamel; in YAML 1.1 it lacks a point, and is a text
     reader = YAML(typ="safe", pure=True)
     reader.version = (1, 1)
     reader.allow_duplicate_keys = False
