@@ -166,6 +166,26 @@ def process_peak(data: Any) -> str:
     )
 
 
+def glass(data: Any) -> str:
+    rows = []
+    for name, c in sorted(data["cases"].items(), key=lambda pair: (pair[0].split()[0], pair[1]["side"])):
+        for part, seconds in c["seconds"].items():
+            faster, most = c["times faster"].get(part), c["at most"].get(part)
+            times = "–" if faster is None or most is None else f"**{faster:.2f}**"
+            bound = "–" if most is None else f"{most:.1f}"
+            where = [f"resnet18_{name.split()[0]}", f"{c['side']:,}²", c["budget"], part]
+            rows.append([*where, f"{seconds:.1f} s", f"{c['predicted'][part]:.1f} s", times, bound, str(c["pairs"])])
+    head = ["network", "image", "budget", "of it", "a step", "predicted", "faster than tissue", "at most", "rounds"]
+    return (
+        "## Glass\n\nA source that knows its glass; the tissue is one square in the middle. Processor seconds of steps "
+        "on one thread that took turns. *At most* is what whoever shares could save of forward: the operations of "
+        "positions that see neither tissue nor the border. A network that sees 435 positions spreads tissue far on a "
+        "small image, and each stored map counts a tile's width more: the larger the image, the nearer the ratio comes "
+        "to its "
+        "bound.\n\n" + table(head, rows)
+    )
+
+
 def depths(data: Any) -> str:
     rows = [
         [
@@ -368,6 +388,7 @@ SECTIONS: dict[str, Callable[[Any], str]] = {
     "largest_image": largest_image,
     "planner_memory": planner_memory,
     "process_peak": process_peak,
+    "glass": glass,
     "depths": depths,
     "deep": deep,
     "time_ranking": time_ranking,

@@ -135,11 +135,14 @@ def halves(box: Box) -> list[Box]:
 def positions_first(layout: Layout, tile: Tensor, box: Box) -> Tensor:
     """A tile as (positions on each axis..., all that lies at a position)."""
     factors = [f for dim in layout.dims for f in dim]
-    axes = sorted((i for i, f in enumerate(factors) if isinstance(f, Axis)), key=lambda i: factors[i].index)  # type: ignore[union-attr]
+    place = {f.index: i for i, f in enumerate(factors) if isinstance(f, Axis)}
+    axes = [place[a] for a in range(box.ndim) if a in place]
     rest = [i for i in range(len(factors)) if i not in axes]
-    return layout.spread(tile, box).permute(*axes, *rest).flatten(len(axes)) if rest else (
-        layout.spread(tile, box).permute(*axes).unsqueeze(-1)
-    )  # fmt: skip
+    values = layout.spread(tile, box).permute(*axes, *rest).unsqueeze(-1).flatten(len(axes))
+    for a in range(box.ndim):
+        if a not in place:  # an axis of one position may lie nowhere
+            values = values.unsqueeze(a)
+    return values
 
 
 def changed(values: Tensor, axis: int) -> Tensor:

@@ -174,12 +174,18 @@ def finer(run: SegmentRun, grid: Grid) -> Iterator[Grid]:
     extents = [t.map.space.extent for t in run.program.targets]
     longest = [max(sizes) for sizes in zip(*extents, strict=True)]
     while True:
-        cuts = [
-            (*grid.counts[:axis], min(2 * count, size), *grid.counts[axis + 1 :])
-            for axis, (count, size) in enumerate(zip(grid.counts, longest, strict=True))
-            if count < size
-        ]
+        cuts = [cut(grid, axis, size) for axis, size in enumerate(longest) if grid.counts[axis] < size]
+        cuts = [c for c in cuts if c != grid]
         if not cuts:
             return
-        grid = min(map(Grid, cuts), key=lambda g: largest_tile(run, g))
+        grid = min(cuts, key=lambda g: largest_tile(run, g))
         yield grid
+
+
+def cut(grid: Grid, axis: int, size: int) -> Grid:
+    """A grid of twice as many tiles on an axis: where their sides are given, of half the side."""
+    count, sides = min(2 * grid.counts[axis], size), grid.sides
+    if sides:
+        sides = (*sides[:axis], -(-sides[axis] // 2), *sides[axis + 1 :])
+        count = grid.counts[axis] if sides == grid.sides else count
+    return Grid((*grid.counts[:axis], count, *grid.counts[axis + 1 :]), sides)

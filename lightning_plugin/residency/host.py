@@ -70,11 +70,16 @@ class HostMemory:
         )
 
     def fetching(self, box: Box, lender: Lender) -> Transfer:
-        part = self.layout.narrow(self.data, self.whole, box)
+        # What is read is found when the transfer is done: of some layouts it is a copy, and before, what was written
+        # may still be on its way.
         if not self.cuda:
-            return Transfer([], lambda: None, lambda: part)
+            held: list[Tensor] = []
+            return Transfer(held, lambda: held.append(self.part(box)), lambda: held[0])
         room = torch.empty(self.layout.tile_shape(box), dtype=self.data.dtype, device=self.device)
-        return arriving(room, lambda here: here.copy_(part), self.note)
+        return arriving(room, lambda here: here.copy_(self.part(box)), self.note)
+
+    def part(self, box: Box) -> Tensor:
+        return self.layout.narrow(self.data, self.whole, box)
 
     def note(self, done: torch.cuda.Event | None) -> None:
         self.last = done

@@ -74,6 +74,22 @@ def test_a_map_comes_back_as_it_was_written(
     handle.rest()
 
 
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_what_is_fetched_is_what_was_written_however_long_that_takes(tier: str) -> None:
+    """Also of a layout of which no part is a view."""
+    layout, extent = Layout(((2, Axis(2)), (Axis(0), Axis(1)), (3,)), (4, 5, 3)), (4, 5, 3)
+    courier, box = Courier(ahead=True), Box((1, 1, 1), (3, 4, 2))
+    handle = Boundary(layout, torch.float32, CPU, Home(tier, courier))
+    slow = threading.Event()
+    assert courier.thread is not None
+    courier.thread.submit(slow.wait, 5)
+    handle.write(Box.whole(extent), torch.ones(layout.shape), ahead=True)
+    handle.fetch(box)
+    threading.Timer(0.2, slow.set).start()
+    assert bool((handle.read(box) == 1).all())
+    handle.rest()
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_overlapping_gradients_add_up_in_a_wide_type(tier: str, ahead: bool) -> None:

@@ -59,6 +59,7 @@ def segments(draw: st.DrawFn) -> SegmentPlan:
         ahead=not keep and draw(st.booleans()),
         drop=draw(st.integers(0, 3)) if drops else 0,
         pieces=draw(st.integers(1, 5)) if not keep and halo == "recompute" else 1,
+        alike=draw(st.booleans()) if not keep and halo == "recompute" else False,
         path=draw(words),
         forecast=draw(figures),
     )
@@ -107,7 +108,7 @@ def test_any_plan_goes_through_json_unchanged(plan: Plan) -> None:
     assert everything(again) == everything(plan) and again.to_json() == text
     data = json.loads(text)
     figures, segment_figures = {*FIGURES, *LATER}, {*SEGMENT_FIGURES, *LATER_OF_SEGMENTS}
-    assert data["version"] == 5 and set(data["forecast"]) == figures and not figures & set(data)
+    assert data["version"] == 6 and set(data["forecast"]) == figures and not figures & set(data)
     for segment in data["segments"]:
         assert set(segment["forecast"]) == segment_figures and not segment_figures & set(segment)
 
@@ -116,7 +117,9 @@ def test_any_plan_goes_through_json_unchanged(plan: Plan) -> None:
 @given(plan=plans)
 def test_any_plan_of_version_1_is_read_with_its_figures(plan: Plan) -> None:
     # What it could not say:
-    segments = tuple(replace(s, pieces=1, forecast=replace(s.forecast, copied_bytes=0)) for s in plan.segments)
+    segments = tuple(
+        replace(s, pieces=1, alike=False, forecast=replace(s.forecast, copied_bytes=0)) for s in plan.segments
+    )
     forecast = replace(plan.forecast, streamed_bytes=0, traffic_bytes=0)
     plan = replace(plan, segments=segments, approximation="", forecast=forecast)
     plan = replace(plan, on_host=(), on_disk=(), fetched_ahead=False, chains=())
@@ -157,6 +160,7 @@ OTHERS: dict[str, Callable[[SegmentPlan], Any]] = {
     "ahead": lambda s: not s.ahead,
     "drop": lambda s: s.drop + 1,
     "pieces": lambda s: s.pieces + 1,
+    "alike": lambda s: not s.alike,
 }
 
 
@@ -192,7 +196,7 @@ def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
 @pytest.mark.parametrize(
     ("version", "change", "says"),
     [
-        (5, lambda d: d.update(version=6), "version 6, and this lightning_plugin reads versions up to 5: update"),
+        (6, lambda d: d.update(version=7), "version 7, and this lightning_plugin reads versions up to 6: update"),
         (4, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4 and 5"),
         (4, lambda d: d.update(version="2"), 'its version is "2"'),
         (4, lambda d: d.update(version=True), "its version is true"),
