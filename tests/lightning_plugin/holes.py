@@ -1,0 +1,40 @@
+"""A process with holes: what lies live between them keeps the C library from giving them back by itself."""
+
+from __future__ import annotations
+
+import torch
+
+from lightning_plugin import heap
+from lightning_plugin.heap import Heap, process_memory
+
+MIB = 2**20
+
+
+def main() -> None:
+    times: list[int] = []
+    real = heap.trimmer()
+    assert real is not None
+
+    def trim(pad: int) -> int:
+        times.append(pad)
+        return int(real(pad))
+
+    heap.trimmer = lambda: trim  # type: ignore[assignment]
+    found = Heap(200 * MIB)
+    found.settle(0)
+    blocks = [torch.ones(MIB // 4) for _ in range(300)]  # the first that is freed has the others lie on the heap
+    kept = [torch.ones(1000) for _ in range(300)]
+    del blocks
+    blocks = [torch.ones(MIB // 4) for _ in range(300)]
+    before = process_memory()
+    assert before > (found.beside or 0) + 250 * MIB
+    found.settle(300 * MIB)
+    assert len(times) == 1, "what is live is no hole"
+    blocks.clear()
+    found.settle(0)
+    assert process_memory() < before - 250 * MIB
+    assert len(kept) == 300
+
+
+if __name__ == "__main__":
+    main()
