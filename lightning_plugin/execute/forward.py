@@ -126,7 +126,7 @@ class Forward:
 
     def tile(self, members: Sequence[Owned]) -> None:
         """Evaluate a tile once, for all that are identical to it."""
-        near = self.segment.near(self.tapes.boxes(members[0])) if self.segment.known else False
+        near = self.near(members[0])
 
         def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
             self.emit(i, box, tiles, len(members))
@@ -152,6 +152,10 @@ class Forward:
             self.made[-1].parts[i] = part
         else:
             self.merge(i, part)
+
+    def near(self, owned: Owned) -> bool:
+        """Whether something that a tile reads is glass in part."""
+        return bool(self.segment.known) and self.segment.near(self.tapes.boxes(owned))
 
     def note(self, i: int, boxes: Sequence[Box], tile: Tensor, near: bool) -> None:
         """Note where a stored map is constant that one tile was written to; it may be so where that is ``near`` glass.
@@ -200,7 +204,7 @@ class Forward:
             box = members[0][i]
             if handle is None or box.empty:
                 continue
-            near = self.segment.near(self.tapes.boxes(members[0])) if self.segment.known else False
+            near = self.near(members[0])
             shape = handle.layout.tile_shape(box)
             mine = owner == team.rank
             tile = handle.read(box).contiguous() if mine else torch.empty(shape, dtype=handle.dtype, device=team.device)

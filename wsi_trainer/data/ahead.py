@@ -16,16 +16,16 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
+from wsi_trainer.data.passing import PassingSource
 
 LIMIT = 128 << 20
 """Most bytes of one image that are read ahead."""
 
 
-class AheadSource:
+class AheadSource(PassingSource):
     """A `TileSource` that has another one read in a thread, from the file to the augmented pixels.
 
     It may be pickled, sent to a spawned process or used in a forked one; what was read ahead stays behind.
@@ -53,22 +53,6 @@ class AheadSource:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AheadSource, (self.source, self._limit)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
-    @property
-    def instances(self) -> int | None:
-        """How many of the first dimensions count images; None where the source knows of space alone."""
-        return getattr(self.source, "instances", None)
-
-    def constant(self, box: Box) -> Tensor | None:
-        return self.source.constant(box)
 
     def read(self, box: Box) -> Tensor:
         """The pixels of a box, which were read ahead, are on their way, or are read now."""
@@ -109,9 +93,7 @@ class AheadSource:
     def forget(self) -> None:
         """Has the source let go of pixels, if it keeps any."""
         self.let_go()
-        forget = getattr(self.source, "forget", None)
-        if forget is not None:
-            forget()
+        super().forget()
 
     def bytes_of(self, box: Box) -> int:
         """What the pixels of a box take."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -48,7 +49,7 @@ class Events(Callback):
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         value = float(loss.detach()) if isinstance(loss, torch.Tensor) else None
-        if value is not None and not torch.isfinite(torch.tensor(value)):
+        if value is not None and not math.isfinite(value):
             self._not_finite(trainer, batch, batch_idx, value)
         if time.monotonic() - self._written < self.every:
             return
