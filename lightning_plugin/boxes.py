@@ -130,16 +130,22 @@ class Clip:
 
     @staticmethod
     def at(lo: int, hi: int, size: int) -> Clip:
-        """Clip ``[lo, hi)`` to ``[0, size)``; an interval that lies outside reads one position and pads the rest.
+        """Clip ``[lo, hi)`` to ``[0, size)``."""
+        first, last = inside(lo, hi, size)
+        return Clip(first, last, first - lo, hi - last)
 
-        Reading one position keeps every tile non-empty, so that operators that refuse empty tensors need no special
-        case; the caller drops it again through negative padding.
-        """
-        inside_lo, inside_hi = max(lo, 0), min(hi, size)
-        if inside_hi <= inside_lo:
-            inside_lo = min(max(lo, 0), size - 1)
-            inside_hi = inside_lo + 1
-        return Clip(inside_lo, inside_hi, inside_lo - lo, hi - inside_hi)
+
+def inside(lo: int, hi: int, size: int) -> tuple[int, int]:
+    """What of ``[lo, hi)`` lies in ``[0, size)``; of an interval that lies outside one position.
+
+    Reading one position keeps every tile non-empty, so that operators that refuse empty tensors need no special case;
+    the caller drops it again through negative padding.
+    """
+    first, last = max(lo, 0), min(hi, size)
+    if last > first:
+        return first, last
+    first = min(first, size - 1)
+    return first, first + 1
 
 
 def cuts(size: int, pieces: int, step: int = 0) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node
@@ -74,6 +74,9 @@ class Coster(Peaks):
         self.rates = rates
         #: The axes that every operator of a program carries; the program is there so that its identity lasts.
         self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
+        self._found: dict[Hashable, tuple[Spent, float]] = {}
+        #: The tiles of a scan, which both directions ask for.
+        self.scanned = cache(scan)
 
     def forward(self, tiles: Diagonal, distinct: Distinct = ALL) -> Cost:
         peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
@@ -89,7 +92,7 @@ class Coster(Peaks):
     def passed(self, tiles: Diagonal, backward: bool, distinct: Distinct = ALL) -> tuple[float, float]:
         """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back. Of tiles
         that are identical only so many are computed as are ``distinct``; all are written, and given their gradients."""
-        find = self.once if self.no_overlap(tiles) else self.shared
+        find = self.found
         back = Spent()
         forward, work = find(tiles, False)
         seconds = distinct.computed * forward.maps + (0.0 if backward else self.moved(tiles.program, False))
@@ -104,12 +107,31 @@ class Coster(Peaks):
             seconds += tiles.grid.tiles * calls * self.rates.call
         return seconds, work
 
+    def least(self, program: Program, grid: Grid, backward: bool, tissue: float) -> float:
+        """Seconds below which a pass is not where so much of the images is tissue, without looking at tiles: what all
+        of them cost, and the operations of those that are not alike."""
+        if grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
+            return 0.0
+        tile, step = (sum(calls) if backward else calls[0] for calls in (TILE, STEP))
+        calls = grid.tiles * (tile + tissue * len(program.steps) * step)
+        flops = sum(self.network.profiles[node.serial].flops for node in program.steps)
+        return calls * self.rates.call + tissue * flops / self.rates.flops
+
     def no_overlap(self, tiles: Diagonal) -> bool:
         """Whether all tiles together compute everything once, as it can be seen without looking at them."""
         program = tiles.program
         if id(program) not in self._carried:
             self._carried[id(program)] = program, carried(program.steps)
         return {a for a, count in enumerate(tiles.grid.counts) if count > 1} <= self._carried[id(program)][1]
+
+    def found(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
+        """(seconds, operations) of all tiles' nodes, forward or the way back: asked for both directions, and for every
+        amount of glass before them."""
+        key = tiles, backward, self.pieces, bool(self.strips)
+        if key not in self._found:
+            find = self.once if self.no_overlap(tiles) else self.shared
+            self._found[key] = find(tiles, backward)
+        return self._found[key]
 
     def once(self, tiles: Diagonal, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, each computed once; those alike are asked for together."""
@@ -129,7 +151,7 @@ class Coster(Peaks):
 
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
         """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
-        tiles = scan(program, grid)
+        tiles = self.scanned(program, grid)
         carried = [sum(self.carried(program, t).values()) for t in tiles]
         middle = self.scan_need(program, tiles[len(tiles) // 2])
         shares = self.scan_shares(program, tiles)
@@ -143,6 +165,18 @@ class Coster(Peaks):
         peak = self.backward_peak(program, middle) + self.vectors(program) + 2 * max(carried)
         peak += self.twice(program, tiles[len(tiles) // 2])
         return Cost(peak, seconds + more, work, carried=sum(carried))
+
+    def scan_least(self, program: Program, grids: Sequence[Grid], trains: bool) -> float:
+        """Seconds below which no scan on one of these grids is, forward and on the way back, without looking at tiles:
+        each row is computed once."""
+        whole = Diagonal(program, Grid((1,) * len(grids[0].counts))).shares
+        moved = self.moved(program, False)
+        found = []
+        for grid in grids:
+            forward = self.work(program, whole, grid.tiles, False)[0].all
+            back = self.work(program, whole, grid.tiles, True)[0].all if trains else 0.0
+            found.append(2 * forward + back if trains else forward)
+        return min(found) + (2 * moved + self.moved(program, True) if trains else moved)
 
     def carried(self, program: Program, tile: ScanTile) -> dict[int, int]:
         """The bytes of what a tile hands on, by the serial of the node that makes it."""

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
@@ -149,6 +148,11 @@ class Scene:
     def __bool__(self) -> bool:
         return bool(self.glass)
 
+    @cached_property
+    def tissue(self) -> float:
+        """The part of all images that is not known to be constant in any."""
+        return max((float((glass.known.cells <= VARIED).mean()) for glass in self.glass), default=1.0)
+
     def distinct(self, program: Program, grid: Grid, level: int) -> Distinct:
         """How many of a program's tiles are different, with so many segments between it and the image."""
         if not self.glass or grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
@@ -214,13 +218,10 @@ def summed(marks: np.ndarray) -> np.ndarray:
 
 def sums(table: np.ndarray, ends: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """The sums over all boxes whose ends on each axis are given."""
-    found: np.ndarray | None = None
-    for corner in product((0, 1), repeat=len(ends)):
-        index = np.ix_(*(np.maximum(e[c], e[0]) for e, c in zip(ends, corner, strict=True)))
-        part = (-1) ** (len(ends) - sum(corner)) * table[index]
-        found = part if found is None else found + part
-    assert found is not None
-    return found
+    for a, (first, last) in enumerate(ends):
+        last = np.maximum(last, first)
+        table = table.take(last, axis=a) - table.take(first, axis=a)
+    return table
 
 
 def scene(images: Mapping[Value, Constants | None], order: Sequence[Node]) -> Scene:

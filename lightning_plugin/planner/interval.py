@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from heapq import heapify, heappop, heappush
 
 from lightning_plugin.boxes import Grid, pieces_of, reference_of
 from lightning_plugin.errors import PlanError
@@ -30,7 +33,7 @@ SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 MEMOIZED = (
     "program", "outline", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost",
     "kept_peak", "plain_work", "distinct", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path",
-    "strips",
+    "strips", "scan_grids", "scan_least",
 )  # fmt: skip
 
 
@@ -217,7 +220,12 @@ class Intervals:
         def seconds(grid: Grid) -> float:
             return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))[0]
 
-        return Choice(self.allowed(begin, end), seconds)
+        def least(grid: Grid) -> float:
+            if blind or not self.network.glass:
+                return 0.0
+            return self.coster.least(self.work_of(begin, end), grid, backward, self.network.glass.tissue)
+
+        return Choice(self.allowed(begin, end), seconds, least)
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
@@ -232,11 +240,19 @@ class Intervals:
                 return grid, cost
         return None
 
+    def scan_grids(self, begin: int, end: int) -> list[Grid]:
+        reference = reference_of([t.map.space.extent for t in self.work_of(begin, end).targets])
+        return [row_grid(reference, count) for count in SCANS if count <= reference[0]]
+
+    def scan_least(self, begin: int, end: int, trains: bool) -> float:
+        """Seconds below which no scan of an interval is."""
+        grids = self.scan_grids(begin, end)
+        return self.coster.scan_least(self.work_of(begin, end), grids, trains) if grids else math.inf
+
     def scans(self, where: Where, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
         """The coarsest scan that fits, forward and backward."""
         here = self.costed(where)
-        reference = reference_of([t.map.space.extent for t in self.work_of(here.begin, here.end).targets])
-        grids = [row_grid(reference, count) for count in SCANS if count <= reference[0]]
+        grids = self.scan_grids(here.begin, here.end)
         lessons = [self.lessons.get((where.begin, where.end, how), 1.0) for how in ("scan forward", "scan backward")]
         for grid in grids[first_that(grids, lambda g: self.middle(here, g, trains) <= 2 * room) :]:
             forward, backward = self.scan_cost(here, grid, False), self.scan_cost(here, grid, True)
@@ -317,18 +333,36 @@ def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 class Choice:
-    """Grids from coarse to fine, and in the order of the seconds that they take."""
+    """Grids from coarse to fine, and in the order of the seconds that they take; ``least``: seconds below which a grid
+    is not, known without looking at its tiles."""
 
-    def __init__(self, grids: list[Grid], seconds: Callable[[Grid], float]) -> None:
+    def __init__(self, grids: list[Grid], seconds: Callable[[Grid], float], least: Callable[[Grid], float]) -> None:
         self.grids = grids
         self.seconds = cache(seconds)
-        self.sorted: dict[int, list[Grid]] = {}
+        self.least = cache(least)
+        #: Of each place the grids that have been asked for, and the others.
+        self.known: dict[int, tuple[list[Grid], Iterator[Grid]]] = {}
 
-    def from_(self, place: int) -> list[Grid]:
-        """The grids from a place on, the cheapest first."""
-        if place not in self.sorted:
-            self.sorted[place] = sorted(self.grids[place:], key=self.seconds)
-        return self.sorted[place]
+    def from_(self, place: int) -> Iterator[Grid]:
+        """The grids from a place on, the cheapest first; the coarser of two that take equally long."""
+        found, more = self.known.setdefault(place, ([], self.ordered(place)))
+        for i in itertools.count():
+            if i == len(found):
+                found.extend(itertools.islice(more, 1))
+            if i == len(found):
+                return
+            yield found[i]
+
+    def ordered(self, place: int) -> Iterator[Grid]:
+        """The same, looked for."""
+        waiting = [(self.least(grid), False, i) for i, grid in enumerate(self.grids) if i >= place]
+        heapify(waiting)
+        while waiting:
+            _, known, i = heappop(waiting)
+            if known:
+                yield self.grids[i]
+            else:
+                heappush(waiting, (self.seconds(self.grids[i]), True, i))
 
 
 def taught(cost: Cost, lesson: float) -> Cost:

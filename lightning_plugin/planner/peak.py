@@ -80,7 +80,7 @@ def is_padded(node: Node, box: Box) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a search asks of a node again and again; maps are by identity."""
+    """What a search asks of a node again and again; maps are by identity. ``pads``: it may pad by hand."""
 
     node: Node
     profile: Profile
@@ -90,6 +90,7 @@ class Facts:
     touched: tuple[int, ...]
     wants: tuple[int, ...]
     grad: bool
+    pads: bool
 
     @staticmethod
     def of(node: Node, profile: Profile) -> Facts:
@@ -103,6 +104,7 @@ class Facts:
             tuple(id(v) for v in touched),
             tuple(id(v) for v in dict.fromkeys(node.maps) if v.requires_grad),
             any(v.requires_grad for v in node.outputs),
+            isinstance(node.op, TileOp) and type(node.op).pads_by_hand is not TileOp.pads_by_hand,
         )
 
     @property
@@ -206,7 +208,7 @@ class Peaks:
 
     def padded(self, facts: Facts, held: Held) -> int:
         """What padding a border tile by hand allocates."""
-        box = held.need.get(facts.out)
+        box = held.need.get(facts.out) if facts.pads else None
         return held.bytes[facts.maps[0]] if box is not None and is_padded(facts.node, box) else 0
 
     def source(self, program: Program, facts: Facts, books: Books) -> int | None:

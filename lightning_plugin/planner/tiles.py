@@ -59,13 +59,15 @@ class Diagonal:
 
     def total(self, node: Node) -> float:
         v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
+        boxes = [need.get(id(v)) for need in self.needs]
         product = 1.0
         for a, size in enumerate(v.space.extent):
             picks = self.picks[a] if a < len(self.picks) else [(0, 1)]
             lengths = 0
             for i, (_, times) in enumerate(picks):
-                box = self.needs[min(i, len(self.needs) - 1)].get(id(v))
-                lengths += times * box.extent[a] if box is not None else 0
+                box = boxes[min(i, len(boxes) - 1)]
+                if box is not None and box.hi[a] > box.lo[a]:
+                    lengths += times * (box.hi[a] - box.lo[a])
             product *= lengths / max(1, size)
         return product
 

@@ -65,6 +65,11 @@ class Tiled:
         return max(self.forward_bytes, self.backward_bytes)
 
     @property
+    def seconds(self) -> float:
+        """Of both passes, without transfers."""
+        return self.forward[1].seconds + (self.backward[1].seconds if self.backward else 0.0)
+
+    @property
     def work(self) -> float:
         return self.forward[1].work + (self.backward[1].work if self.backward else 0.0)
 
@@ -114,6 +119,10 @@ class Ways:
             return
         if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
             return
+        if recompute is not None and recompute.seconds <= intervals.scan_least(
+            *intervals.first(where.begin, where.end), trains
+        ):
+            return  # it holds no more than a scan either
         found = intervals.scans(where, room.free - max(room.stored, room.ends), trains)
         if found is not None:
             grid, forward, backward = found

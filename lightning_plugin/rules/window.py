@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Clip, Window
+from lightning_plugin.boxes import Box, Clip, Window, inside
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, TileOp
@@ -42,9 +42,17 @@ class WindowOp(TileOp):
 
     def need(self, box: Box) -> tuple[Box, ...]:
         lo, hi = list(box.lo), list(box.hi)
-        for clip, a in zip(self.clips(box), self.axes, strict=True):
-            lo[a], hi[a] = clip.lo, clip.hi
+        for w, a in zip(self.windows, self.axes):
+            lo[a], hi[a] = inside(*w.need(lo[a], hi[a]), self.extent[a])
         return (Box(tuple(lo), tuple(hi)),)
+
+    def within(self, box: Box) -> bool:
+        """Whether all windows of a box lie in the map, so that nothing is padded."""
+        for w, a in zip(self.windows, self.axes):
+            lo, hi = w.need(box.lo[a], box.hi[a])
+            if lo < 0 or hi > self.extent[a]:
+                return False
+        return True
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         """What a window pads."""
@@ -60,7 +68,7 @@ class WindowOp(TileOp):
 
     def pads_by_hand(self, box: Box) -> bool:
         """Whether computing a box makes a padded copy of its input."""
-        return any(self.pads(box))
+        return not self.within(box)
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,7 @@ class SlidingOp(WindowOp):
         return found
 
     def pads_by_hand(self, box: Box) -> bool:
-        return self.own_padding(box) is None
+        return not self.within(box) and self.own_padding(box) is None
 
 
 def axes_of(value: Value, count: int) -> tuple[int, ...] | None:
