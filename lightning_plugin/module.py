@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialize
 from lightning_plugin.execute.build import Initialize, build
+from lightning_plugin.execute.finite import Lost
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.settings import Settings
@@ -78,6 +79,11 @@ class TiledModule(nn.Module):
     def plan(self) -> Plan | None:
         """The plan of the last execution."""
         return self.settings.plan
+
+    @property
+    def lost(self) -> Lost | None:
+        """In the first step whose loss was not finite, what was the first not to be."""
+        return self.settings.lost
 
     @property
     def peak_bytes(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +13,13 @@ from torch import Tensor, nn
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
-from lightning_plugin.errors import BudgetError, PlanError
+from lightning_plugin.errors import BudgetError, EngineError, PlanError
+from lightning_plugin.execute import finite
+from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.validate import validate
+from lightning_plugin.graph import Value
 from lightning_plugin.heap import Heap
 from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.ops import Barrier
@@ -41,6 +46,8 @@ from lightning_plugin.splitting import Splitting
 from lightning_plugin.team import Team
 from lightning_plugin.units import format_bytes
 
+log = logging.getLogger("lightning_plugin")
+
 #: What is held beside a network is rounded up to such a part of the budget, so that a plan does for many steps.
 STEPS = 64
 #: Bytes that may be left of a step that is over: losses and other numbers that somebody keeps.
@@ -58,7 +65,8 @@ class Settings:
     when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
     ran, ``ledger`` what its step used where a budget is kept. ``progress`` tells of steps while they last,
     ``library`` is what they have found of tiles, ``compiler`` what compiles their tapes. ``homes`` are where streamed
-    tensors live, ``owed`` is what optimizers keep for each tensor, by identity.
+    tensors live, ``owed`` is what optimizers keep for each tensor, by identity. ``lost`` is the first operator whose
+    result was not finite, in the first step whose loss was not.
     """
 
     options: Options = field(default_factory=Options)
@@ -76,6 +84,7 @@ class Settings:
     homes: Homes = field(default_factory=Homes, init=False)
     compiler: Compiler | None = field(default=None, init=False)
     owed: dict[int, int] = field(default_factory=dict, init=False)
+    lost: finite.Lost | None = field(default=None, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
@@ -102,14 +111,19 @@ class Settings:
             return marked(self.given, recording)
         options = self.options
         if options.budget is None:
-            forward = Grid(options.tiles) if options.tiles else None
-            backward = Grid(options.backward_tiles) if options.backward_tiles else None
-            return marked(fixed(recording.nodes, forward, backward, halo=options.halo), recording)
+            return self.on_tiles(recording)
 
         if drawn(recording.nodes):  # the next step's splits are others, and so is what their tiles need
             return self.within([], recording, options.budget)
         known = self._plans.setdefault((signature(recording, gradients=not self.accumulates), glass(recording)), [])
         return self.within(known, recording, options.budget)
+
+    def on_tiles(self, recording: Recording) -> Plan:
+        """The plan where the user says how many tiles there are."""
+        options = self.options
+        forward = Grid(options.tiles) if options.tiles else None
+        backward = Grid(options.backward_tiles) if options.backward_tiles else None
+        return marked(fixed(recording.nodes, forward, backward, halo=options.halo), recording)
 
     def within(self, known: list[Plan], recording: Recording, budget: int) -> Plan:
         """The fastest of the known plans that fits beside what the step holds already, or a new one; see [Note: step]
@@ -243,6 +257,42 @@ class Settings:
             self.ledger, self.team, self.options.folder, self.progress, library=self.library, homes=self.homes,
             compiler=self.compiler,
         )  # fmt: skip
+
+    def look(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None:
+        """Where a loss is not finite, find the operator that was the first to make something that is not, once, and
+        say so; see [Note: lost] in `execute.finite`."""
+        if self.lost is not None or not finite.of_small(values, vectors):
+            return
+        first = finite.first_vector(recording.nodes, vectors)
+        if first is None:
+            return
+        node, value, how = first
+        found, more = finite.at_once(recording.nodes, node, value, how), ""
+        if found is None and self.team is not None:
+            more = " (its tiles lie on several ranks, and are not looked at)"
+        elif found is None:
+            try:
+                found = self.look_in_tiles(recording, value, vectors)
+            except EngineError as refused:
+                more = f" (its tiles are not looked at: {refused})"
+        self.lost = found or finite.Lost(how, finite.named(node))
+        log.warning("what is trained for is not finite: %s%s", self.lost, more)
+
+    def look_in_tiles(self, recording: Recording, value: Value, vectors: Mapping[Value, Tensor]) -> finite.Lost | None:
+        """Run what a lost vector is made of once more, within what the step has left of the budget, and look at each
+        tile."""
+        again, known = finite.in_tiles(recording, value, vectors)
+        ran, watch = self.plan, finite.Watch()
+        budget = self.options.budget if self.given is None else self.given.budget or self.given.peak_bytes
+        left = None if budget is None else max(1, budget - self.beside(again))
+        plan = self.on_tiles(again) if left is None else self.search(again, left)
+        if self.ledger is not None:
+            self.settle(plan, again, self.ledger)
+        step = Step(self.ledger, None, self.options.folder, homes=self.homes, watch=watch)
+        with torch.random.fork_rng(devices=[]):
+            run_plan(plan, again.nodes, Frame(again.bindings, known, step))
+        self.plan = ran
+        return watch.found()
 
 
 def glass(recording: Recording) -> tuple[int, ...]:

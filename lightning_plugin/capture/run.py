@@ -27,11 +27,14 @@ def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) ->
     ordinary(b for e in session.effects for b in e.writes)
     with forget_modules(), torch.inference_mode(False):
         try:
-            run(session.recorded(values), session)
+            recording = session.recorded(values)
+            run(recording, session)
         except BaseException:
             for effect in session.effects:  # as in PyTorch, where a forward that failed has moved nothing
                 effect.dormant = True
             raise
+        if session.settings is not None:
+            session.settings.look(recording, values, session.vectors)
         happen(session)
     return session.vectors[values[-1]] if wanted is not None else torch.empty(0)
 

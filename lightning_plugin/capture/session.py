@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,6 +46,7 @@ class ExecutionSettings(Protocol):
     def choose(self, recording: Recording) -> Plan: ...
     def places(self, tensor: Tensor) -> bool: ...
     def begin(self, plan: Plan, recording: Recording) -> Step: ...
+    def look(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None: ...
 
 
 @dataclass(eq=False)

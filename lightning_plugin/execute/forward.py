@@ -122,7 +122,9 @@ class Forward:
                 self.note(i, [box], tiles[0], near)
 
             with self.segment.watching():
-                handed = run_tile(program, tile, handed, self.read, self.vectors, emit, grad=False)
+                handed = run_tile(
+                    program, tile, handed, self.read, self.vectors, emit, grad=False, see=self.segment.see
+                )
 
     def tile(self, members: Sequence[Owned]) -> None:
         """Evaluate a tile once, for all that are identical to it."""

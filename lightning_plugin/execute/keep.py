@@ -65,9 +65,11 @@ def keep(node: Node, frame: Frame, uses: Uses, fused: Mapping[int, Node]) -> Non
             assert isinstance(node.op, TileOp)
             vectors = [frame.vector(v) for v in node.vectors]
             frame.whole[node.outputs[0]] = run_whole(node, frame, tiles, vectors, uses)
-    if ledger is not None:
-        for result in frame.made(node.outputs):
+    for result in frame.made(node.outputs):
+        if ledger is not None:
             ledger.hook(result, before)
+        if frame.step.watch is not None:
+            frame.step.watch.see(node, result)
     del tiles
     uses.done(node, frame)
     if partner is not None:
@@ -115,6 +117,8 @@ def whole(v: Value, frame: Frame) -> Tensor:
         else:
             with frame.step.progress.spending("input"):
                 found = image.read(Box.whole(v.space.extent))
+        if frame.step.watch is not None and v.node is not None:
+            frame.step.watch.see(v.node, found)
     else:
         raise AssertionError(f"{v.label} is neither stored nor kept")
     frame.whole[v] = found

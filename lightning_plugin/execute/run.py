@@ -260,6 +260,8 @@ def call(node: Node, frame: Frame) -> None:
     tensors = [t for t in flat if isinstance(t, Tensor)]
     for v, t in zip(node.outputs, tensors, strict=True):
         frame.vectors[v] = t
+        if frame.step.watch is not None:
+            frame.step.watch.see(node, t)
 
 
 def gather(node: Node, frame: Frame) -> None:

@@ -33,6 +33,7 @@ from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.pieces import strips
 from lightning_plugin.program.program import Program
+from lightning_plugin.program.tape import See
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
 from lightning_plugin.residency.numbered import Numbered
@@ -57,6 +58,11 @@ class SegmentRun:
     @property
     def ledger(self) -> Ledger | None:
         return self.step.ledger
+
+    @property
+    def see(self) -> See | None:
+        """What looks at each tile of each operator, if something does."""
+        return None if self.step.watch is None else self.step.watch.see
 
     @property
     def team(self) -> Team | None:
@@ -152,7 +158,10 @@ class SegmentRun:
         if id(v) in spreads:
             return v.space.narrow(spreads[id(v)], Box.whole(v.space.extent), box)
         with self.step.progress.spending("input"):
-            return self.sources[v].read(box)
+            tile = self.sources[v].read(box)
+        if self.see is not None and v.node is not None:
+            self.see(v.node, tile, [box])
+        return tile
 
     def loop(
         self,
@@ -233,7 +242,7 @@ class SegmentRun:
         """The tapes of a pass over a program's tiles."""
         compiler = self.step.compiler
         takes = compiler is not None and compiler.takes(program, self.scans)
-        return Tapes(program, grid, self.step.library, compiler if takes else None, self.ledger)
+        return Tapes(program, grid, self.step.library, compiler if takes else None, self.ledger, self.see)
 
     def work(self, tapes: Tapes, handle: Callable[[Value], Boundary | None]) -> Iterator[Sequence[Owned]]:
         """All tiles, each with the tiles that are identical to it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from lightning_plugin.execute.finite import Watch
 from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.program.compiled import Compiler
@@ -18,7 +19,8 @@ from lightning_plugin.team import Team
 class Step:
     """How a plan is run: who counts what it holds, the ranks that share its tiles, the folder for maps on the disk
     (None: the system's), who hears of its progress, what is rehearsed, if it is only a rehearsal, what earlier
-    steps have found of tiles, where streamed tensors live, and what compiles tapes, if something does."""
+    steps have found of tiles, where streamed tensors live, what compiles tapes, and what looks at each result, if
+    something does."""
 
     ledger: Ledger | None = None
     team: Team | None = None
@@ -28,6 +30,7 @@ class Step:
     library: Library = field(default_factory=Library)
     homes: Homes = field(default_factory=Homes)
     compiler: Compiler | None = None
+    watch: Watch | None = None
 
     def told(self, work: Iterable[S]) -> Iterator[S]:
         """Groups of tiles, each told to listeners when it is done."""

@@ -25,7 +25,7 @@ from lightning_plugin.ops import TileOp
 from lightning_plugin.program.compiled import OFTEN, Compiled, Compiler
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.structure import structure
-from lightning_plugin.program.tape import Emit, Read, Tape, record
+from lightning_plugin.program.tape import Emit, Read, See, Tape, record
 
 Interval = tuple[int, int]
 #: So many steps of tapes are kept at most: some tens of megabytes.
@@ -169,7 +169,7 @@ class Library:
 
 class Tapes:
     """The tapes of a program on a grid, for one pass over its tiles; a ``compiler`` may compile them, and the operators
-    of those it has are not for the ``ledger`` to see."""
+    of those it has are not for the ``ledger`` to see; ``see`` looks at results."""
 
     def __init__(
         self,
@@ -178,12 +178,14 @@ class Tapes:
         library: Library,
         compiler: Compiler | None = None,
         ledger: Ledger | None = None,
+        see: See | None = None,
     ) -> None:
         self.program = program
         self.grid = grid
         self.found = library.of(program, grid)
         self.compiler = compiler
         self.ledger = ledger
+        self.see = see
         if compiler is not None and not self.found.lasting:
             compiler.refuse(program, "what they compute may be something else in the next step")
             self.compiler = None
@@ -211,7 +213,7 @@ class Tapes:
         if not self.regular:
             need = program.boxes(owned)
             given = [read(v, need[id(v)]) for v in program.reads if id(v) in need]
-            record(program, owned, need).run(given, owned, vectors, emit, grad)
+            record(program, owned, need).run(given, owned, vectors, emit, grad, self.seeing(owned))
             return
         lines = self.found.across(program, owned)
         kind = self.kind(lines)
@@ -220,9 +222,14 @@ class Tapes:
         tiles = [read(program.reads[slot], Box.of(line.held[slot] for line in lines)) for slot in tape.reads]  # type: ignore[misc]
         compiled = None if self.compiler is None or fresh else self.compiled(kind, tape, tiles, vectors, grad)
         if compiled is None:
-            tape.run(tiles, owned, vectors, emit, grad)
+            tape.run(tiles, owned, vectors, emit, grad, self.seeing(owned))
         else:
             compiled(owned, emit)
+
+    def seeing(self, owned: Sequence[Box]) -> Callable[[int, Tensor], None] | None:
+        """What looks at a tile's results, by the places of their operators; None where nobody does."""
+        see, steps = self.see, self.program.steps
+        return None if see is None else lambda place, tile: see(steps[place], tile, owned)
 
     def compiled(
         self, kind: tuple[int, ...], tape: Tape, tiles: list[Any], vectors: Sequence[Any], grad: bool

@@ -29,6 +29,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.program.program import Program
+from lightning_plugin.program.tape import See
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def run_tile(
     vectors: Mapping[int, Tensor],
     emit: Callable[[int, Box, Sequence[Tensor]], None],
     grad: bool,
+    see: See | None = None,
 ) -> dict[int, Tensor]:
     """Evaluate one tile of a scan, as `Tape.run` does of a grid; returns what it hands on, by serial."""
     serial_of = {id(n.outputs[0]): n.serial for n in program.steps if not isinstance(n.op, ReduceOp)}
@@ -187,6 +189,8 @@ def run_tile(
         elif node.serial in tile.fresh or node.serial in tile.carried:
             out = node.outputs[0]
             whole = advance(program, node, tile, held, boxes, vectors, grad)
+            if see is not None:
+                see(node, whole, tile.owned)
             i = stored.get(node.serial, -1)
             if i >= 0 and not tile.owned[i].empty:
                 with torch.set_grad_enabled(grad):

@@ -32,6 +32,8 @@ from lightning_plugin.program.structure import varies
 #: Reads a box of a map: a tile, or what gives it piece by piece.
 Read = Callable[[Value, Box], Tensor | Pieces]
 Emit = Callable[[int, Box, Sequence[Tensor]], None]
+#: Looks at what an operator made of a tile, given what that owns of each target; see [Note: lost] in `execute.finite`.
+See = Callable[[Node, Tensor, Sequence[Box]], None]
 
 
 class Step(NamedTuple):
@@ -70,29 +72,37 @@ class Tape:
         return replace(self, steps=tuple(bound(step, program) for step in self.steps))
 
     def run(
-        self, read: list[Tensor | Pieces], owned: Sequence[Any], vectors: Sequence[Tensor], emit: Emit, grad: bool
+        self,
+        read: list[Tensor | Pieces],
+        owned: Sequence[Any],
+        vectors: Sequence[Tensor],
+        emit: Emit,
+        grad: bool,
+        see: Callable[[int, Tensor], None] | None = None,
     ) -> None:
         """Evaluate one tile, which begins with what was ``read``, and empties that list; ``emit(i, box, tiles)`` gets
-        each target's share: its tile, or a reduction's inputs."""
+        each target's share: its tile, or a reduction's inputs; ``see(place, tile)`` each operator's result."""
         held: list[Any] = [None] * self.slots
         for slot, tile in zip(self.reads, read, strict=True):
             held[slot] = tile
         read.clear()
         tile = None  # type: ignore[assignment]
         with torch.set_grad_enabled(grad):
-            for kernel, _, inputs, places, output, wanted, target, share, drops, _ in self.steps:
+            for kernel, place, inputs, places, output, wanted, target, share, drops, _ in self.steps:
                 tiles: list[Any] = [held[slot] if part is None else part(held[slot]) for slot, part in inputs]
                 if kernel is None:
                     emit(target, owned[target], tiles)
                     del tiles
                 else:
-                    operands = [vectors[place] for place in places]
+                    operands = [vectors[p] for p in places]
                     if grad and not wanted:
                         with torch.no_grad():
                             tile = kernel(tiles, operands)
                     else:
                         tile = kernel(tiles, operands)
                     del tiles
+                    if see is not None:
+                        see(place, tile)
                     if target >= 0:
                         mine = [tile if share is None else share(tile)]
                         emit(target, owned[target], mine)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor, materialize
+from lightning_plugin.execute.finite import Lost
 from lightning_plugin.options import Options, Size, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.optimizers import held_bytes, state_bytes, state_of
@@ -86,6 +87,11 @@ class Tiling:
         """What the last step that was run tile by tile really held on the device at its worst moment: parameters,
         gradients, optimizers' state, and what the step made."""
         return self.settings.peak_bytes
+
+    @property
+    def lost(self) -> Lost | None:
+        """In the first step whose loss was not finite, what was the first not to be."""
+        return self.settings.lost
 
     @property
     def report(self) -> StepReport | None:

@@ -73,7 +73,10 @@ class Events(Callback):
         if self._named > NAMED:
             return
         where = f"epoch {trainer.current_epoch}, batch {batch_idx}, step {trainer.global_step}"
-        self.events.write("loss", step=trainer.global_step, slide=batch["slide"], loss=value)
+        strategy = trainer.strategy
+        lost = strategy.lost if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and self._named == 1 else None
+        first = None if lost is None else str(lost)
+        self.events.write("loss", step=trainer.global_step, slide=batch["slide"], loss=value, first=first)
         log.warning(
             "the loss of slide %s is %s (%s): as in plain PyTorch the run goes on, with weights that may be lost; a "
             "lower model.learning_rate or float32 may help%s",

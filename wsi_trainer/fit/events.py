@@ -37,7 +37,7 @@ EVENTS = {
     "step": ("epoch", "batch", "step", "done", "slide", "loss", "memory", "device_memory"),
     "epoch": ("epoch", "step", "done", "scores"),
     "checkpoint": ("step",),
-    "loss": ("step", "slide", "loss"),
+    "loss": ("step", "slide", "loss", "first"),
     "warning": ("text",),
     "trained": ("step",),
     "error": ("kind", "text"),

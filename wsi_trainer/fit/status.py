@@ -45,6 +45,7 @@ class RunStatus:
     scores: dict[str, Any] | None = None
     last_error: str | None = None
     not_finite: int = 0
+    first_lost: str | None = None
     """Losses that were no finite numbers and are named in the log."""
     warnings: tuple[str, ...] = ()
 
@@ -101,6 +102,9 @@ def _of_process(name: str, records: list[dict[str, Any]]) -> RunStatus:
         scores=epoch.get("scores"),
         last_error=f"{error['kind']}: {error['text']}" if error else None,
         not_finite=sum(record["event"] == "loss" for record in records),
+        first_lost=next(
+            (found for record in records if record["event"] == "loss" and (found := record.get("first"))), None
+        ),
         warnings=tuple(record["text"] for record in records if record["event"] == "warning")[-LAST:],
     )
 

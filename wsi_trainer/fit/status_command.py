@@ -89,7 +89,8 @@ def details(one: RunStatus) -> list[str]:
     if one.scores:
         lines.append(", ".join(f"{k} {v if isinstance(v, str) else format(v, '.4g')}" for k, v in one.scores.items()))
     if one.not_finite:
-        lines.append(f"{one.not_finite} losses were not finite: the log names slides and steps")
+        first = "" if one.first_lost is None else f"; {one.first_lost}"
+        lines.append(f"{one.not_finite} losses were not finite: the log names slides and steps{first}")
     lines += [f"warning: {text}" for text in one.warnings]
     if one.last_error is not None:
         lines.append(f"error: {one.last_error}")

@@ -1,0 +1,119 @@
+"""Where numbers stop being finite: which operator was the first to make one that is not, of finite ones.
+
+[Note: lost] A number that is not finite is *lost*: what is computed from it mostly is, too. Where a small result that
+training follows (a loss) is lost, its recording is looked through once: its vectors are all there, and the first lost
+one among them, in the order in which they were recorded, tells where to look. What it is made of in tiles runs once
+more as a recording of its own, under a plan for what the step has left of the budget, and each tile of each operator
+is looked at. In between nothing has changed: running statistics are written later, numbers that were drawn are among
+the vectors, and the others depend on the step's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import Node, Value, ancestors
+from lightning_plugin.ops import Captured, Gather, ReduceOp, Source
+from lightning_plugin.recording import Recording
+
+#: Results of no more elements are looked at after each run.
+SMALL = 4096
+
+How = Literal["NaN", "infinite"]
+
+
+def lost(t: Tensor) -> How | None:
+    """How a tensor is not finite, if it is not; found without a copy of it."""
+    if t.is_complex():
+        t = torch.view_as_real(t)
+    if not t.is_floating_point() or not t.numel() or t.is_meta:
+        return None
+    least, most = (float(end) for end in torch.aminmax(t.detach()))
+    if least != least or most != most:
+        return "NaN"
+    return "infinite" if max(-least, most) == float("inf") else None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What was the first not to be finite (a result, or what was given), ``where`` of it, and what was infinite before
+    the first NaN."""
+
+    how: How
+    what: str
+    where: str = ""
+    before: Lost | None = None
+
+    def __str__(self) -> str:
+        found = f"the first {'NaN' if self.how == 'NaN' else 'infinite value'} is in {self.what}{self.where}"
+        return found if self.before is None else f"{found}; before it, {self.before}"
+
+
+@dataclass(eq=False)
+class Watch:
+    """What is looked at while a recording is run again: the first operator of those that were recorded whose result is
+    infinite, and the first whose result is NaN."""
+
+    first: dict[How, tuple[int, Lost]] = field(default_factory=dict)
+
+    def see(self, node: Node, tile: Tensor, owned: Sequence[Box] = ()) -> None:
+        """Look at what an operator made of a tile that owns these boxes of its segment's targets."""
+        if "NaN" in self.first and node.serial >= self.first["NaN"][0]:
+            return
+        how = lost(tile)
+        if how is not None and (how not in self.first or node.serial < self.first[how][0]):
+            box = next((b for b in owned if not b.empty), None)
+            self.first[how] = node.serial, Lost(how, named(node), "" if box is None else f", in the tile {box}")
+
+    def found(self) -> Lost | None:
+        """NaN, and what was infinite before it; or what was infinite."""
+        nan, infinite = self.first.get("NaN"), self.first.get("infinite")
+        if nan is None or infinite is None:
+            one = nan or infinite
+            return None if one is None else one[1]
+        if infinite[0] > nan[0]:
+            return nan[1]
+        return replace(nan[1], before=infinite[1])
+
+
+def named(node: Node) -> str:
+    """What a node makes, in words."""
+    return "an image" if isinstance(node.op, Source) else f"the result of {node.label}"
+
+
+def of_small(values: Iterable[Value], vectors: Mapping[Value, Tensor]) -> bool:
+    """Whether a small result that training follows is lost."""
+    found = (vectors[v] for v in values if v.requires_grad and v in vectors)
+    return any(t.numel() <= SMALL and lost(t) is not None for t in found)
+
+
+def first_vector(nodes: Sequence[Node], vectors: Mapping[Value, Tensor]) -> tuple[Node, Value, How] | None:
+    """The first of the vectors, as they were recorded, that is not finite, and its operator."""
+    for node in nodes:
+        for v in node.outputs:
+            if not v.is_map and v in vectors and (how := lost(vectors[v])) is not None:
+                return node, v, how
+    return None
+
+
+def at_once(nodes: Sequence[Node], node: Node, value: Value, how: How) -> Lost | None:
+    """What a lost vector says by itself; None where it is made of tiles that have to be looked at."""
+    if isinstance(node.op, Captured):
+        user = next((n.label for n in nodes if value in n.inputs), "the step")
+        return Lost(how, f"a tensor of shape {value.shape} that {user} uses: it was not finite before the step")
+    return None if isinstance(node.op, (ReduceOp, Gather)) else Lost(how, named(node))
+
+
+def in_tiles(
+    recording: Recording, value: Value, vectors: Mapping[Value, Tensor]
+) -> tuple[Recording, dict[Value, Tensor]]:
+    """What a lost vector is made of, to be run once more; and the vectors that are known."""
+    assert value.node is not None
+    known = {v: t for v, t in vectors.items() if v not in value.node.outputs}
+    return Recording(tuple(ancestors([value], known)), recording.bindings, frozenset(known)), known
