@@ -93,7 +93,7 @@ def every(data: st.DataObject) -> None:
         assume(False)  # a network that looks into its modules
     assume(right is not None and isinstance(out, Tensor) and not out.isfinite().all())
     if way.get("budget") == "least":
-        with pytest.raises(Exception, match="smallest|at least") as refused:
+        with pytest.raises(Exception, match=r"smallest|at least") as refused:
             make_plan(net, LazyImage(x), budget=1)
         way["budget"] = int(1.5 * refused.value.smallest)  # type: ignore[attr-defined]
     tiled = TiledModule(net, **way)
