@@ -1,0 +1,357 @@
+"""Many slides, and many steps: `python -m benchmarks.load slides [--slides 10000]`, `python -m benchmarks.load steps`.
+
+``slides``: small slides go through preprocess, verify, the data path of fit, and view. Time per slide should stay what
+it is and memory should not grow, so each command runs on a tenth of the slides, too, and a time that grows with the
+number of slides, or memory that does, shows in the ratios. Memory is the largest sum over a command's processes, looked
+at twice a second.
+
+``steps``: a training of 5,000 steps at random sizes, with recipes, maps on the disk and streamed parameters. What the
+process holds is compared between the end of the first tenth and the end: memory, on the device as the ledger counts it,
+of the process, and on the disk; open files, threads, and files that were left.
+
+Both write benchmarks/results/load.json, case by case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tifffile
+import torch
+from rich.progress import track
+from torch import nn
+
+from benchmarks.keep import keep_case
+from lightning_plugin import LazyImage, TiledModule
+from wsi_trainer.data.datamodule import DataConfig, SlideData
+from wsi_trainer.slides.convert import STAGING
+
+#: Pixels along a side of a slide, and of its piece of tissue.
+SIDE, TISSUE = 320, 160
+#: Of so many slides the first part, against which all are compared.
+PART = 10
+MIB = 2**20
+
+
+@dataclass
+class Watched:
+    """What a command took, and the memory of its processes while it ran."""
+
+    seconds: float = 0.0
+    output: str = ""
+    bytes: list[int] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        return max(self.bytes, default=0)
+
+
+def memory_of(process: psutil.Process) -> int:
+    """What a process and those that it began hold together; one that has ended meanwhile holds nothing."""
+    found = 0
+    try:
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    for one in family:
+        try:
+            found += one.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def watch(command: Sequence[str]) -> Watched:
+    """Run a command to its end; one that fails says why."""
+    found, begin = Watched(), time.monotonic()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"})
+        while process.poll() is None:
+            found.bytes.append(memory_of(psutil.Process(process.pid)))
+            time.sleep(0.5)
+        found.seconds = time.monotonic() - begin
+        said.seek(0)
+        found.output = said.read()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} has failed:\n{found.output[-3000:]}")
+    return found
+
+
+def wsi_train(*words: str) -> list[str]:
+    return [sys.executable, "-m", "wsi_trainer", *words]
+
+
+# Slides
+
+
+def make_slides(folder: Path, count: int) -> None:
+    """Small slides, no two alike: a piece of tissue on glass."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    for i in track(range(count), "making slides"):
+        path = folder / f"slide{i:06d}.tif"
+        if path.exists():
+            continue
+        pixels = np.full((SIDE, SIDE, 3), 244, np.uint8)
+        y, x = rng.integers(0, SIDE - TISSUE, 2)
+        tissue = rng.normal((190, 110, 160), 18, (TISSUE, TISSUE, 3)).clip(0, 255)
+        pixels[y : y + TISSUE, x : x + TISSUE] = tissue.astype(np.uint8)
+        beside = path.with_suffix(".new")
+        tifffile.imwrite(
+            beside, pixels, tile=(SIDE // 2, SIDE // 2), compression="zlib", photometric="rgb",
+            resolution=(20000, 20000), resolutionunit="CENTIMETER",
+        )  # fmt: skip
+        beside.rename(path)
+
+
+def labelled(out: Path, count: int) -> Path:
+    """A manifest of the first stores, with labels."""
+    path = out.parent / f"labels{count}.csv"
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["slide", "label", "patient"])
+        for i in range(count):
+            table.writerow([str(out / f"slide{i:06d}.zarr"), "ab"[i % 2], f"p{i // 2}"])
+    return path
+
+
+def read_all(manifest: Path) -> dict[str, Any]:
+    """An epoch of the data path of fit: every slide opened, augmented and read once, in the order of training."""
+    begin = time.monotonic()
+    data = SlideData(DataConfig(manifest=manifest, shift=16, stain=0.05, on_error="stop"), ["a", "b"])
+    ready = time.monotonic() - begin
+    seconds, held = [], []
+    process, begin = psutil.Process(), time.monotonic()
+    for batch in data.train_dataloader():
+        assert batch["image"].shape[-1] == SIDE
+        seconds.append(time.monotonic() - begin)
+        held.append(process.memory_info().rss)
+    tenth = max(1, len(seconds) // 10)
+    return {
+        "slides": len(data.records),
+        "read": len(seconds),
+        "seconds until ready": ready,
+        "ms for each": 1000 * seconds[-1] / len(seconds),
+        "last tenth, in first tenths of time": (seconds[-1] - seconds[-1 - tenth]) / seconds[tenth - 1],
+        "growth from the first tenth, MiB": (held[-1] - held[tenth]) / MIB,
+    }
+
+
+def look(what: Path, port: int) -> dict[str, Any]:
+    """A viewer from its start: seconds until its page is there, for each of some answers, and its memory."""
+    begin = time.monotonic()
+    process = subprocess.Popen(wsi_train("view", str(what), "--port", str(port)), stdout=subprocess.DEVNULL)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/", process)
+        ready = time.monotonic() - begin
+        shown = len(json.loads(get(f"http://127.0.0.1:{port}/contents.json"))["slides"])
+        seconds = []
+        for i in random.Random(0).sample(range(shown), min(shown, 200)):
+            begin = time.monotonic()
+            get(f"http://127.0.0.1:{port}/slides/{i}/about.json")
+            get(f"http://127.0.0.1:{port}/slides/{i}/tiles/0/0-0.jpg")
+            seconds.append(time.monotonic() - begin)
+        held = memory_of(psutil.Process(process.pid))
+    finally:
+        process.terminate()
+        process.wait()
+    middle = sorted(seconds)[len(seconds) // 2]
+    return {"slides": shown, "seconds until ready": ready, "ms for each": 1000 * middle, "MiB": held / MIB}
+
+
+def get(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        return bytes(answer.read())
+
+
+def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    while True:
+        if process.poll() is not None:
+            raise RuntimeError(f"the viewer has ended with {process.returncode}")
+        try:
+            get(address)
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+def slides(count: int, folder: Path, workers: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each command on a tenth of the slides and on all of them."""
+    made, out = folder / "slides", folder / "out"
+    make_slides(made, count)
+    part = max(1, count // PART)
+
+    few = folder / "few"
+    few.mkdir(exist_ok=True)
+    for i in range(part):
+        link = few / f"slide{i:06d}.tif"
+        if not link.exists():
+            os.link(made / link.name, link)
+    for name, source, target in (("part", few, folder / "few-out"), ("all", made, out)):
+        shutil.rmtree(target, ignore_errors=True)
+        converted = watch(wsi_train("preprocess", str(source), str(target), "--workers", str(workers)))
+        again = watch(wsi_train("preprocess", str(source), str(target), "--workers", str(workers)))
+        checked = watch(wsi_train("verify", str(target)))
+        there = sum(p.suffix == ".zarr" for p in target.iterdir())
+        assert there == (part if name == "part" else count), f"{there} stores: {converted.output[-500:]}"
+        assert all(p.suffix == ".lock" for p in (target / STAGING).iterdir()), "something was left"
+        size = part if name == "part" else count
+        for what, one in (("preprocess", converted), ("preprocess, nothing to do", again), ("verify", checked)):
+            yield f"{what}, {name}", {"slides": size, "seconds": one.seconds, "peak MiB": one.peak / MIB}
+    for name, size in (("part", part), ("all", count)):
+        manifest = labelled(out, size)
+        command = [sys.executable, "-m", "benchmarks.load", "read", "--manifest", str(manifest)]
+        read = watch(command)
+        yield f"fit's data, {name}", {**json.loads(read.output.splitlines()[-1]), "peak MiB": read.peak / MIB}
+    for name, stores, port in (("part", folder / "few-out", 8871), ("all", out, 8872)):
+        yield f"view, {name}", look(stores, port)
+
+
+# Steps
+
+
+class Net(nn.Module):
+    """Convolutions whose maps go to the disk, and wide layers that are worth streaming."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 16, 3, 1, 1), nn.BatchNorm2d(16),
+            nn.ReLU(), nn.Conv2d(16, 24, 3, 2, 1), nn.ReLU(),
+        )  # fmt: skip
+        wide = (layer for _ in range(6) for layer in (nn.Linear(24, 6000), nn.ReLU(), nn.Linear(6000, 24)))
+        self.wide, self.head = nn.Sequential(*wide), nn.Linear(24, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.wide(self.body(x).mean((2, 3))))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process holds at a moment."""
+
+    ledger: int
+    resident: int
+    disk: int
+    files: int
+    threads: int
+    left: int
+
+    @staticmethod
+    def now(tiled: TiledModule, folder: Path) -> Held:
+        gc.collect()
+        process, ledger = psutil.Process(), tiled.settings.ledger
+        left = [p for p in folder.rglob("*") if p.is_file()]
+        return Held(
+            0 if ledger is None else ledger.live,
+            process.memory_info().rss,
+            sum(p.stat().st_size for p in left),
+            process.num_fds(),
+            threading.active_count(),
+            len(left),
+        )
+
+
+def steps(count: int, budget: str, folder: Path) -> dict[str, Any]:
+    """A training at random sizes; the sizes of the first tenth are those of the others."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net, rng = Net(), random.Random(0)
+    tiled = TiledModule(net, budget=budget, disk=str(folder), parameters="disk")
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
+    sizes = [(rng.randrange(120, 400), rng.randrange(120, 400)) for _ in range(count)]
+    marks: dict[int, Held] = {}
+    peaks, plans, begin = [], set(), time.process_time()
+    seconds = []
+    for i, size in enumerate(track(sizes, "training")):
+        image = torch.randn(1, 3, *size)
+        loss = nn.functional.cross_entropy(tiled(LazyImage(image)), torch.tensor([i % 2]))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert tiled.plan is not None and tiled.peak_bytes <= tiled.plan.budget  # type: ignore[operator]
+        assert bool(loss.isfinite())
+        peaks.append(tiled.peak_bytes)
+        plans.add(tuple((s.forward.counts, s.tier) for s in tiled.plan.segments))
+        seconds.append(time.process_time() - begin)
+        del loss, image
+        if i + 1 in (count // 10, count):
+            marks[i + 1] = Held.now(tiled, folder)
+    early, late = marks[count // 10], marks[count]
+    tenth = count // 10
+    return {
+        "steps": count,
+        "budget": budget,
+        "plans": len(plans),
+        "tiers": sorted({tier for plan in plans for _, tier in plan}),
+        "streamed": len(tiled.plan.on_disk) if tiled.plan is not None else 0,
+        "largest peak, MiB": max(peaks) / MIB,
+        "after a tenth": vars(early),
+        "at the end": vars(late),
+        "growth of the process, MiB": (late.resident - early.resident) / MIB,
+        "ms of a step, second tenth": 1000 * (seconds[2 * tenth - 1] - seconds[tenth - 1]) / tenth,
+        "ms of a step, last tenth": 1000 * (seconds[-1] - seconds[-1 - tenth]) / tenth,
+    }
+
+
+@contextmanager
+def folder_of(given: Path | None) -> Iterator[Path]:
+    """The user's folder, which stays, or one that goes."""
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="load-") as found:
+        yield Path(found)
+
+
+def all_of(cases: Iterator[tuple[str, dict[str, Any]]]) -> None:
+    for case, values in cases:
+        told(case, values)
+
+
+def told(case: str, values: dict[str, Any]) -> None:
+    print(case, values, flush=True)
+    keep_case("load", case, values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["slides", "steps", "read"])
+    parser.add_argument("--slides", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--budget", default="8MiB")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="where slides and stores are made, and stay")
+    parser.add_argument("--manifest", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    work: dict[str, Callable[[Path], None]] = {
+        "slides": lambda at: all_of(slides(options.slides, at, options.workers)),
+        "steps": lambda at: told("steps", steps(options.steps, options.budget, at)),
+        "read": lambda at: print(json.dumps(read_all(options.manifest))),
+    }
+    with folder_of(options.folder) as at:
+        work[options.what](at)
+
+
+if __name__ == "__main__":
+    main()
