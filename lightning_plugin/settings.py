@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_plugin.bounded import put_last
 from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
 from lightning_plugin.errors import BudgetError, EngineError, PlanError
@@ -52,6 +53,8 @@ log = logging.getLogger("lightning_plugin")
 STEPS = 64
 #: Bytes that may be left of a step that is over: losses and other numbers that somebody keeps.
 SCRAPS = 1024
+#: Sizes whose plans are remembered; others are looked up in recipes again.
+MOST_PLANS = 512
 
 
 @dataclass(eq=False)
@@ -115,7 +118,8 @@ class Settings:
 
         if drawn(recording.nodes):  # the next step's splits are others, and so is what their tiles need
             return self.within([], recording, options.budget)
-        known = self._plans.setdefault((signature(recording, gradients=not self.accumulates), glass(recording)), [])
+        key = signature(recording, gradients=not self.accumulates), glass(recording)
+        known = put_last(self._plans, key, self._plans.get(key, []), MOST_PLANS)
         return self.within(known, recording, options.budget)
 
     def on_tiles(self, recording: Recording) -> Plan:

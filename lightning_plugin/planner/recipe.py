@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
+from lightning_plugin.bounded import put_last, shorten
 from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.execute.gradients import FEW
 from lightning_plugin.execute.rehearsal import Pass
@@ -41,6 +42,9 @@ from lightning_plugin.stretch import Note
 NEAR = 1.2
 #: After so many sizes that a formula did not cover, no more are remembered.
 MOST_EXAMPLES = 8
+#: Of so many kinds of tiles, and passes that rehearsals have run, the latest are remembered: images no larger than some
+#: tiles have kinds of their own.
+MOST_KINDS, MOST_PASSES = 32, 4096
 
 
 #: The sizes of the tiles of each grid of a plan that a rehearsal runs.
@@ -141,6 +145,8 @@ class Recipe:
     known: dict[Hashable, Pass]
     examples: dict[Kinds, list[Example]] = field(default_factory=dict)
     formulas: dict[Kinds, Formula | None] = field(default_factory=dict)
+    #: How many sizes were rehearsed.
+    taught: int = 0
 
     @staticmethod
     def of(plan: Plan, network: Network, notes: Sequence[Note]) -> Recipe:
@@ -149,11 +155,6 @@ class Recipe:
         recipe = Recipe(plan, image_of(nodes), references(plan, nodes), positions(nodes), network.rehearsed)
         recipe.learn(plan, network, notes, worst_of(plan, network))
         return recipe
-
-    @property
-    def taught(self) -> int:
-        """How many sizes were rehearsed."""
-        return sum(map(len, self.examples.values()))
 
     def distance(self, nodes: Sequence[Node]) -> float:
         """How many times larger or smaller an image is."""
@@ -176,18 +177,22 @@ class Recipe:
             self.formulas[kinds] = Formula.of(examples)
         formula = self.formulas.get(kinds)
         if formula is not None and formula.covers(worst):
+            put_last(self.examples, kinds, examples, MOST_KINDS)
             return self.foretold(plan, formula.account(value_bytes(nodes)), nodes)
         network.rehearsed = self.known
         notes = noted(plan, network)
+        shorten(self.known, MOST_PASSES)
         self.learn(plan, network, notes, worst)
         return self.foretold(plan, account(notes), nodes)
 
     def learn(self, plan: Plan, network: Network, notes: Sequence[Note], worst: Worst) -> None:
         """Take a rehearsal as an example."""
         sizes, kinds = value_bytes(network.nodes), kinds_of(plan, network.nodes)
-        examples = self.examples.setdefault(kinds, [])
+        examples = put_last(self.examples, kinds, self.examples.get(kinds, []), MOST_KINDS)
+        self.formulas = {k: formula for k, formula in self.formulas.items() if k in self.examples}
         if len(examples) < MOST_EXAMPLES and all(sizes != e.bytes for e in examples):
             examples.append(Example(image_of(network.nodes), sizes, tuple(notes), worst))
+            self.taught += 1
             if tell_apart(network.nodes, examples):
                 self.formulas[kinds] = Formula.of(examples)
 

@@ -7,6 +7,7 @@ import logging
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from lightning_plugin.bounded import put_last
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.plan import Plan
@@ -15,7 +16,7 @@ from lightning_plugin.planner.describe import signature
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.recording import Recording
 from lightning_plugin.rules.split import drawn
-from lightning_plugin.settings import Settings, tensors_of
+from lightning_plugin.settings import MOST_PLANS, Settings, tensors_of
 from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.units import format_bytes
 
@@ -50,7 +51,7 @@ class RunSettings(Settings):
         if self.team is not None:
             self.team.agree(key, DIFFERENT)
         once = drawn(recording.nodes)  # of plans for splits that no other step has, none is kept
-        known = [] if once else self.plans.setdefault(key, [])
+        known = [] if once else put_last(self.plans, key, self.plans.get(key, []), MOST_PLANS)
         before = len(known)
         if self.given is None and self.options.budget is not None:
             plan = self.within(known, recording, self.options.budget)

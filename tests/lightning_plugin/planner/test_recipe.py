@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import lightning_plugin.planner.recipe
 import lightning_plugin.settings
 from lightning_plugin import TiledModule
 from lightning_plugin.boxes import Box, Grid
@@ -64,10 +65,6 @@ def sound(names: list[str]) -> bool:
     return names.count("up") < 2 and ("relu", "relu") not in itertools.pairwise(names)
 
 
-def taught(found: Recipe) -> int:
-    return sum(map(len, found.examples.values()))
-
-
 def compare(examples: int, fixed: int | None) -> int:
     """Formulas with rehearsals, at sizes drawn for networks drawn; how many sizes were looked up."""
     looked_up = 0
@@ -84,9 +81,9 @@ def compare(examples: int, fixed: int | None) -> int:
         found = recipe(module, (450, 440), share)
         for size in others:
             with network(module, size) as here:
-                count = taught(found)
+                count = found.taught
                 plan = found.at(here)
-                looked_up += taught(found) == count
+                looked_up += found.taught == count
                 true = rehearse(plan, Network(here.recording))
                 told = plan.peak_bytes - plan.forecast.reserve_bytes
                 assert true.peak <= told <= 1.01 * true.peak + 1024, (names, size)
@@ -181,3 +178,26 @@ def test_tiles_have_the_sides_that_they_are_given() -> None:
     assert owned[0] == Box((0, 0), (40, 30)) and owned[-1] == Box((80, 30), (100, 59))
     with pytest.raises(ValueError, match="sides"):
         Grid((3, 2), (40,))
+
+
+def test_what_is_remembered_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images no larger than their tiles have kinds of their own, as most small slides do."""
+    monkeypatch.setattr(lightning_plugin.planner.recipe, "MOST_KINDS", 3)
+    monkeypatch.setattr(lightning_plugin.planner.recipe, "MOST_PASSES", 40)
+    monkeypatch.setattr(lightning_plugin.settings, "MOST_PLANS", 4)
+    module = net(["conv", "norm", "relu", "pool", "conv"])
+    tiled = TiledModule(module, budget="2MiB", calls=1)
+    held = []
+    for i in range(24):
+        image = torch.randn(1, 3, 33 + 5 * (i % 12), 97 - 4 * (i % 12))
+        found = tiled(image)
+        found.sum().backward()
+        assert (found - module(image)).abs().max() < 1e-4
+        chosen = tiled.settings
+        recipes = [recipe for recipes in chosen._recipes.values() for recipe in recipes]
+        assert len(chosen._plans) <= 4
+        for one in recipes:
+            assert len(one.examples) <= 3 and set(one.formulas) <= set(one.examples)
+            assert len(one.known) <= 40
+        held.append(sum(one.taught for one in recipes))
+    assert held[-1] > 12  # so many that some were let go of and found again
