@@ -116,8 +116,7 @@ class Ledger:
         if held > self.peak:
             self.peak = held
         if self._stretch is not None:
-            self._stretch.see(self.live)
-            self._stretch.born[key] = storage_bytes
+            self._stretch.made(key, storage_bytes, self.live)
         elif self.notes is not None:
             self.notes.append(Note("made", storage_bytes))
 
@@ -238,8 +237,8 @@ class Ledger:
         assert self.notes is not None
         if self._stretch is None:
             self.notes.append(note)
-        elif self._stretch.born.pop(key, None) is None:
-            self._stretch.lost.append(note)
+        else:
+            self._stretch.gone(key, note)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("splitting",),  # what a user says of splits
     ("ledger",),
     ("bounded", "boxes", "errors", "fakes", "heap", "plan_forecast", "progress", "schedule", "stretch", "units"),
-    ("sums", "dispatch"),
+    ("sums", "dispatch", "trace"),
     ("trees",),  # what is inside lists and dictionaries
     ("passes",),  # what autograd says of the pass under way
     ("private",),  # what is private of PyTorch

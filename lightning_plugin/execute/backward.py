@@ -6,7 +6,7 @@ give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import zip_longest
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.gradients import Gradients
-from lightning_plugin.execute.rehearsal import Pass
+from lightning_plugin.execute.rehearsal import Likeness, Pass
 from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
 from lightning_plugin.execute.sharing import Share, Sharing, Tile
 from lightning_plugin.graph import Value
@@ -121,14 +121,14 @@ class Backward:
                 handle.rest()
                 handle.cotangent.rest()
 
-    def likeness(self) -> Hashable:
+    def likeness(self) -> Likeness | None:
         """What passes like this one have in common; see [Note: known] in `rehearsal`."""
         segment = self.segment
         reads = []
         for v in self.program.reads:
             handle = self.handles.get(id(v))
             begun = handle is not None and handle.cotangent.begun
-            reads.append((lies(v, handle), self.wanted(v), begun))
+            reads.append((self.wanted(v), begun))
         given = tuple(
             None if t.node.serial in self.maps else tuple(g is None for g in self.reduced[t.node.serial][0])
             for t in self.alive
@@ -136,7 +136,8 @@ class Backward:
         leaves = tuple(t.requires_grad for t in self.leaves)
         same = segment.plan.forward == segment.backward_grid
         adders = tuple((i, adder.kept) for i, adder in self.gradients.adders.items())
-        return segment.likeness(self.tapes, self.leaves, "backward", *reads, given, leaves, same, adders)
+        where = [lies(v, self.handles.get(id(v))) for v in self.program.reads]
+        return segment.likeness(self.tapes, self.leaves, where, "backward", *reads, given, leaves, same, adders)
 
     def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
         """What a pass like this one has to make."""

@@ -44,8 +44,8 @@ class Forward:
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
-        where = (lies(v, self.handle(v)) for v in run.program.reads)
-        pass_over(self, run, run.likeness(self.tapes, self.inputs, "forward", *where))
+        where = [lies(v, self.handle(v)) for v in run.program.reads]
+        pass_over(self, run, run.likeness(self.tapes, self.inputs, where, "forward"))
         results: list[Tensor] = []
         for i, target in enumerate(run.program.targets):
             if target.stored is None:

@@ -25,7 +25,7 @@ from lightning_plugin.execute.alike import Owned, groups, is_source, may_be_alik
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.pieces import in_pieces
-from lightning_plugin.execute.rehearsal import Pass, Rehearsal
+from lightning_plugin.execute.rehearsal import Likeness, Pass, Rehearsal
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Pieces, Source
@@ -261,21 +261,25 @@ class SegmentRun:
 
         return groups(tapes, tiles, content) if self.alike else ([owned] for owned in tiles)
 
-    def likeness(self, tapes: Tapes, tensors: Sequence[Tensor], *more: Hashable) -> Hashable:
+    def likeness(
+        self, tapes: Tapes, tensors: Sequence[Tensor], where: Sequence[tuple[str, Any]], *more: Hashable
+    ) -> Likeness | None:
         """What passes have in common of which a rehearsal runs one, and a ledger watches one; None where each has to be
         run, or watched. See [Note: known] in `rehearsal`, [Note: watched] in `ledger`."""
         if self.ledger is None or self.scans:
             return None
         program, plan = tapes.program, self.plan
         if self.rehearsal is not None:
-            tiles = self.rehearsal.likeness(tapes, plan.ahead or bool(program.announced))
+            views = [tier in VIEWED for tier, _ in where]
+            tiles = self.rehearsal.likeness(tapes, plan.ahead or bool(program.announced), views)
         else:
-            tiles = self.watched_before(tapes, self.ledger)
+            before = self.watched_before(tapes, self.ledger)
+            tiles = None if before is None else Likeness(before)
         if tiles is None:
             return None
         lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
         decided = plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces, plan.alike
-        return tiles, decided, (self.alike, bool(self.known)), lie, more
+        return tiles.among(decided, (self.alike, bool(self.known)), lie, tuple(where), more)
 
     def watched_before(self, tapes: Tapes, ledger: Ledger) -> Hashable:
         """How images lie in memory, where a pass over the tiles holds what another on the same tapes has held; else
@@ -335,20 +339,29 @@ class TilePass(Protocol):
     def make(self, known: Pass) -> None: ...
 
 
-def pass_over(work: TilePass, run: SegmentRun, likeness: Hashable) -> None:
-    """Run a pass over tiles, unwatched if one like it was watched; in a rehearsal that has run one like it, make what
-    that made."""
-    if likeness is None or run.ledger is None:
+def pass_over(work: TilePass, run: SegmentRun, likeness: Likeness | None) -> None:
+    """Run a pass over tiles, unwatched if one like it was watched; in a rehearsal that knows it, make what it makes."""
+    ledger, rehearsal = run.ledger, run.rehearsal
+    if likeness is None or ledger is None:
         work.over_tiles()
-        return
-    passes = work.tapes.found.passes if run.rehearsal is None else run.rehearsal.known
-    known = passes.get(likeness)
-    with run.ledger.stretch(known.needs if known is not None and run.rehearsal is None else ()) as stretch:
-        if known is not None and run.rehearsal is not None:
+    elif rehearsal is None:
+        watch_over(work, ledger, likeness.same)
+    elif (known := rehearsal.passes.get(likeness)) is not None:
+        with ledger.stretch():
             work.make(known)
-        else:
-            work.watched = known is None
+    else:
+        with ledger.stretch() as stretch:
             work.over_tiles()
+        rehearsal.passes.learn(likeness, Pass(tuple(stretch.needs), *work.made_now()), stretch.trace)
+
+
+def watch_over(work: TilePass, ledger: Ledger, likeness: Hashable) -> None:
+    """Run a pass over tiles, which is watched if none like it was."""
+    passes = work.tapes.found.passes
+    known = passes.get(likeness)
+    work.watched = known is None
+    with ledger.stretch(() if known is None else known.needs) as stretch:
+        work.over_tiles()
     if known is None:
         passes[likeness] = Pass(tuple(stretch.needs), *work.made_now())
 
@@ -380,9 +393,13 @@ def strides_order(t: Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
 
 
-def lies(v: Value, handle: Boundary | None) -> Hashable:
+#: Where a map lies whose tiles are views of it.
+VIEWED = ("device", "here")
+
+
+def lies(v: Value, handle: Boundary | None) -> tuple[str, Any]:
     """Where a pass over tiles reads a map from."""
     if handle is not None:
         return handle.home.tier, handle.half
     op = v.node.op if v.node is not None else None
-    return (op.lies, op.prefetches) if isinstance(op, Source) else "here"
+    return (op.lies, op.prefetches) if isinstance(op, Source) else ("here", None)

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from lightning_plugin.execute.rehearsal import Pass, kind_of
+from lightning_plugin.execute.rehearsal import Passes, kind_of
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.planner.describe import describe, sizes_of
@@ -38,7 +38,7 @@ class Network:
     below: Mapping[int, str] = field(default_factory=dict)
     space: int | None = None
     #: What rehearsals have run; see [Note: known] in `execute.rehearsal`.
-    rehearsed: dict[Hashable, Pass] = field(default_factory=dict)
+    passes: Passes = field(default_factory=Passes)
     #: Which programs are alike; see [Note: repeats] in `planner.repeats`.
     repeats: Repeats = field(default_factory=Repeats)
     _described: dict[int, Hashable] = field(default_factory=dict)

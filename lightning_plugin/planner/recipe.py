@@ -18,15 +18,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
-from lightning_plugin.bounded import put_last, shorten
+from lightning_plugin.bounded import put_last
 from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.execute.gradients import FEW
-from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import Source
 from lightning_plugin.plan import Plan, SegmentForecast
@@ -44,7 +43,7 @@ NEAR = 1.2
 MOST_EXAMPLES = 8
 #: Of so many kinds of tiles, and passes that rehearsals have run, the latest are remembered: images no larger than some
 #: tiles have kinds of their own.
-MOST_KINDS, MOST_PASSES = 32, 4096
+MOST_KINDS = 32
 
 
 #: The sizes of the tiles of each grid of a plan that a rehearsal runs.
@@ -136,13 +135,12 @@ Kinds = tuple[tuple[tuple[int, ...], bool], ...]
 @dataclass(eq=False)
 class Recipe:
     """A plan, and what was seen of it at the sizes it was used for: ``image`` are the extents of the images it was made
-    for, ``references`` the smallest maps of its segments there, ``known`` what its rehearsals have run."""
+    for, ``references`` the smallest maps of its segments there."""
 
     plan: Plan
     image: tuple[int, ...]
     references: tuple[tuple[int, ...], ...]
     positions: int
-    known: dict[Hashable, Pass]
     examples: dict[Kinds, list[Example]] = field(default_factory=dict)
     formulas: dict[Kinds, Formula | None] = field(default_factory=dict)
     #: How many sizes were rehearsed.
@@ -152,7 +150,7 @@ class Recipe:
     def of(plan: Plan, network: Network, notes: Sequence[Note]) -> Recipe:
         """The recipe of a plan that was rehearsed."""
         nodes = network.nodes
-        recipe = Recipe(plan, image_of(nodes), references(plan, nodes), positions(nodes), network.rehearsed)
+        recipe = Recipe(plan, image_of(nodes), references(plan, nodes), positions(nodes))
         recipe.learn(plan, network, notes, worst_of(plan, network))
         return recipe
 
@@ -179,9 +177,7 @@ class Recipe:
         if formula is not None and formula.covers(worst):
             put_last(self.examples, kinds, examples, MOST_KINDS)
             return self.foretold(plan, formula.account(value_bytes(nodes)), nodes)
-        network.rehearsed = self.known
         notes = noted(plan, network)
-        shorten(self.known, MOST_PASSES)
         self.learn(plan, network, notes, worst)
         return self.foretold(plan, account(notes), nodes)
 

@@ -113,7 +113,7 @@ def noted(plan: Plan, network: Network) -> list[Note]:
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
 
-    step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.likeness, network.rehearsed, network.repeats.once))
+    step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.likeness, network.passes, network.repeats.once))
     with torch.inference_mode(False), MODES.planning:
         frame = scenery(plan, network, step)
         given = list(frame.vectors.values())  # a step's parameters stay when its results go

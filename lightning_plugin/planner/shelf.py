@@ -104,7 +104,7 @@ def read(data: dict[str, Any]) -> Recipe:
         for kinds, listed in data["examples"]
     }
     plan, image, references = Plan.from_json(data["plan"]), fixed(data["image"]), fixed(data["references"])
-    return Recipe(plan, image, references, int(data["positions"]), {}, examples)
+    return Recipe(plan, image, references, int(data["positions"]), examples)
 
 
 def fixed(thing: Any) -> Any:

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, unseen
 from lightning_plugin.ops import TileOp
 from lightning_plugin.program.compiled import OFTEN, Compiled, Compiler
@@ -91,9 +91,10 @@ class Findings:
         place = tuple(min(index, count - 1) for count in self.counts)
         owned = Grid.owned(self.ends, place)
         need = program.boxes(owned)
+        found = list(lies(program, owned, need))
         for axis, i in enumerate(place):
             held = [(need[key].lo[axis], need[key].hi[axis]) if key in need else None for key in program.slots]
-            kind = tuple(lying(program, axis, owned, need))
+            kind = tuple(lying(found, axis))
             self.lines[axis, i] = Line(held, self.kinds.setdefault(kind, len(self.kinds)))
 
     def owned(self, program: Program, grid: Grid) -> Iterable[tuple[Box, ...]]:
@@ -112,28 +113,45 @@ class Findings:
         return steps + boxes
 
 
-def lying(program: Program, axis: int, owned: Sequence[Box], need: Mapping[int, Box]) -> Sequence[Hashable]:
-    """How the boxes of a tile lie to each other on an axis, and what operators mark there."""
-    found: list[Hashable] = []
+class Lie(NamedTuple):
+    """How a tile of a map lies: the ``box`` of it that is held, and what of that a ``node`` reads or, where it is made,
+    what is wanted of it; or None in place of both, where the tile has no share in it."""
+
+    map: Value
+    box: Box | None
+    wanted: Box | None
+    node: Node | None = None
+
+
+def lies(program: Program, owned: Sequence[Box], need: Mapping[int, Box]) -> Iterator[Lie]:
+    """How the tiles of maps lie that a tile reads and makes, in the order of the steps."""
     reducing = {t.node.serial: box for t, box in zip(program.targets, owned, strict=True) if t.stored is None}
-
-    def add(v: Value, box: Box) -> None:
-        here = need[id(v)]
-        found.append((here.hi[axis] - here.lo[axis], box.lo[axis] - here.lo[axis], box.hi[axis] - box.lo[axis]))
-
     for node in program.steps:
         out = reducing.get(node.serial) or need.get(id(node.outputs[0]))
         if out is None:
-            found.append(None)
+            yield Lie(node.outputs[0], None, None)
             continue
         for v, wanted in zip(node.maps, node.op.need(out), strict=True):  # type: ignore[attr-defined]
-            add(v, wanted)
+            yield Lie(v, need[id(v)], wanted)
         if isinstance(node.op, TileOp):
-            found.append((out.hi[axis] - out.lo[axis], node.op.mark(axis, out.lo[axis], out.hi[axis])))
+            yield Lie(node.outputs[0], out, out, node)
     for t, box in zip(program.targets, owned, strict=True):
         if t.stored is not None:
-            add(t.stored, box)
-    return found
+            yield Lie(t.stored, need[id(t.stored)], box)
+
+
+def lying(found: Iterable[Lie], axis: int) -> Sequence[Hashable]:
+    """How the boxes of a tile lie to each other on an axis, and what operators mark there."""
+    return [None if lie.box is None else along(lie, axis) for lie in found]
+
+
+def along(lie: Lie, axis: int) -> Hashable:
+    """How one box lies on an axis."""
+    assert lie.box is not None and lie.wanted is not None
+    lo, hi = lie.box.lo[axis], lie.box.hi[axis]
+    if lie.node is not None:
+        return hi - lo, lie.node.op.mark(axis, lo, hi)  # type: ignore[attr-defined]
+    return hi - lo, lie.wanted.lo[axis] - lo, lie.wanted.hi[axis] - lo
 
 
 class Library:

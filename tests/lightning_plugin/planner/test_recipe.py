@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import lightning_plugin.execute.rehearsal
 import lightning_plugin.planner.recipe
 import lightning_plugin.settings
 from lightning_plugin import TiledModule
@@ -183,7 +184,8 @@ def test_tiles_have_the_sides_that_they_are_given() -> None:
 def test_what_is_remembered_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images no larger than their tiles have kinds of their own, as most small slides do."""
     monkeypatch.setattr(lightning_plugin.planner.recipe, "MOST_KINDS", 3)
-    monkeypatch.setattr(lightning_plugin.planner.recipe, "MOST_PASSES", 40)
+    monkeypatch.setattr(lightning_plugin.execute.rehearsal, "MOST_PASSES", 40)
+    monkeypatch.setattr(lightning_plugin.execute.rehearsal, "MOST_TRACES", 10)
     monkeypatch.setattr(lightning_plugin.settings, "MOST_PLANS", 4)
     module = net(["conv", "norm", "relu", "pool", "conv"])
     tiled = TiledModule(module, budget="2MiB", calls=1)
@@ -198,6 +200,6 @@ def test_what_is_remembered_does_not_grow_with_the_number_of_sizes(monkeypatch: 
         assert len(chosen._plans) <= 4
         for one in recipes:
             assert len(one.examples) <= 3 and set(one.formulas) <= set(one.examples)
-            assert len(one.known) <= 40
+        assert all(len(p.known) <= 40 and len(p.traces) <= 10 for p in chosen._passes.values())
         held.append(sum(one.taught for one in recipes))
     assert held[-1] > 12  # so many that some were let go of and found again
