@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.units import parse_bytes
@@ -20,30 +20,8 @@ HomeTier = Literal["auto", "device", "host", "disk"]
 SPLITS = ("split", "stochastic_split")
 
 
-class Words(TypedDict, total=False):
-    """The options as a user gives them; `Options` says what each means."""
-
-    budget: Size
-    tiles: Tiles
-    backward_tiles: Tiles
-    host_budget: Size
-    disk: bool | str
-    halo: Halo
-    splits: Tiles
-    split_depth: float | str
-    wobble: float
-    half: bool
-    policy: str
-    calls: int
-    parameters: HomeTier
-    chains: Chains
-    compile: Compile
-    trim: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the user said about how to run.
+class RankWords(TypedDict, total=False):
+    """Options as a user gives them, wherever there may be several processes.
 
     Args:
         budget: Device memory that a step may use, such as ``"8GiB"``; it leaves the tiles to the planner.
@@ -60,12 +38,6 @@ class Options:
         split_depth: Up to where: a share of the network's window operators, or the path of a module.
         wobble: How far "stochastic_split" moves each cut at most, as a part of a split's side, below 0.5.
         half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
-        policy: A published technique to plan by instead, for comparison (`planner.policies`).
-        calls: How many calls wait for one backward, each under a plan of its own: the first then leave room in the
-            budget for the others.
-        parameters: Where parameters live that do not fit the device, with their gradients and optimizer's state: on
-            the "host", on the "disk", or "auto", the first of the two that has room; "device" lets none leave. On a CPU
-            the host's memory is the device's: there "auto" is the disk, and "host" memory beside the budget.
         chains: Whether long runs of equal layers are planned as one: as a chain of links, of which few maps are stored
             at a time and the others made again by divide and conquer. "auto" does so in networks of thousands of
             operators.
@@ -75,6 +47,63 @@ class Options:
         trim: Whether the process gives freed memory back to the system where it keeps much more than a budget counts,
             on a CPU. False leaves that to the C library.
     """
+
+    budget: Size
+    tiles: Tiles
+    backward_tiles: Tiles
+    host_budget: Size
+    disk: bool | str
+    halo: Halo
+    splits: Tiles
+    split_depth: float | str
+    wobble: float
+    half: bool
+    chains: Chains
+    compile: Compile
+    trim: bool
+
+
+class StrategyWords(RankWords, total=False):
+    """Options as a user gives them to a strategy for one device.
+
+    Args:
+        parameters: Where parameters live that do not fit the device, with their gradients and optimizer's state: on
+            the "host", on the "disk", or "auto", the first of the two that has room; "device" lets none leave. On a CPU
+            the host's memory is the device's: there "auto" is the disk, and "host" memory beside the budget.
+    """
+
+    parameters: HomeTier
+
+
+class Words(StrategyWords, total=False):
+    """Options as a user gives them to a module or to a plan. A strategy plans all calls of a step together, and
+    policies are for comparison.
+
+    Args:
+        policy: A published technique to plan by instead, for comparison (`planner.policies`).
+        calls: How many calls wait for one backward, each under a plan of its own: the first then leave room in the
+            budget for the others.
+    """
+
+    policy: str
+    calls: int
+
+
+def documented(*words: Any) -> None:
+    """Have words say what those mean that they have of the ones before them: command lines look no further."""
+    said = ""
+    for each in words:
+        first, _, own = (each.__doc__ or "").partition("    Args:\n")
+        said += own.rstrip(" ")
+        each.__doc__ = f"{first}    Args:\n{said}    "
+
+
+documented(RankWords, StrategyWords, Words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user said about how to run; `Words` says what each option means."""
 
     budget: int | None = None
     tiles: tuple[int, ...] | None = None
@@ -86,12 +115,12 @@ class Options:
     split_depth: float | str = 0.5
     wobble: float = 0.2
     half: bool = False
-    policy: str = "auto"
-    calls: int = 1
-    parameters: HomeTier = "auto"
     chains: Chains = "auto"
     compile: Compile = "never"
     trim: bool = True
+    parameters: HomeTier = "auto"
+    policy: str = "auto"
+    calls: int = 1
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.tiles is not None:
@@ -117,29 +146,13 @@ class Options:
             )
 
     @staticmethod
-    def parse(words: Words) -> Options:
-        """Options from what a user gave: sizes may be texts, and one number of tiles stands for every axis."""
-        unknown = words.keys() - Words.__annotations__.keys()
+    def parse(words: RankWords, kind: type[Any] = Words) -> Options:
+        """Options from words of a kind that a user gave."""
+        unknown = words.keys() - kind.__annotations__.keys()
         if unknown:
-            raise TypeError(f"{min(unknown)!r} is no option; those are {', '.join(Words.__annotations__)}")
-        return Options(
-            budget=size(words.get("budget")),
-            tiles=grid(words.get("tiles")),
-            backward_tiles=grid(words.get("backward_tiles")),
-            host_budget=0 if words.get("host_budget") == 0 else size(words.get("host_budget")),
-            disk=words.get("disk", True),
-            halo=words.get("halo", "auto"),
-            splits=grid(words.get("splits")),
-            split_depth=words.get("split_depth", 0.5),
-            wobble=words.get("wobble", 0.2),
-            half=words.get("half", False),
-            policy=words.get("policy", "auto"),
-            calls=words.get("calls", 1),
-            parameters=words.get("parameters", "auto"),
-            chains=words.get("chains", "auto"),
-            compile=words.get("compile", "never"),
-            trim=words.get("trim", True),
-        )
+            raise TypeError(f"{min(unknown)!r} is no option; those are {', '.join(kind.__annotations__)}")
+        found: dict[str, Any] = {name: READ.get(name, as_given)(given) for name, given in words.items()}
+        return Options(**found)
 
     @property
     def splitting(self) -> Splitting | None:
@@ -162,3 +175,17 @@ def grid(tiles: Tiles) -> tuple[int, ...] | None:
     if tiles is None:
         return None
     return (tiles,) if isinstance(tiles, int) else tuple(tiles)
+
+
+def as_given(given: Any) -> Any:
+    return given
+
+
+#: How words are read that are not what they say: sizes may be texts, and one number of tiles stands for every axis.
+READ: Mapping[str, Callable[[Any], Any]] = {
+    "budget": size,
+    "host_budget": lambda given: 0 if given == 0 else size(given),
+    "tiles": grid,
+    "backward_tiles": grid,
+    "splits": grid,
+}

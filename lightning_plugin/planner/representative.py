@@ -58,6 +58,9 @@ def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Ite
         yield from grid.partition([t.map.space.extent for t in program.targets])
         return
     first, *rest = among = candidates(program, grid)
+    if ahead and len(among) < FEW_TILES:  # others of the grid have no share
+        yield from (c.owned for c in among)
+        return
     if not ahead:
         yield first.owned
         yield from (c.owned for c in heaviest(rest, worst))

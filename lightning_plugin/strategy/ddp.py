@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from datetime import timedelta
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_plugin.options import Chains, Compile, Halo, Size, Tiles
+from lightning_plugin.options import Options, RankWords, Size, Words, documented
 from lightning_plugin.strategy.layer_sync import revert, synchronize
 from lightning_plugin.strategy.resume import random_state
 from lightning_plugin.strategy.settle import settle
 from lightning_plugin.strategy.tiling import Tiling
 from lightning_plugin.strategy.together import join, same_batch, same_random_numbers
+
+
+class DDPWords(RankWords, total=False):
+    """Options of a strategy for several devices: the engine's, and Lightning's.
+
+    Args:
+        find_unused_parameters: As in `torch.nn.parallel.DistributedDataParallel`.
+        process_group_backend: ``"nccl"`` or ``"gloo"``; by default what suits the device.
+        start_method: How processes are started: ``"popen"`` runs the script again, the others are those of
+            `multiprocessing`.
+        timeout: How long processes wait for each other.
+        gradient_as_bucket_view: As in `torch.nn.parallel.DistributedDataParallel`.
+        static_graph: As in `torch.nn.parallel.DistributedDataParallel`.
+        bucket_cap_mb: As in `torch.nn.parallel.DistributedDataParallel`.
+        ddp_comm_state: As in Lightning's ``DDPStrategy``, with the hook and the wrapper.
+        ddp_comm_hook: As in Lightning's ``DDPStrategy``.
+        ddp_comm_wrapper: As in Lightning's ``DDPStrategy``.
+        model_averaging_period: As in Lightning's ``DDPStrategy``.
+        cluster_environment: Lightning's cluster environment.
+        parallel_devices: The devices, as Lightning's Trainer sets them.
+        accelerator: Lightning's accelerator.
+        checkpoint_io: Lightning's checkpoint reader and writer.
+        precision_plugin: Lightning's precision plugin.
+    """
+
+    find_unused_parameters: bool
+    process_group_backend: str | None
+    start_method: Literal["popen", "spawn", "fork", "forkserver"]
+    timeout: timedelta | None
+    gradient_as_bucket_view: bool
+    static_graph: bool
+    bucket_cap_mb: int
+    ddp_comm_state: Any
+    ddp_comm_hook: Any
+    ddp_comm_wrapper: Any
+    model_averaging_period: int | None
+    cluster_environment: Any
+    parallel_devices: Any
+    accelerator: Any
+    checkpoint_io: Any
+    precision_plugin: Any
+
+
+documented(RankWords, DDPWords)
 
 
 class ParallelTiling(Tiling):
@@ -31,34 +76,13 @@ class ParallelTiling(Tiling):
     segments is exchanged, and each process holds it whole, on the tier of the plan: the budget of each process is what
     one process alone would need. What fits the budget without tiles is computed by every process.
 
+    Without a budget and without tiles it is most of what is free on an accelerator, half of the machine's memory on a
+    CPU. The options are those of `RankWords`, of each process, and those of Lightning's ``DDPStrategy``.
+
     Args:
-        budget: Device memory that a step may use in each process, such as ``"8GiB"``. Without it and without
-            ``tiles``: most of what is free on an accelerator, half of the machine's memory on a CPU.
-        tiles: Into how many tiles to cut each spatial axis, instead of a budget.
-        backward_tiles: The same for the backward pass, where it should differ.
-        host_budget: Host memory for what does not fit the device.
-        disk: Whether what fits neither may go to temporary files.
-        halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
-            them on ("share"), or "auto", which is faster; or how the network is split ("split", "stochastic_split"),
-            which is an approximation: see `SFTStrategy`.
-        splits: Into how many splits each axis of space is then cut, on every process alike.
-        split_depth: The share of window operators, or the module, where splits end.
-        wobble: The most that a stochastic cut moves, in sides of a split.
-        half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
-        chains: Whether long runs of equal layers are planned as one, with few maps stored at a time: "auto" in networks
-            of thousands of operators, "always" or "never".
-        compile: Whether tiles that come often are compiled: "never", "tiles" (`torch.compile`), or "graphs" (as CUDA
-            graphs besides).
-        trim: Whether the process gives freed memory back to the system where it keeps much more than a budget counts,
-            on a CPU.
+        split: What the processes share: ``"batch"``, or the tiles of each ``"image"``.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
-        split: What the processes share: ``"batch"``, or the tiles of each ``"image"``.
-        find_unused_parameters: As in `torch.nn.parallel.DistributedDataParallel`.
-        process_group_backend: ``"nccl"`` or ``"gloo"``; by default what suits the device.
-        start_method: How processes are started: ``"popen"`` runs the script again, the others are those of
-            `multiprocessing`.
-        options: What else Lightning's ``DDPStrategy`` takes.
     """
 
     strategy_name = "sft_ddp"
@@ -68,41 +92,20 @@ class ParallelTiling(Tiling):
 
     def __init__(
         self,
-        budget: Size = None,
-        tiles: Tiles = None,
-        backward_tiles: Tiles = None,
-        host_budget: Size = None,
-        disk: bool | str = True,
-        tile_over: Size = None,
-        halo: Halo = "auto",
-        splits: Tiles = None,
-        split_depth: float | str = 0.5,
-        wobble: float = 0.2,
-        half: bool = False,
-        chains: Chains = "auto",
-        compile: Compile = "never",
-        trim: bool = True,
         split: Literal["batch", "image"] = "batch",
-        find_unused_parameters: bool = False,
-        process_group_backend: str | None = None,
-        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
-        **options: Any,
+        tile_over: Size = None,
+        **options: Unpack[DDPWords],
     ) -> None:
         if split not in ("batch", "image"):
             raise ValueError(f'split is "batch" or "image", not {split!r}')
-        if split == "image" and halo == "share":
+        if split == "image" and options.get("halo") == "share":
             raise ValueError('tiles that hand rows on run one after the other: with split="image" use halo="recompute"')
-        super().__init__(  # type: ignore[call-arg]
-            find_unused_parameters=find_unused_parameters,
-            process_group_backend=process_group_backend,
-            start_method=start_method,
-            **options,
-        )
-        self._tile(
-            tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, chains=chains, compile=compile,
-            trim=trim, parameters="device",  # ranks add up gradients where their parameters are
-        )  # fmt: skip
+        words: Any = {name: given for name, given in options.items() if name in Words.__annotations__}
+        theirs: dict[str, Any] = {name: given for name, given in options.items() if name not in words}
+        super().__init__(**{"find_unused_parameters": False, **theirs})
+        Options.parse(words, RankWords)
+        words["parameters"] = "device"  # ranks add up gradients where their parameters are
+        self._tile(tile_over, words)
         self._forward_redirection: Any = Settling(self._forward_redirection, self)
         self.split = split
 

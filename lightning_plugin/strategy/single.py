@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from lightning_plugin.options import Chains, Compile, Halo, HomeTier, Size, Tiles
+from lightning_plugin.options import Size, StrategyWords
 from lightning_plugin.strategy.tiling import Tiling
 
 
@@ -16,29 +16,10 @@ class SingleTiling(Tiling):
         Trainer(strategy="sft")                       # within the memory the device has
         Trainer(strategy=SFTStrategy(budget="8GiB"))
 
+    Without a budget and without tiles it is most of what is free on an accelerator, half of the machine's memory on a
+    CPU. The options are those of `StrategyWords`.
+
     Args:
-        budget: Device memory that a step may use, such as ``"8GiB"``. Without it and without ``tiles``:
-            most of what is free on an accelerator, half of the machine's memory on a CPU.
-        tiles: Into how many tiles to cut each spatial axis, instead of a budget.
-        backward_tiles: The same for the backward pass, where it should differ.
-        host_budget: Host memory for what does not fit the device.
-        disk: Whether what fits neither may go to temporary files.
-        halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands
-            them on ("share"), or "auto", which is faster. Two are approximations: with "split" the windows of the first
-            operators see nothing beyond their own split of the image while a module trains, and "stochastic_split" cuts
-            it at other places in each step.
-        splits: Into how many splits to cut each spatial axis, where ``halo`` says that it is split.
-        split_depth: Up to where: a share of the network's window operators, or the path of a module.
-        wobble: How far "stochastic_split" moves each cut at most, as a part of a split's side, below 0.5.
-        half: Keep maps that leave the device as bfloat16. An approximation: gradients lose digits.
-        parameters: Where parameters live that do not fit the device, with their gradients and optimizer's state:
-            "host", "disk", or "auto", the first of the two that has room; "device" lets none leave.
-        chains: Whether long runs of equal layers are planned as one, with few maps stored at a time: "auto" in networks
-            of thousands of operators, "always" or "never".
-        compile: Whether tiles that come often are compiled: "never", "tiles" (`torch.compile`), or "graphs" (as CUDA
-            graphs besides).
-        trim: Whether the process gives freed memory back to the system where it keeps much more than a budget counts,
-            on a CPU.
         tile_over: The size from which on a dense tensor of a batch is tiled; a small part of the budget if
             not given.
         parallel_devices: The device, as Lightning's Trainer sets it.
@@ -51,32 +32,15 @@ class SingleTiling(Tiling):
 
     def __init__(
         self,
-        budget: Size = None,
-        tiles: Tiles = None,
-        backward_tiles: Tiles = None,
-        host_budget: Size = None,
-        disk: bool | str = True,
         tile_over: Size = None,
-        halo: Halo = "auto",
-        splits: Tiles = None,
-        split_depth: float | str = 0.5,
-        wobble: float = 0.2,
-        half: bool = False,
-        parameters: HomeTier = "auto",
-        chains: Chains = "auto",
-        compile: Compile = "never",
-        trim: bool = True,
         parallel_devices: list[torch.device] | None = None,
         accelerator: Any = None,
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
+        **options: Unpack[StrategyWords],
     ) -> None:
         super().__init__(accelerator=accelerator, checkpoint_io=checkpoint_io, precision_plugin=precision_plugin)  # type: ignore[call-arg]
-        self._tile(
-            tile_over, budget=budget, tiles=tiles, backward_tiles=backward_tiles, host_budget=host_budget, disk=disk,
-            halo=halo, splits=splits, split_depth=split_depth, wobble=wobble, half=half, parameters=parameters,
-            chains=chains, compile=compile, trim=trim,
-        )  # fmt: skip
+        self._tile(tile_over, options)
         self.parallel_devices = parallel_devices  # type: ignore[assignment]  # the Trainer fills it in
 
     @property
@@ -96,6 +60,3 @@ class SingleTiling(Tiling):
     @property
     def root_device(self) -> torch.device:
         return self._devices[0] if self._devices else torch.device("cpu")
-
-
-__all__ = ["SingleTiling", "Size", "Tiles"]

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor, materialize
 from lightning_plugin.execute.finite import Lost
-from lightning_plugin.options import Options, Size, Words
+from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.optimizers import held_bytes, state_bytes, state_of
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
@@ -51,9 +51,9 @@ class Tiling:
     _batch: str
     _resumed: dict[str, Any] | None
 
-    def _tile(self, tile_over: Size, **words: Unpack[Words]) -> None:
+    def _tile(self, tile_over: Size, words: StrategyWords) -> None:
         """Keep the user's choices; called by the constructors."""
-        options = Options.parse(words)
+        options = Options.parse(words, StrategyWords)
         self.settings = RunSettings(options, chosen=options.budget is not None or options.tiles is not None)
         self._tile_over = tile_over
         self._least = 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from torch import nn
 
 from lightning_plugin import SFTDDPStrategy, SFTStrategy, TiledModule, make_plan
-from lightning_plugin.options import Options, Words
+from lightning_plugin.options import Options, RankWords, StrategyWords, Words
+from lightning_plugin.strategy.ddp import DDPWords
 
 NET = nn.Conv2d(3, 2, 3)
 
@@ -25,13 +27,24 @@ def test_words_and_fields_are_the_same() -> None:
     assert list(Words.__annotations__) == list(Options.__dataclass_fields__)
 
 
+def test_each_word_says_what_it_means() -> None:
+    """Where it is said, and once: command lines take it from there."""
+    for words in (RankWords, StrategyWords, Words, DDPWords):
+        said = re.findall(r"(?m)^ +(\w+): ", words.__doc__ or "")
+        assert sorted(said) == sorted(words.__annotations__), words
+
+
 @pytest.mark.parametrize("strategy", [SFTStrategy, SFTDDPStrategy])
 def test_strategies_take_what_modules_take(strategy: type) -> None:
     """All but these: a strategy plans a step's calls together, and policies are for comparison; of several devices each
     holds all parameters."""
     several = strategy is SFTDDPStrategy
     missing = {"policy", "calls", "parameters"} if several else {"policy", "calls"}
-    assert Words.__annotations__.keys() - inspect.signature(strategy).parameters.keys() == missing
+    taken = get_type_hints(inspect.unwrap(strategy.__init__))["options"].__args__[0].__annotations__  # type: ignore[misc]
+    assert Words.__annotations__.keys() - taken.keys() == missing
+    for name in missing:
+        with pytest.raises(TypeError, match=f"'{name}' is no option"):
+            strategy(**{name: "host" if name == "parameters" else 1})
     words: Any = {"budget": "2GiB", "disk": False, "halo": "recompute", "half": True}
     made: Any = strategy(**words)
     words["parameters"] = "device" if several else "auto"

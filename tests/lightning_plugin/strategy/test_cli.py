@@ -69,3 +69,12 @@ def test_a_wrong_argument_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with pytest.raises(SystemExit):
         cli(monkeypatch, "--trainer.strategy=lightning_plugin.SFTStrategy", "--trainer.strategy.bugdet=8GiB", run=False)
     assert "bugdet" in capsys.readouterr().err
+
+
+def test_the_help_says_what_options_mean(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("SFTStrategy", "SFTDDPStrategy"):
+        with pytest.raises(SystemExit):
+            cli(monkeypatch, f"--trainer.strategy.help=lightning_plugin.{name}", run=False)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "--trainer.strategy.budget" in said and "Device memory that a step may use" in said, said
+        assert "--trainer.strategy.tile_over" in said and "--trainer.strategy.trim" in said
