@@ -17,8 +17,9 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.gradients import Gradients
 from lightning_plugin.execute.rehearsal import Likeness, Pass
-from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
+from lightning_plugin.execute.segment import SegmentRun, lies, outline
 from lightning_plugin.execute.sharing import Share, Sharing, Tile
+from lightning_plugin.execute.tile_pass import pass_over
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.passes import will_run

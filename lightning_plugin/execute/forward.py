@@ -12,7 +12,8 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
 from lightning_plugin.execute.rehearsal import Pass
-from lightning_plugin.execute.segment import SegmentRun, lies, outline, pass_over
+from lightning_plugin.execute.segment import SegmentRun, lies, outline
+from lightning_plugin.execute.tile_pass import pass_over
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.program.scan import run_tile, scan

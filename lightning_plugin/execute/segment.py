@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from lightning_plugin.execute.alike import Owned, groups, is_source, may_be_alik
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.pieces import in_pieces
-from lightning_plugin.execute.rehearsal import Likeness, Pass, Rehearsal
+from lightning_plugin.execute.rehearsal import Likeness, Rehearsal
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Pieces, Source
@@ -326,44 +326,6 @@ class SegmentRun:
     def constants(self, v: Value) -> Constants | None:
         """New cells in which a stored map may be noted as constant, where it may be."""
         return Constants(v.space.extent) if self.known else None
-
-
-class TilePass(Protocol):
-    """Forward or backward of a segment; ``watched``: the ledger watches the first tile of each kind."""
-
-    tapes: Tapes
-    watched: bool
-
-    def over_tiles(self) -> None: ...
-    def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]: ...
-    def make(self, known: Pass) -> None: ...
-
-
-def pass_over(work: TilePass, run: SegmentRun, likeness: Likeness | None) -> None:
-    """Run a pass over tiles, unwatched if one like it was watched; in a rehearsal that knows it, make what it makes."""
-    ledger, rehearsal = run.ledger, run.rehearsal
-    if likeness is None or ledger is None:
-        work.over_tiles()
-    elif rehearsal is None:
-        watch_over(work, ledger, likeness.same)
-    elif (known := rehearsal.passes.get(likeness)) is not None:
-        with ledger.stretch():
-            work.make(known)
-    else:
-        with ledger.stretch() as stretch:
-            work.over_tiles()
-        rehearsal.passes.learn(likeness, Pass(tuple(stretch.needs), *work.made_now()), stretch.trace)
-
-
-def watch_over(work: TilePass, ledger: Ledger, likeness: Hashable) -> None:
-    """Run a pass over tiles, which is watched if none like it was."""
-    passes = work.tapes.found.passes
-    known = passes.get(likeness)
-    work.watched = known is None
-    with ledger.stretch(() if known is None else known.needs) as stretch:
-        work.over_tiles()
-    if known is None:
-        passes[likeness] = Pass(tuple(stretch.needs), *work.made_now())
 
 
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:
