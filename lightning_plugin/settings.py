@@ -36,7 +36,7 @@ from lightning_plugin.planner.lower import lower_tiers
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.recipe import NEAR, Recipe
+from lightning_plugin.planner.recipe import NEAR, Recipe, positions
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
@@ -314,13 +314,18 @@ def marked(plan: Plan, recording: Recording) -> Plan:
 
 
 def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:
-    """What the recipe for the nearest size comes to, of those that keep the budget."""
+    """What the recipe for the nearest size comes to, of those that keep the budget. One that did not keep it for an
+    image is not asked about larger ones."""
+    size = positions(network.nodes)
     for recipe in sorted(recipes, key=lambda recipe: recipe.distance(network.nodes)):
         if recipe.distance(network.nodes) > NEAR:
             break
+        if size >= recipe.too_large:
+            continue
         plan = recipe.at(network)
         if plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes <= usable(budget):
             return plan
+        recipe.too_large = size
     return None
 
 

@@ -145,6 +145,8 @@ class Recipe:
     formulas: dict[Kinds, Formula | None] = field(default_factory=dict)
     #: How many sizes were rehearsed.
     taught: int = 0
+    #: The fewest positions of an image with which the plan did not keep the budget.
+    too_large: float = math.inf
 
     @staticmethod
     def of(plan: Plan, network: Network, notes: Sequence[Note]) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import RATES
 from lightning_plugin.planner.recipe import Recipe
 from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.settings import known_for
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 LAYERS: dict[str, Any] = {
@@ -203,3 +205,22 @@ def test_what_is_remembered_does_not_grow_with_the_number_of_sizes(monkeypatch: 
         assert all(len(p.known) <= 40 and len(p.traces) <= 10 for p in chosen._passes.values())
         held.append(sum(one.taught for one in recipes))
     assert held[-1] > 12  # so many that some were let go of and found again
+
+
+def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
+    module = net(["conv", "relu", "conv"])
+    found = recipe(module, (300, 310), 0.3)
+    asked: list[int] = []
+
+    class Asked(Recipe):
+        def at(self, network: Network) -> Any:
+            asked.append(lightning_plugin.planner.recipe.positions(network.nodes))
+            return super().at(network)
+
+    counting = Asked(**{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
+    with network(module, (310, 312)) as here:
+        assert known_for([counting], here, 1 << 16, 1) is None and len(asked) == 1
+    with network(module, (311, 312)) as here:
+        assert known_for([counting], here, 1 << 16, 1) is None and len(asked) == 1
+    with network(module, (299, 308)) as here:
+        assert known_for([counting], here, 1 << 30, 1) is not None and len(asked) == 2
