@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
+import itertools
 import json
 import os
 import random
@@ -49,6 +50,8 @@ from wsi_trainer.slides.convert import STAGING
 SIDE, TISSUE = 320, 160
 #: Of so many slides the first part, against which all are compared.
 PART = 10
+#: A training is looked at so often.
+MARKS = 50
 MIB = 2**20
 
 
@@ -271,19 +274,36 @@ class Held:
         )
 
 
-def steps(count: int, budget: str, folder: Path) -> dict[str, Any]:
-    """A training at random sizes; the sizes of the first tenth are those of the others."""
+@dataclass(frozen=True)
+class Mark:
+    """What a process holds after so many steps, and seconds of the processor and of the clock before and after it was
+    looked at."""
+
+    step: int
+    held: Held
+    before: float
+    after: float
+    clock_before: float
+    clock_after: float
+
+    @staticmethod
+    def now(step: int, tiled: TiledModule, folder: Path) -> Mark:
+        before, clock = time.process_time(), time.monotonic()
+        return Mark(step, Held.now(tiled, folder), before, time.process_time(), clock, time.monotonic())
+
+
+def steps(count: int, budget: str, folder: Path, minutes: float | None) -> dict[str, Any]:
+    """A training at random sizes; the sizes of the first tenth are those of the others. It may be cut short, and says
+    how many steps there were."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net, rng = Net(), random.Random(0)
     tiled = TiledModule(net, budget=budget, disk=str(folder), parameters="disk")
     optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
-    sizes = [(rng.randrange(120, 400), rng.randrange(120, 400)) for _ in range(count)]
-    marks: dict[int, Held] = {}
-    peaks, plans, begin = [], set(), time.process_time()
-    seconds = []
-    for i, size in enumerate(track(sizes, "training")):
-        image = torch.randn(1, 3, *size)
+    peaks, plans, marks = [], set(), [Mark.now(0, tiled, folder)]
+    every, asked, ends = max(1, count // MARKS), count, None if minutes is None else time.monotonic() + 60 * minutes
+    for i in track(range(count), "training"):
+        image = torch.randn(1, 3, rng.randrange(120, 400), rng.randrange(120, 400))
         loss = nn.functional.cross_entropy(tiled(LazyImage(image)), torch.tensor([i % 2]))
         loss.backward()
         optimizer.step()
@@ -292,25 +312,46 @@ def steps(count: int, budget: str, folder: Path) -> dict[str, Any]:
         assert bool(loss.isfinite())
         peaks.append(tiled.peak_bytes)
         plans.add(tuple((s.forward.counts, s.tier) for s in tiled.plan.segments))
-        seconds.append(time.process_time() - begin)
         del loss, image
-        if i + 1 in (count // 10, count):
-            marks[i + 1] = Held.now(tiled, folder)
-    early, late = marks[count // 10], marks[count]
-    tenth = count // 10
+        if (i + 1) % every == 0:
+            marks.append(Mark.now(i + 1, tiled, folder))
+            if ends is not None and time.monotonic() > ends:
+                break
+    tenth = MARKS // 10
+    early, late = marks[tenth], marks[-1]
     return {
-        "steps": count,
+        "steps": late.step,
+        "steps asked for": asked,
         "budget": budget,
         "plans": len(plans),
         "tiers": sorted({tier for plan in plans for _, tier in plan}),
         "streamed": len(tiled.plan.on_disk) if tiled.plan is not None else 0,
         "largest peak, MiB": max(peaks) / MIB,
-        "after a tenth": vars(early),
-        "at the end": vars(late),
-        "growth of the process, MiB": (late.resident - early.resident) / MIB,
-        "ms of a step, second tenth": 1000 * (seconds[2 * tenth - 1] - seconds[tenth - 1]) / tenth,
-        "ms of a step, last tenth": 1000 * (seconds[-1] - seconds[-1 - tenth]) / tenth,
+        "after a tenth": vars(early.held),
+        "at the end": vars(late.held),
+        "growth of the process, MiB": (late.held.resident - early.held.resident) / MIB,
+        "ms of a step, second tenth": ms_of(marks[tenth], marks[2 * tenth]),
+        "ms of a step, last tenth": ms_of(marks[-1 - tenth], late),
+        "over steps": [
+            {
+                "step": b.step,
+                "resident MiB": b.held.resident / MIB,
+                "ms": ms_of(a, b),
+                "ms by the clock": clock_of(a, b),
+            }
+            for a, b in itertools.pairwise(marks)
+        ],
     }
+
+
+def ms_of(a: Mark, b: Mark) -> float:
+    """Of the processor, for a step between two marks."""
+    return 1000 * (b.before - a.after) / (b.step - a.step)
+
+
+def clock_of(a: Mark, b: Mark) -> float:
+    """By the clock: the machine may have had other work."""
+    return 1000 * (b.clock_before - a.clock_after) / (b.step - a.step)
 
 
 @contextmanager
@@ -339,6 +380,7 @@ def main() -> None:
     parser.add_argument("what", choices=["slides", "steps", "read"])
     parser.add_argument("--slides", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--minutes", type=float, help="ends steps after so many minutes, and says how many there were")
     parser.add_argument("--budget", default="8MiB")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where slides and stores are made, and stay")
@@ -346,7 +388,7 @@ def main() -> None:
     options = parser.parse_args()
     work: dict[str, Callable[[Path], None]] = {
         "slides": lambda at: all_of(slides(options.slides, at, options.workers)),
-        "steps": lambda at: told("steps", steps(options.steps, options.budget, at)),
+        "steps": lambda at: told("steps", steps(options.steps, options.budget, at, options.minutes)),
         "read": lambda at: print(json.dumps(read_all(options.manifest))),
     }
     with folder_of(options.folder) as at:
