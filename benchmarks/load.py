@@ -3,7 +3,8 @@
 ``slides``: small slides go through preprocess, verify, the data path of fit, and view. Time per slide should stay what
 it is and memory should not grow, so each command runs on a tenth of the slides, too, and a time that grows with the
 number of slides, or memory that does, shows in the ratios. Memory is the largest sum over a command's processes, looked
-at twice a second.
+at twice a second. Milliseconds are those of processors, and beside them those of the clock, which count what the disk
+takes and whatever else the machine does.
 
 ``steps``: a training of 5,000 steps at random sizes, with recipes, maps on the disk and streamed parameters. What the
 process holds is compared between the end of the first tenth and the end: memory, on the device as the ledger counts it,
@@ -21,6 +22,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -57,46 +59,83 @@ MIB = 2**20
 
 @dataclass
 class Watched:
-    """What a command took, and the memory of its processes while it ran."""
+    """What a command took, of the clock and of processors, and moment by moment the time, the seconds of processors
+    and the memory of its processes."""
 
     seconds: float = 0.0
+    processor: float = 0.0
     output: str = ""
-    bytes: list[int] = field(default_factory=list)
+    moments: list[tuple[float, float, int]] = field(default_factory=list)
 
     @property
     def peak(self) -> int:
-        return max(self.bytes, default=0)
+        return max((held for _, _, held in self.moments), default=0)
+
+    def of(self, slides: int) -> dict[str, Any]:
+        """What is kept of a command on so many slides."""
+        return {
+            "slides": slides,
+            "seconds": self.seconds,
+            "processor seconds": self.processor,
+            "peak MiB": self.peak / MIB,
+        }
+
+    def tenths(self, out: Path) -> list[dict[str, float]]:
+        """Milliseconds a slide, tenth by tenth, by when their stores were there."""
+        ends = sorted(path.stat().st_mtime for path in out.glob("*.zarr/manifest.json"))
+        when, used, _ = zip(*self.moments, strict=True)
+        found, last, size = [], (when[0], used[0]), len(ends) / PART
+        for tenth in range(1, PART + 1):
+            end = ends[round(tenth * size) - 1]
+            now = end, float(np.interp(end, when, used))
+            clock, processor = (1000 * (b - a) / size for a, b in zip(last, now, strict=True))
+            found.append({"slides": round(tenth * size), "ms": processor, "ms by the clock": clock})
+            last = now
+        return found
 
 
 def memory_of(process: psutil.Process) -> int:
-    """What a process and those that it began hold together; one that has ended meanwhile holds nothing."""
-    found = 0
+    """What a process and those that it began hold together."""
+    return use_of(process)[1]
+
+
+def use_of(process: psutil.Process) -> tuple[float, int]:
+    """Seconds of processors that a process and those that it began have used, and what they hold together; one that has
+    ended meanwhile holds nothing."""
+    used, found = 0.0, 0
     try:
         family = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return 0
+        return 0.0, 0
     for one in family:
         try:
             found += one.memory_info().rss
+            used += sum(one.cpu_times())
         except psutil.NoSuchProcess:
             continue
-    return found
+    return used, found
 
 
 def watch(command: Sequence[str]) -> Watched:
     """Run a command to its end; one that fails says why."""
-    found, begin = Watched(), time.monotonic()
+    found, begin, before = Watched(), time.monotonic(), spent()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"})
         while process.poll() is None:
-            found.bytes.append(memory_of(psutil.Process(process.pid)))
+            found.moments.append((time.time(), *use_of(psutil.Process(process.pid))))
             time.sleep(0.5)
-        found.seconds = time.monotonic() - begin
+        found.seconds, found.processor = time.monotonic() - begin, spent() - before
         said.seek(0)
         found.output = said.read()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} has failed:\n{found.output[-3000:]}")
     return found
+
+
+def spent() -> float:
+    """Seconds of processors of all processes that this one began and that have ended."""
+    use = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return use.ru_utime + use.ru_stime
 
 
 def wsi_train(*words: str) -> list[str]:
@@ -142,19 +181,22 @@ def read_all(manifest: Path) -> dict[str, Any]:
     begin = time.monotonic()
     data = SlideData(DataConfig(manifest=manifest, shift=16, stain=0.05, on_error="stop"), ["a", "b"])
     ready = time.monotonic() - begin
-    seconds, held = [], []
-    process, begin = psutil.Process(), time.monotonic()
+    seconds, used, held = [], [], []
+    process, begin, began = psutil.Process(), time.monotonic(), time.process_time()
     for batch in data.train_dataloader():
         assert batch["image"].shape[-1] == SIDE
         seconds.append(time.monotonic() - begin)
+        used.append(time.process_time() - began)
         held.append(process.memory_info().rss)
     tenth = max(1, len(seconds) // 10)
     return {
         "slides": len(data.records),
         "read": len(seconds),
         "seconds until ready": ready,
-        "ms for each": 1000 * seconds[-1] / len(seconds),
-        "last tenth, in first tenths of time": (seconds[-1] - seconds[-1 - tenth]) / seconds[tenth - 1],
+        "ms for each": 1000 * used[-1] / len(used),
+        "ms for each by the clock": 1000 * seconds[-1] / len(seconds),
+        "last tenth, in first tenths": (used[-1] - used[-1 - tenth]) / used[tenth - 1],
+        "last tenth, in first tenths by the clock": (seconds[-1] - seconds[-1 - tenth]) / seconds[tenth - 1],
         "growth from the first tenth, MiB": (held[-1] - held[tenth]) / MIB,
     }
 
@@ -212,6 +254,7 @@ def slides(count: int, folder: Path, workers: int) -> Iterator[tuple[str, dict[s
     for name, source, target in (("part", few, folder / "few-out"), ("all", made, out)):
         shutil.rmtree(target, ignore_errors=True)
         converted = watch(wsi_train("preprocess", str(source), str(target), "--workers", str(workers)))
+        tenths = converted.tenths(target)
         again = watch(wsi_train("preprocess", str(source), str(target), "--workers", str(workers)))
         checked = watch(wsi_train("verify", str(target)))
         there = sum(p.suffix == ".zarr" for p in target.iterdir())
@@ -219,7 +262,7 @@ def slides(count: int, folder: Path, workers: int) -> Iterator[tuple[str, dict[s
         assert all(p.suffix == ".lock" for p in (target / STAGING).iterdir()), "something was left"
         size = part if name == "part" else count
         for what, one in (("preprocess", converted), ("preprocess, nothing to do", again), ("verify", checked)):
-            yield f"{what}, {name}", {"slides": size, "seconds": one.seconds, "peak MiB": one.peak / MIB}
+            yield f"{what}, {name}", one.of(size) | ({"over slides": tenths} if one is converted else {})
     for name, size in (("part", part), ("all", count)):
         manifest = labelled(out, size)
         command = [sys.executable, "-m", "benchmarks.load", "read", "--manifest", str(manifest)]
