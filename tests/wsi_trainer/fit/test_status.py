@@ -176,9 +176,15 @@ def test_a_bundle_has_no_names_no_paths_and_no_pixels(
 def test_a_run_that_fails_offers_a_bundle_and_writes_it_where_all_was_asked_for(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], debug: bool
 ) -> None:
-    def broken(*_: Any) -> Any:
-        raise ZeroDivisionError("a fault")
+    right, steps = SlideClassifier._loss, []
 
+    def broken(self: SlideClassifier, *rest: Any) -> Tensor:
+        steps.append(self)
+        if self.training and len(steps) > 6:
+            raise ZeroDivisionError("a fault")
+        return right(self, *rest)
+
+    words = [word for word in words if "budget" not in word] + ["--train.budget=64MiB"]
     monkeypatch.setattr(SlideClassifier, "_loss", broken)
     run = tmp_path / "run"
     for attempt in range(2 if debug else 1):
@@ -191,6 +197,7 @@ def test_a_run_that_fails_offers_a_bundle_and_writes_it_where_all_was_asked_for(
     for name in written:
         with zipfile.ZipFile(run / name) as file:
             records = json.loads(file.read("events.json"))
+            assert json.loads(file.read("plan.json"))["segments"], "the plan of the steps that there were"
             assert [r["outcome"] for r in records if r["event"] == "end"][-1] == "failed"
             assert [r["kind"] for r in records if r["event"] == "error"][-1] == "ZeroDivisionError"
 
