@@ -147,7 +147,8 @@ def load(data: Any) -> str:
             f"\nAn epoch of fit's data path opened, augmented and read {reads['read']:,} slides: the last tenth took "
             f"{reads['last tenth, in first tenths']:.2f} times the first one's processor time, and the process grew by "
             f"{reads['growth from the first tenth, MiB']:.0f} MiB from the first tenth on. For `view`, milliseconds "
-            "are those from the request of a slide and its first tile to their answers.\n"
+            "are those from the request of a slide and its first tile to their answers. To read a manifest of "
+            f"{reads['slides']:,} slides and divide them took {reads['seconds until ready']:.1f} s.\n"
         )
     if "over slides" in cases.get("preprocess, all", {}):
         draw_slides(cases, FIGURES / "load-slides.png")

@@ -75,7 +75,7 @@ def test_what_overflows_is_lost_as_in_pytorch_and_named(
     cast = autocast and dtype == torch.float16  # products are float32's, and overflow where the next layer casts them
     first = tiled.lost.before or tiled.lost if tiled.lost else None
     assert first is not None and first.how == "infinite"
-    assert ("_to_copy" if cast else "of mul") in first.what, tiled.lost
+    assert ("a cast to float16" if cast else "of mul") in first.what, tiled.lost
 
 
 def test_a_scaler_skips_the_steps_that_it_skips_for_pytorch() -> None:
