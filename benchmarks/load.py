@@ -3,7 +3,8 @@
 ``slides``: small slides go through preprocess, verify, the data path of fit, and view. Time per slide should stay what
 it is and memory should not grow, so each command runs on a tenth of the slides, too, and a time that grows with the
 number of slides, or memory that does, shows in the ratios. Memory is the largest sum over a command's processes, looked
-at twice a second.
+at twice a second. Milliseconds are those of processors, and beside them those of the clock, which count what the disk
+takes and whatever else the machine does.
 
 ``steps``: a training of 5,000 steps at random sizes, with recipes, maps on the disk and streamed parameters. What the
 process holds is compared between the end of the first tenth and the end: memory, on the device as the ledger counts it,
@@ -16,15 +17,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +36,10 @@ from typing import Any
 import numpy as np
 import psutil
 import tifffile
-import torch
 from rich.progress import track
-from torch import nn
 
 from benchmarks.keep import keep_case
-from lightning_plugin import LazyImage, TiledModule
+from benchmarks.soak import MIB, steps
 from wsi_trainer.data.datamodule import DataConfig, SlideData
 from wsi_trainer.slides.convert import STAGING
 
@@ -49,51 +47,87 @@ from wsi_trainer.slides.convert import STAGING
 SIDE, TISSUE = 320, 160
 #: Of so many slides the first part, against which all are compared.
 PART = 10
-MIB = 2**20
 
 
 @dataclass
 class Watched:
-    """What a command took, and the memory of its processes while it ran."""
+    """What a command took, of the clock and of processors, and moment by moment the time, the seconds of processors
+    and the memory of its processes."""
 
     seconds: float = 0.0
+    processor: float = 0.0
     output: str = ""
-    bytes: list[int] = field(default_factory=list)
+    moments: list[tuple[float, float, int]] = field(default_factory=list)
 
     @property
     def peak(self) -> int:
-        return max(self.bytes, default=0)
+        return max((held for _, _, held in self.moments), default=0)
+
+    def of(self, slides: int) -> dict[str, Any]:
+        """What is kept of a command on so many slides."""
+        return {
+            "slides": slides,
+            "seconds": self.seconds,
+            "processor seconds": self.processor,
+            "peak MiB": self.peak / MIB,
+        }
+
+    def tenths(self, out: Path) -> list[dict[str, float]]:
+        """Milliseconds a slide, tenth by tenth, by when their stores were there."""
+        ends = sorted(path.stat().st_mtime for path in out.glob("*.zarr/manifest.json"))
+        when, used, _ = zip(*self.moments, strict=True)
+        found, last, size = [], (when[0], used[0]), len(ends) / PART
+        for tenth in range(1, PART + 1):
+            end = ends[round(tenth * size) - 1]
+            now = end, float(np.interp(end, when, used))
+            clock, processor = (1000 * (b - a) / size for a, b in zip(last, now, strict=True))
+            found.append({"slides": round(tenth * size), "ms": processor, "ms by the clock": clock})
+            last = now
+        return found
 
 
 def memory_of(process: psutil.Process) -> int:
-    """What a process and those that it began hold together; one that has ended meanwhile holds nothing."""
-    found = 0
+    """What a process and those that it began hold together."""
+    return use_of(process)[1]
+
+
+def use_of(process: psutil.Process) -> tuple[float, int]:
+    """Seconds of processors that a process and those that it began have used, and what they hold together; one that has
+    ended meanwhile holds nothing."""
+    used, found = 0.0, 0
     try:
         family = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return 0
+        return 0.0, 0
     for one in family:
         try:
             found += one.memory_info().rss
+            used += sum(one.cpu_times())
         except psutil.NoSuchProcess:
             continue
-    return found
+    return used, found
 
 
 def watch(command: Sequence[str]) -> Watched:
     """Run a command to its end; one that fails says why."""
-    found, begin = Watched(), time.monotonic()
+    found, begin, before = Watched(), time.monotonic(), spent()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"})
         while process.poll() is None:
-            found.bytes.append(memory_of(psutil.Process(process.pid)))
+            found.moments.append((time.time(), *use_of(psutil.Process(process.pid))))
             time.sleep(0.5)
-        found.seconds = time.monotonic() - begin
+        found.seconds, found.processor = time.monotonic() - begin, spent() - before
         said.seek(0)
         found.output = said.read()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} has failed:\n{found.output[-3000:]}")
     return found
+
+
+def spent() -> float:
+    """Seconds of processors of all processes that this one began and that have ended."""
+    use = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return use.ru_utime + use.ru_stime
 
 
 def wsi_train(*words: str) -> list[str]:
@@ -139,19 +173,22 @@ def read_all(manifest: Path) -> dict[str, Any]:
     begin = time.monotonic()
     data = SlideData(DataConfig(manifest=manifest, shift=16, stain=0.05, on_error="stop"), ["a", "b"])
     ready = time.monotonic() - begin
-    seconds, held = [], []
-    process, begin = psutil.Process(), time.monotonic()
+    seconds, used, held = [], [], []
+    process, begin, began = psutil.Process(), time.monotonic(), time.process_time()
     for batch in data.train_dataloader():
         assert batch["image"].shape[-1] == SIDE
         seconds.append(time.monotonic() - begin)
+        used.append(time.process_time() - began)
         held.append(process.memory_info().rss)
     tenth = max(1, len(seconds) // 10)
     return {
         "slides": len(data.records),
         "read": len(seconds),
         "seconds until ready": ready,
-        "ms for each": 1000 * seconds[-1] / len(seconds),
-        "last tenth, in first tenths of time": (seconds[-1] - seconds[-1 - tenth]) / seconds[tenth - 1],
+        "ms for each": 1000 * used[-1] / len(used),
+        "ms for each by the clock": 1000 * seconds[-1] / len(seconds),
+        "last tenth, in first tenths": (used[-1] - used[-1 - tenth]) / used[tenth - 1],
+        "last tenth, in first tenths by the clock": (seconds[-1] - seconds[-1 - tenth]) / seconds[tenth - 1],
         "growth from the first tenth, MiB": (held[-1] - held[tenth]) / MIB,
     }
 
@@ -209,6 +246,7 @@ def slides(count: int, folder: Path, workers: int) -> Iterator[tuple[str, dict[s
     for name, source, target in (("part", few, folder / "few-out"), ("all", made, out)):
         shutil.rmtree(target, ignore_errors=True)
         converted = watch(wsi_train("preprocess", str(source), str(target), "--workers", str(workers)))
+        tenths = converted.tenths(target)
         again = watch(wsi_train("preprocess", str(source), str(target), "--workers", str(workers)))
         checked = watch(wsi_train("verify", str(target)))
         there = sum(p.suffix == ".zarr" for p in target.iterdir())
@@ -216,7 +254,7 @@ def slides(count: int, folder: Path, workers: int) -> Iterator[tuple[str, dict[s
         assert all(p.suffix == ".lock" for p in (target / STAGING).iterdir()), "something was left"
         size = part if name == "part" else count
         for what, one in (("preprocess", converted), ("preprocess, nothing to do", again), ("verify", checked)):
-            yield f"{what}, {name}", {"slides": size, "seconds": one.seconds, "peak MiB": one.peak / MIB}
+            yield f"{what}, {name}", one.of(size) | ({"over slides": tenths} if one is converted else {})
     for name, size in (("part", part), ("all", count)):
         manifest = labelled(out, size)
         command = [sys.executable, "-m", "benchmarks.load", "read", "--manifest", str(manifest)]
@@ -224,93 +262,6 @@ def slides(count: int, folder: Path, workers: int) -> Iterator[tuple[str, dict[s
         yield f"fit's data, {name}", {**json.loads(read.output.splitlines()[-1]), "peak MiB": read.peak / MIB}
     for name, stores, port in (("part", folder / "few-out", 8871), ("all", out, 8872)):
         yield f"view, {name}", look(stores, port)
-
-
-# Steps
-
-
-class Net(nn.Module):
-    """Convolutions whose maps go to the disk, and wide layers that are worth streaming."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 12, 3, 2, 1), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 16, 3, 1, 1), nn.BatchNorm2d(16),
-            nn.ReLU(), nn.Conv2d(16, 24, 3, 2, 1), nn.ReLU(),
-        )  # fmt: skip
-        wide = (layer for _ in range(6) for layer in (nn.Linear(24, 6000), nn.ReLU(), nn.Linear(6000, 24)))
-        self.wide, self.head = nn.Sequential(*wide), nn.Linear(24, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.wide(self.body(x).mean((2, 3))))  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a process holds at a moment."""
-
-    ledger: int
-    resident: int
-    disk: int
-    files: int
-    threads: int
-    left: int
-
-    @staticmethod
-    def now(tiled: TiledModule, folder: Path) -> Held:
-        gc.collect()
-        process, ledger = psutil.Process(), tiled.settings.ledger
-        left = [p for p in folder.rglob("*") if p.is_file()]
-        return Held(
-            0 if ledger is None else ledger.live,
-            process.memory_info().rss,
-            sum(p.stat().st_size for p in left),
-            process.num_fds(),
-            threading.active_count(),
-            len(left),
-        )
-
-
-def steps(count: int, budget: str, folder: Path) -> dict[str, Any]:
-    """A training at random sizes; the sizes of the first tenth are those of the others."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    net, rng = Net(), random.Random(0)
-    tiled = TiledModule(net, budget=budget, disk=str(folder), parameters="disk")
-    optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
-    sizes = [(rng.randrange(120, 400), rng.randrange(120, 400)) for _ in range(count)]
-    marks: dict[int, Held] = {}
-    peaks, plans, begin = [], set(), time.process_time()
-    seconds = []
-    for i, size in enumerate(track(sizes, "training")):
-        image = torch.randn(1, 3, *size)
-        loss = nn.functional.cross_entropy(tiled(LazyImage(image)), torch.tensor([i % 2]))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert tiled.plan is not None and tiled.peak_bytes <= tiled.plan.budget  # type: ignore[operator]
-        assert bool(loss.isfinite())
-        peaks.append(tiled.peak_bytes)
-        plans.add(tuple((s.forward.counts, s.tier) for s in tiled.plan.segments))
-        seconds.append(time.process_time() - begin)
-        del loss, image
-        if i + 1 in (count // 10, count):
-            marks[i + 1] = Held.now(tiled, folder)
-    early, late = marks[count // 10], marks[count]
-    tenth = count // 10
-    return {
-        "steps": count,
-        "budget": budget,
-        "plans": len(plans),
-        "tiers": sorted({tier for plan in plans for _, tier in plan}),
-        "streamed": len(tiled.plan.on_disk) if tiled.plan is not None else 0,
-        "largest peak, MiB": max(peaks) / MIB,
-        "after a tenth": vars(early),
-        "at the end": vars(late),
-        "growth of the process, MiB": (late.resident - early.resident) / MIB,
-        "ms of a step, second tenth": 1000 * (seconds[2 * tenth - 1] - seconds[tenth - 1]) / tenth,
-        "ms of a step, last tenth": 1000 * (seconds[-1] - seconds[-1 - tenth]) / tenth,
-    }
 
 
 @contextmanager
@@ -339,6 +290,7 @@ def main() -> None:
     parser.add_argument("what", choices=["slides", "steps", "read"])
     parser.add_argument("--slides", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--minutes", type=float, help="ends steps after so many minutes, and says how many there were")
     parser.add_argument("--budget", default="8MiB")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where slides and stores are made, and stay")
@@ -346,7 +298,7 @@ def main() -> None:
     options = parser.parse_args()
     work: dict[str, Callable[[Path], None]] = {
         "slides": lambda at: all_of(slides(options.slides, at, options.workers)),
-        "steps": lambda at: told("steps", steps(options.steps, options.budget, at)),
+        "steps": lambda at: told("steps", steps(options.steps, options.budget, at, options.minutes)),
         "read": lambda at: print(json.dumps(read_all(options.manifest))),
     }
     with folder_of(options.folder) as at:

@@ -92,6 +92,8 @@ class Remembering(Fakes):
     def __init__(self, allow_non_fake_inputs: bool) -> None:
         super().__init__(allow_non_fake_inputs)
         self.results: dict[Any, tuple[Lying | None, ...] | None] = {}
+        #: What keys and results are made of, each once: most tensors are read by several operators.
+        self.parts: dict[Any, Any] = {}
         self.skins: dict[torch.device, Skin] = {}
 
     @never_compiled
@@ -127,6 +129,7 @@ class Remembering(Fakes):
         found = self.made(func, types, args, kwargs)
         if len(self.results) >= MOST:
             self.results.clear()
+            self.parts.clear()
         self.results[key] = self.lying(found if isinstance(found, (tuple, list)) else (found,), args)
         return found
 
@@ -167,7 +170,7 @@ class Remembering(Fakes):
             lying = Lying(t.shape, t.stride(), t.dtype, self.skin(t.device))
             if lying.make().untyped_storage().nbytes() != t.untyped_storage().nbytes():
                 return None
-            found.append(lying)
+            found.append(self.parts.setdefault(lying, lying))
         return tuple(found)
 
     def skin(self, device: torch.device) -> Skin:
@@ -198,10 +201,11 @@ class Remembering(Fakes):
         kind = type(thing)
         if kind is FakeTensor:
             known = self.has_data(thing)
-            return (
+            found = (
                 thing.shape, thing.stride(), thing.storage_offset(), thing.dtype, thing.device, thing.requires_grad,
                 known,
             )  # fmt: skip
+            return self.parts.setdefault(found, found)
         if kind is tuple or kind is list or kind is torch.Size:
             return tuple([self.told(t) for t in thing])
         if kind is bool or kind is float:  # which are equal to whole numbers

@@ -201,10 +201,11 @@ class Settings:
         recipes = self._recipes[about]
         taught = sum(recipe.taught for recipe in recipes)
         found = known_for(recipes, network, budget, calls)
+        searched = found is None
         if found is None:
             recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
             found = recipes[-1].plan
-        if sum(recipe.taught for recipe in recipes) > taught:
+        if searched or shelf.due(taught, sum(recipe.taught for recipe in recipes)):
             shelf.keep(about, recipes)
         return marked(replace(found, shape=shape), recording)
 

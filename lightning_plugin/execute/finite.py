@@ -24,6 +24,8 @@ from lightning_plugin.recording import Recording
 
 #: Results of no more elements are looked at after each run.
 SMALL = 4096
+#: What PyTorch calls a cast, that of autocast too: where numbers are too large for float16, mostly here.
+CAST = "_to_copy"
 
 How = Literal["NaN", "infinite"]
 
@@ -84,7 +86,13 @@ class Watch:
 
 def named(node: Node) -> str:
     """What a node makes, in words."""
-    return "an image" if isinstance(node.op, Source) else f"the result of {node.label}"
+    if isinstance(node.op, Source):
+        return "an image"
+    if node.name != CAST:
+        return f"the result of {node.label}"
+    to = str(node.outputs[0].dtype).removeprefix("torch.")
+    where = f" in '{node.path}'" if node.path else ""
+    return f"the result of a cast to {to}{where}"
 
 
 def of_small(values: Iterable[Value], vectors: Mapping[Value, Tensor]) -> bool:

@@ -30,6 +30,8 @@ from lightning_plugin.program.tape import Emit, Read, See, Tape, record
 Interval = tuple[int, int]
 #: So many steps of tapes are kept at most: some tens of megabytes.
 MOST = 100_000
+#: How much they hold is looked at again when so many parts of them are new: a look takes as long as there are findings.
+NEW = 8
 #: What tiles own is kept of grids of so many tiles.
 FEW = 1_000
 
@@ -159,6 +161,7 @@ class Library:
 
     def __init__(self) -> None:
         self.findings: OrderedDict[Hashable, Findings] = OrderedDict()
+        self._new = 0
 
     def __reduce__(self) -> tuple[type[Library], tuple[()]]:
         return Library, ()  # a copy, or another process, finds its own
@@ -179,6 +182,10 @@ class Library:
 
     def shorten(self) -> None:
         """Let go what was not used for long."""
+        self._new += 1
+        if self._new * NEW < len(self.findings):
+            return
+        self._new = 0
         size = sum(found.size for found in self.findings.values())
         while size > MOST:
             _, gone = self.findings.popitem(last=False)

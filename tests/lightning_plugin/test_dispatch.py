@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import lightning_plugin.dispatch
 from lightning_plugin.dispatch import Remembering
 from lightning_plugin.private import FakeTensor, FakeTensorMode, storage_key, tree_leaves
 
@@ -75,6 +76,19 @@ def test_what_was_worked_out_once_is_not_worked_out_again(monkeypatch: pytest.Mo
     for name in ("pointwise", "convolution", "norm in training"):
         run(mode, CASES[name])
     assert len(worked) == before
+
+
+def test_what_is_remembered_has_a_bound_and_shares_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps at thousands of sizes remember as much as there is room for, and a tensor that many read once."""
+    monkeypatch.setattr(lightning_plugin.dispatch, "MOST", 50)
+    mode = Remembering(allow_non_fake_inputs=True)
+    with mode:
+        for size in range(1, 60):
+            x = torch.empty(size, 3)
+            x.relu(), x.sigmoid(), x.tanh(), x.exp()
+            parts = {id(key[2][0]) for key in mode.results if key[2] and key[2][0][0] == x.shape}
+            assert len(parts) <= 1
+            assert len(mode.results) <= 50 and len(mode.parts) <= 100
 
 
 def test_errors_are_errors() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from wsi_trainer import __version__
 from wsi_trainer.cli.table import COMMANDS, Command
+from wsi_trainer.debugging import ASKED
 from wsi_trainer.disks import about_disk
 from wsi_trainer.errors import UserError
 from wsi_trainer.words import clean, speakable
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = DEBUG_FLAG in words
     words = [word for word in words if word != DEBUG_FLAG]
-    thread_errors = threading.excepthook
+    thread_errors, before = threading.excepthook, ASKED.set(debug)
     if not debug:
         threading.excepthook = in_a_thread
     try:
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return mendable.exit_code
     finally:
         threading.excepthook = thread_errors
+        ASKED.reset(before)
 
 
 def in_a_thread(failed: threading.ExceptHookArgs) -> None:
@@ -111,7 +113,7 @@ def help_text() -> str:
         "options:\n"
         "  -h, --help  this text; `wsi-train COMMAND --help` shows the options of a command\n"
         "  --version   the version\n"
-        f"  {DEBUG_FLAG}     show the traceback of an error"
+        f"  {DEBUG_FLAG}     show the traceback of an error; a run that fails also writes a bundle to ask for help with"
     )
 
 

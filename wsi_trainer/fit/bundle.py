@@ -8,21 +8,27 @@ sentences to itself, since nobody can say which words of them are names.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from wsi_trainer import __version__
+from wsi_trainer.debugging import ASKED
 from wsi_trainer.doctor.command import examine
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import read_events
 from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.foreign import read_yaml
 from wsi_trainer.tables import read_table
+from wsi_trainer.terminal import say
 
 LAST = 500
 """Records of the log."""
@@ -32,6 +38,35 @@ NAMES = ("slide", "host", "user")
 """Fields of the log that are names."""
 _PATH = re.compile(r"[^\s'\"]*[/\\][^\s'\"]*")
 _WITHHELD = "(withheld: the run has no table of slides, by which names could be told)"
+
+
+@contextmanager
+def offering(run: Path) -> Iterator[None]:
+    """In this context a run that fails leaves a bundle in its folder where the user gave `--debug`. Where the fault is
+    not the user's, and nothing was asked for, it is said how one is made."""
+    try:
+        yield
+    except Exception as error:
+        console = Console(stderr=True)
+        if ASKED.get():
+            try:
+                target = unused(run)
+                write_bundle(run, target)
+                say(
+                    console,
+                    f"{target} holds what somebody who helps you needs to know: look into it before you send it",
+                )
+            except (UserError, OSError) as refused:  # which is less than what has failed
+                say(console, f"no bundle could be written: {refused}")
+        elif not isinstance(error, UserError):
+            say(console, f"`wsi-train status {run} --bundle help.zip` writes what somebody who helps you needs to know")
+        raise
+
+
+def unused(run: Path) -> Path:
+    """A name for the bundle of a run that may have failed before."""
+    names = itertools.chain(["bundle"], (f"bundle-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := run / f"{name}.zip").exists())
 
 
 class Blot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -9,12 +10,18 @@ from pytorch_lightning.callbacks import Callback
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
 from wsi_trainer.models import SlideBatch
+from wsi_trainer.slides.store.files import replace_file
 
 
 class MemoryWatch(Callback):
-    """Counts training steps, and keeps the largest measured peak and the plan of the step that needed most."""
+    """Counts training steps, and keeps the largest measured peak and the plan of the step that needed most.
 
-    def __init__(self) -> None:
+    Args:
+        file: Where that plan is written, while the run goes on: one that fails is asked for it, too.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
         self.steps = 0
         self.step_peak_bytes = 0
         self.plan: Plan | None = None
@@ -36,3 +43,5 @@ class MemoryWatch(Callback):
         if self.plan is None or strategy.plan.plain_bytes > self.plan.plain_bytes:
             self.plan = strategy.plan
             self.image_shape = tuple(batch["image"].shape)
+            if self.file is not None:
+                replace_file(self.file, (self.plan.to_json() + "\n").encode())

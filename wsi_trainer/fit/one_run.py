@@ -18,6 +18,7 @@ from wsi_trainer.data import DataConfig
 from wsi_trainer.disks import naming_disks
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit import training
+from wsi_trainer.fit.bundle import offering
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.event_callback import Events
 from wsi_trainer.fit.events import recorded
@@ -63,6 +64,7 @@ def run(
     if first:
         folder.config.write_text(parser.dump(options), encoding="utf-8")
     with (
+        offering(folder.path) if first else nullcontext(),
         recorded(folder.events, __version__, resume) if first else nullcontext() as events,
         ending_at_once(MOMENT if SERVICES & set(config.loggers) else GRACE),
         naming_disks(folder.path),

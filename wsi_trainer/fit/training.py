@@ -84,7 +84,7 @@ def train(
         for line in str(match).splitlines():
             say(Console(), line)
         write_json(folder.pretrained, match.to_dict())
-    watch, failures = MemoryWatch(), failure_log(data, folder)
+    watch, failures = MemoryWatch(folder.plan if is_first() else None), failure_log(data, folder)
     callbacks = [watch, *watchers, *failures, *_callbacks(config, model, slides, folder, progress)]
     with logged_to(folder.log), trackers(config, folder) as loggers:
         trainer = make_trainer(config, folder.path, callbacks, loggers, progress, devices=config.devices)
@@ -93,8 +93,6 @@ def train(
         raise SystemExit(0)  # the first process alone tests and writes
     if not watch.steps:
         return  # all steps were taken before: what they needed was written then
-    if watch.plan is not None:
-        folder.plan.write_text(watch.plan.to_json() + "\n", encoding="utf-8")
     write_json(folder.memory, memory_facts(watch, model, slides, config))
 
 

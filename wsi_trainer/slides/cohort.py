@@ -70,7 +70,7 @@ def update_tables(out: Path, listed: Sequence[Listed]) -> Told:
 
 def _update(out: Path, listed: Sequence[Listed]) -> Told:
     old = read_manifest_of(out)
-    waiting = due(out)
+    waiting = dict.fromkeys(due(out))  # each is looked up below
     asked = {item.job.name: item for item in listed}
     names = list(dict.fromkeys([*asked, *waiting, *_summarised(out), *_named(old)]))
     there = [name for name in names if os.path.isdir(f"{out}/{name}.zarr")]  # there may be a million names

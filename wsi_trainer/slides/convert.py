@@ -6,7 +6,6 @@ complete; so whatever has that name is complete.
 
 from __future__ import annotations
 
-import glob
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from .settings import Settings
 from .staging import STAGING as STAGING  # others import it from here
 from .staging import Locked, bring_back, lock, put_in_place, set_aside
 from .store.files import sync_folder
-from .store.journal import Journal
+from .store.journal import Journal, remove_journal
 from .store.layout import pyramid
 from .store.level import StoredLevel
 from .store.manifest import read_manifest, sha256_of, write_manifest
@@ -135,20 +134,17 @@ def _convert(
 ) -> Converted:  # fmt: skip
     bring_back(out, job.name)
     if store.exists() and _fits(store, header, job, overwrite):
-        _sweep(out / STAGING, job.name)
+        remove_journal(_journal_of(job, out))
         return _row(job, store, skipped=True)
     with open_reader(job.slide, options=settings.reading) as opened:
         reader = crop_to_bounds(opened) if settings.crop == "bounds" else opened
         _Conversion(job, reader, out, settings, header, threads, progress).run()
-    _sweep(out / STAGING, job.name)
+    remove_journal(_journal_of(job, out))
     return _row(job, store, skipped=False)
 
 
-def _sweep(staging: Path, name: str) -> None:
-    """Removes what is left of a conversion that is complete: its journal, and half-written copies of that."""
-    journal = staging / f"{name}.journal"
-    for path in [journal, *journal.parent.glob(f"{glob.escape(journal.name)}.*.part")]:
-        path.unlink(missing_ok=True)
+def _journal_of(job: Job, out: Path) -> Path:
+    return out / STAGING / f"{job.name}.journal"
 
 
 def _fits(store: Path, header: Mapping[str, Any], job: Job, overwrite: bool) -> bool:
@@ -205,7 +201,7 @@ class _Conversion:
         self._mask: TissueMask | None = None
 
     def run(self) -> None:
-        journal = Journal(self._out / STAGING / f"{self._job.name}.journal", self._header)
+        journal = Journal(_journal_of(self._job, self._out), self._header)
         if not journal.matches:
             shutil.rmtree(self._staged, ignore_errors=True)
         self._staged.mkdir(parents=True, exist_ok=True)

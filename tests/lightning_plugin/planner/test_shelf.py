@@ -149,3 +149,24 @@ def test_a_damaged_file_is_ignored(kept: Path, data: st.DataObject) -> None:
     assert shelf.load(path.stem) == []
     path.write_bytes(whole)
     assert len(shelf.load(path.stem)) == 1
+
+
+def test_recipes_are_written_when_an_eighth_is_new() -> None:
+    """Each time all of them are: after each size, what is written would grow with the square of their number."""
+    sizes, written, at = 0, 0, 0
+    for now in range(1, 5001):
+        if shelf.due(now - 1, now):
+            sizes, written, at = sizes + now, written + 1, now
+        assert now - at <= now / 8, "too much would be lost with the process"
+    assert written < 100 and sizes < 12 * 5000
+
+
+def test_many_sizes_are_written_few_times(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images no larger than their tiles teach a recipe each."""
+    written: list[int] = []
+    monkeypatch.setattr(shelf, "keep", lambda key, recipes: written.append(sum(r.taught for r in recipes)))
+    tiled = TiledModule(net(), budget="2MiB")
+    for i in range(24):
+        tiled(torch.zeros(1, 3, 90 + 2 * (i % 12), 100 + i)).sum().backward()
+    taught = sum(recipe.taught for recipes in tiled.settings._recipes.values() for recipe in recipes)
+    assert taught > 16 and len(written) < taught and written[-1] >= taught * 7 / 8

@@ -308,6 +308,18 @@ def test_few_findings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not first & set(library.findings)
 
 
+def test_findings_are_not_all_looked_at_for_each_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    size = findings.Findings.size.fget
+    monkeypatch.setattr(findings.Findings, "size", property(lambda self: looked.append(self) or size(self)))
+    library, kept = Library(), 400
+    for i in range(kept):
+        library.shorten()
+        library.findings[i] = findings.Findings.__new__(findings.Findings)
+        vars(library.findings[i]).update(tapes={}, lines={}, tiles=None)
+    assert len(looked) < 2 * findings.NEW * kept  # each for each would be 80,000
+
+
 def again(case: Case, settings: Settings, watching: bool) -> list[int]:
     """Peaks of three steps."""
     peaks = []

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.bundle import offering
 from wsi_trainer.fit.events import EventLog, older, read_events, recorded
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.fit.status import status_of
@@ -168,6 +170,42 @@ def test_a_bundle_has_no_names_no_paths_and_no_pixels(
     assert main(["status", str(folder.path), f"--bundle={tmp_path / 'second.zip'}"]) == 0
     with zipfile.ZipFile(tmp_path / "second.zip") as file:
         assert "no tissue" not in file.read("events.json").decode()
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_a_run_that_fails_offers_a_bundle_and_writes_it_where_all_was_asked_for(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], debug: bool
+) -> None:
+    right, steps = SlideClassifier._loss, []
+
+    def broken(self: SlideClassifier, *rest: Any) -> Tensor:
+        steps.append(self)
+        if self.training and len(steps) > 6:
+            raise ZeroDivisionError("a fault")
+        return right(self, *rest)
+
+    words = [word for word in words if "budget" not in word] + ["--train.budget=64MiB"]
+    monkeypatch.setattr(SlideClassifier, "_loss", broken)
+    run = tmp_path / "run"
+    for attempt in range(2 if debug else 1):
+        again = ["--ckpt_path=last"] if attempt else []
+        assert main(["fit", *words, "--train.epochs=1", *again, *(["--debug"] if debug else [])]) == 70
+    said = capsys.readouterr().err
+    written = sorted(path.name for path in run.glob("*.zip"))
+    assert written == (["bundle-2.zip", "bundle.zip"] if debug else [])
+    assert (f"{run / 'bundle-2.zip'} holds what" in said) == debug and ("--bundle help.zip" in said) != debug
+    for name in written:
+        with zipfile.ZipFile(run / name) as file:
+            records = json.loads(file.read("events.json"))
+            assert json.loads(file.read("plan.json"))["segments"], "the plan of the steps that there were"
+            assert [r["outcome"] for r in records if r["event"] == "end"][-1] == "failed"
+            assert [r["kind"] for r in records if r["event"] == "error"][-1] == "ZeroDivisionError"
+
+
+def test_what_the_user_can_mend_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError), offering(tmp_path):
+        raise UserError("a cell is wrong")
+    assert "bundle" not in capsys.readouterr().err
 
 
 def test_a_run_that_went_well_is_done(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,15 @@ LARGE = 1 << 20
 PIECE, BLOCK = 1 << 22, 4096
 
 
-def replace_file(path: Path, *parts: bytes) -> None:
-    """Writes a file under its name once it is safe on the disk."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+def replace_file(path: Path, *parts: bytes, partial: Path | None = None) -> None:
+    """Writes a file under its name once it is safe on the disk.
+
+    Args:
+        path: The file.
+        parts: What is in it.
+        partial: The name that it has meanwhile, where no two write it at a time; by default one of this thread's own.
+    """
+    partial = partial or path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         if sum(map(len, parts)) < LARGE or not write_directly(partial, parts):
             with partial.open("wb") as file:

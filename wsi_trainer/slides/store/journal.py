@@ -28,6 +28,18 @@ class Entry:
     sha256: str | None = None
 
 
+def partial_of(journal: Path) -> Path:
+    """The name of a journal that is being written: the same each time, so that nobody has to look for one that was
+    left. Who writes it has the lock of its store."""
+    return journal.with_name(f"{journal.name}.part")
+
+
+def remove_journal(journal: Path) -> None:
+    """Removes a journal that is of no more use, and what was left of a half-written one."""
+    for path in (journal, partial_of(journal)):
+        path.unlink(missing_ok=True)
+
+
 class Journal:
     """The journal of one store under construction. Use as a context manager."""
 
@@ -64,7 +76,7 @@ class Journal:
         else:
             self.entries = {}
             lines = [json.dumps(self._header)]
-        replace_file(self._path, "".join(line + "\n" for line in lines).encode())
+        replace_file(self._path, "".join(line + "\n" for line in lines).encode(), partial=partial_of(self._path))
         self._file = self._path.open("a")
 
     def add(self, entry: Entry) -> None:
