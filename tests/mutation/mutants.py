@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
-from itertools import zip_longest
 
 from tests.mutation.places import ROOT
 
@@ -42,9 +42,16 @@ def digest(file: str) -> str:
 
 def sampled(files: list[str], seed: int, wanted: Callable[[str], bool]) -> Iterator[Mutant]:
     """Mutants whose names are wanted: evenly over files, and within a file over places before any place comes again."""
-    each = [_of_file(name, random.Random(f"{seed} {name}"), wanted) for name in files]
-    for row in zip_longest(*each):
-        yield from (mutant for mutant in row if mutant is not None)
+    waiting = deque(_of_file(name, random.Random(f"{seed} {name}"), wanted) for name in files)
+    while waiting:
+        try:
+            mutant = next(waiting[0])
+        except StopIteration:
+            waiting.popleft()
+            continue
+        waiting.rotate(-1)
+        if mutant is not None:
+            yield mutant
 
 
 def _of_file(name: str, draw: random.Random, wanted: Callable[[str], bool]) -> Iterator[Mutant | None]:
@@ -106,9 +113,14 @@ def _meaning(source: str) -> str | None:
 
 
 def _difference(before: str, after: str) -> tuple[int, str, str]:
-    """The first line that differs, and what it was and has become."""
+    """The first line that differs, and what it was and has become; empty lines are none."""
     one, other = before.splitlines(), after.splitlines()
-    line = next((at for at, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), len(one) - 1)
-    more = len(other) - len(one)
-    become = other[line : line + 1 + max(more, 0)] if more >= 0 else []
-    return line + 1, one[line].strip(), " ".join(map(str.strip, become)) or "(removed)"
+    for what, begin, end, start, stop in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        if what != "equal":
+            line = next((at for at in range(begin, end) if one[at].strip()), begin)
+            texts = (
+                " ".join(text.strip() for text in part if text.strip()) for part in (one[begin:end], other[start:stop])
+            )
+            was, has_become = texts
+            return line + 1, was, has_become or "(removed)"
+    raise ValueError("nothing differs")

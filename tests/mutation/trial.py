@@ -26,7 +26,7 @@ from tests.mutation.places import ENGINE, ROOT
 from tests.mutation.tests import Test
 
 #: What the engine's tests import of others.
-PRELOADED = ("torch", "numpy", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+PRELOADED = ("torch", "numpy", "torch._dynamo", "torch._subclasses.fake_tensor")
 #: A test may take so many times as long as it took, and so many seconds more: whoever takes longer hangs.
 TIMES, MORE = 10, 30
 #: A process may have so much memory, and write files so large: a mutant may ask for anything.
@@ -94,7 +94,8 @@ def _child(change: tuple[str, str] | None, tests: Sequence[Test], pipe: Connecti
     if change is not None:
         sys.meta_path.insert(0, Changed(*change))
     files = list(dict.fromkeys(test.name.partition("::")[0] for test in tests))
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--basetemp", f"{folder}/tests"]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    options = ["-x", "--tb=no", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--basetemp", f"{folder}/tests"]
     code = int(pytest.main([*options, *files], [Reporter(tests, pipe)]))
     pipe.send(("ended", code))
     os._exit(0)
