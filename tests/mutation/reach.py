@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,12 +54,12 @@ class Watcher:
         self.passed = self.passed and report.passed
 
 
-def watch(path: Path) -> None:
+def watch(path: Path, parts: Sequence[str]) -> None:
     """Run the engine's tests that the file does not know yet, and add them to it."""
     known = {json.loads(line)["test"] for line in path.open()} if path.is_file() else set()
     folder = ROOT / "tests" / ENGINE
     with path.open("a") as file:
-        for part in TESTS:
+        for part in parts:
             tests = [folder / part] if part else sorted(folder.glob("test_*.py"))
             pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", *map(str, tests)], [Watcher(file, known)])
 
@@ -67,4 +67,4 @@ def watch(path: Path) -> None:
 if __name__ == "__main__":
     import sys
 
-    watch(Path(sys.argv[1]))
+    watch(Path(sys.argv[1]), sys.argv[2:] or TESTS)
