@@ -27,10 +27,11 @@ from lightning_plugin.planner.lower import HOST, Lower, lower_tiers, one_way
 from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.offload import paid
 from lightning_plugin.planner.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
-from lightning_plugin.planner.peak import Books
+from lightning_plugin.planner.peak import Books, tile_bytes
 from lightning_plugin.planner.rates import RATES, rates_of
 from lightning_plugin.planner.representative import Candidate, heaviest
 from lightning_plugin.planner.ways import pass_seconds, with_transfers
+from lightning_plugin.program.fixed import fixed, kept_segments
 
 # What is live
 
@@ -67,6 +68,32 @@ def test_memory_is_let_go_when_the_last_that_holds_it_does(steps: list[tuple[str
         most = max(most, live + passing)
         assert (books.live, books.peak) == (live, most)
     books.drop(-5)  # what was never there
+
+
+def test_a_tile_takes_its_part_of_a_map() -> None:
+    with recorded(nn.Conv2d(3, 4, 3), (1, 3, 22, 12), torch.float32) as (network, _):
+        out = network.order[-1].maps[0]
+        assert out.bytes == 4 * 4 * 20 * 10
+        assert tile_bytes(out, Box((3, 5), (8, 10))) == 4 * 4 * 5 * 5
+        assert tile_bytes(out, Box((3, 5), (3, 10))) == 0
+
+
+def test_a_plan_of_one_grid_stores_maps_where_they_shrink() -> None:
+    """And at every statistic; what is kept whole is one segment."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1),
+                        nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(1))  # fmt: skip
+    with recorded(net, (1, 3, 32, 24), torch.float32) as (network, _):
+        plan = fixed(network.nodes, Grid((2,)), Grid((3, 1)))
+        made = [[(network.nodes[t].name, network.nodes[t].outputs[0].shape[-1]) for t in s.targets]
+                for s in plan.segments]  # fmt: skip
+        assert [(s.forward, s.backward, s.keep) for s in plan.segments] == [(Grid((2, 2)), Grid((3, 1)), False)] * len(
+            plan.segments
+        )
+        stored = [shape for targets in made for _, shape in targets if shape in (12, 6)]
+        assert stored.count(12) >= 1 and stored.count(6) == 1 and len(plan.segments) >= 3
+        (kept,) = kept_segments(network.nodes)
+        assert kept.keep and kept.forward == Grid((1, 1)) and len(kept.targets) > 6
+    assert kept_segments([]) == ()
 
 
 # Which partial plans are kept
