@@ -30,9 +30,11 @@ class Reach:
     def __init__(self, path: Path) -> None:
         self.lines: dict[str, dict[int, list[Test]]] = defaultdict(lambda: defaultdict(list))
         self.files: dict[str, list[Test]] = defaultdict(list)
+        self.all: list[Test] = []
         for record in map(json.loads, path.open()):
             if record["passed"]:
                 test = Test(record["test"], record["seconds"])
+                self.all.append(test)
                 for file, lines in record["lines"].items():
                     if lines:
                         self.files[file].append(test)
@@ -44,7 +46,7 @@ class Reach:
         for begin, end in _around(file)[line]:
             if found := {test.name: test for at in range(begin, end) for test in self.lines[file].get(at, ())}:
                 return in_order(file, found.values())
-        return in_order(file, self.files[file]) if not _around(file)[line] else []
+        return [] if _around(file)[line] else in_order(file, self.files[file] or self.all)
 
 
 def in_order(file: str, tests: Iterable[Test]) -> list[Test]:
