@@ -88,6 +88,24 @@ def test_1d_and_3d(axes: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "together",
+    [
+        lambda x: torch.stack([x, x.transpose(2, 3)]),
+        lambda x: torch.stack([x, x.relu()], 2),
+        lambda x: torch.stack([x, x.new_ones(x.shape)], 1),
+        lambda x: torch.cat([x, x.transpose(2, 3)], 1),
+        lambda x: torch.cat([x, x.transpose(2, 3)], 2),
+        lambda x: x + x.transpose(2, 3),
+    ],
+    ids=["stack", "stack alike", "stack with a constant", "channels", "rows", "sum"],
+)
+def test_maps_that_lie_otherwise_meet(together: Callable[[Tensor], Tensor]) -> None:
+    """Of the same shape, and with rows where the other has columns."""
+    for images in (1, 2):
+        assert_exact(After(together), (images, 3, 6, 6), tiles=(3, 2), backward_tiles=(2, 3))
+
+
 def test_flattened_crop_is_exact() -> None:
     """A part of all positions is no box of rows and columns: they are put together to one axis."""
     net = After(lambda x: x.flatten(2)[:, :, 5:20])
