@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help=f"files of {ENGINE}, such as rules/window.py")
     parser.add_argument("--seed", type=int, default=0, help="another order of the mutants (default: 0)")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds of tests that a mutant meets (default: 30)")
+    parser.add_argument("--first", default="", help="tests whose names have this come first")
     parser.add_argument("--again", action="store_true", help="ask anew about those that survived, and no others")
     parser.add_argument("--reached", action="store_true", help="use what is known of which tests reach what")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write")
@@ -40,7 +41,7 @@ def main() -> int:
         command = [sys.executable, "-m", "tests.mutation.reach", str(STATE / "reach.jsonl")]
         subprocess.run(command, cwd=ROOT, check=True)
     state = State(STATE / "state.json", options.seed)
-    judge = Judge(Reach(STATE / "reach.jsonl"), options.limit, state.sound)
+    judge = Judge(Reach(STATE / "reach.jsonl"), options.limit, options.first, state.sound)
     began, length = time.monotonic(), options.minutes * 60
     preload()
     if not judge.works():
@@ -62,8 +63,8 @@ def main() -> int:
 class Judge:
     """Says what becomes of a mutant; a test that fails on the engine as it is says nothing."""
 
-    def __init__(self, reach: Reach, limit: float, sound: dict[str, bool]) -> None:
-        self.reach, self.limit, self.sound = reach, limit, sound
+    def __init__(self, reach: Reach, limit: float, first: str, sound: dict[str, bool]) -> None:
+        self.reach, self.limit, self.first, self.sound = reach, limit, first, sound
 
     def works(self) -> bool:
         quick = sorted({test for tests in self.reach.files.values() for test in tests}, key=lambda test: test.seconds)
@@ -73,11 +74,13 @@ class Judge:
         if excused.why(mutant.file, mutant.before, mutant.after):
             return {"outcome": "survived", "by": "not asked"}
         tests = self.reach.tests(mutant.file, mutant.line)
+        if self.first:
+            tests.sort(key=lambda test: self.first not in test.name)
         if not tests:
             return {"outcome": "survived", "by": "no test reaches it"}
         while chosen := [test for test in tests if self.sound.get(test.name, True)]:
             outcome, by = "survived", ""
-            for part in self.parts(chosen):
+            for part in self.parts(mutant.file, chosen):
                 outcome, by = attempt((mutant.file, mutant.source), part)
                 if outcome != "survived":
                     break
@@ -90,19 +93,19 @@ class Judge:
                 return {"outcome": outcome, "by": by}
         return {"outcome": "survived", "by": "no test reaches it"}
 
-    def parts(self, tests: list[Test]) -> list[list[Test]]:
-        """A few first, as most mutants do not live long; then what there is time for."""
-        first = self.within(tests, self.limit / 10)
-        return [part for part in (first, self.within(tests[len(first) :], self.limit)) if part]
+    def parts(self, file: str, tests: list[Test]) -> list[list[Test]]:
+        """A few first, as most mutants do not live long; then what there is time for, and all that are about the file."""
+        first = self.within(file, tests, self.limit / 10)
+        rest = [test for test in tests if test not in first]
+        return [part for part in (first, self.within(file, rest, self.limit, True)) if part]
 
     @staticmethod
-    def within(tests: list[Test], seconds: float) -> list[Test]:
+    def within(file: str, tests: list[Test], seconds: float, always: bool = False) -> list[Test]:
         found: list[Test] = []
         for test in tests:
             seconds -= test.seconds + 0.05
-            if found and seconds < 0:
-                break
-            found.append(test)
+            if not found or seconds >= 0 or (always and test.about(file)):
+                found.append(test)
         return found
 
 

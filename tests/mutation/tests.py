@@ -23,6 +23,10 @@ class Test:
     name: str
     seconds: float
 
+    def about(self, file: str) -> bool:
+        """Whether it is in a file that is named after another, or nearly so."""
+        return Path(file).stem[:-1] in Path(self.name.partition("::")[0]).stem
+
 
 class Reach:
     """Which tests reach which lines, as `reach` has seen it."""
@@ -51,11 +55,10 @@ class Reach:
 
 def in_order(file: str, tests: Iterable[Test]) -> list[Test]:
     """First those that are about the file; then one of each function before any second, quick ones first."""
-    about = f"/test_{Path(file).stem}.py::"
     functions: Mapping[str, list[Test]] = defaultdict(list)
     for test in sorted(tests, key=lambda test: test.seconds):
         functions[test.name.partition("[")[0]].append(test)
-    ordered = sorted(functions.values(), key=lambda tests: (about not in tests[0].name, tests[0].seconds))
+    ordered = sorted(functions.values(), key=lambda tests: (not tests[0].about(file), tests[0].seconds))
     return [test for test in chain.from_iterable(zip_longest(*ordered)) if test is not None]
 
 
