@@ -94,7 +94,7 @@ class Judge:
         return {"outcome": "survived", "by": "no test reaches it"}
 
     def parts(self, file: str, tests: list[Test]) -> list[list[Test]]:
-        """A few first, as most mutants do not live long; then what there is time for, and all that are about the file."""
+        """A few first, as most mutants do not live long; then what there is time for, and all about the file."""
         first = self.within(file, tests, self.limit / 10)
         rest = [test for test in tests if test not in first]
         return [part for part in (first, self.within(file, rest, self.limit, True)) if part]
