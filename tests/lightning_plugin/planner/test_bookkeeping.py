@@ -26,6 +26,7 @@ from lightning_plugin.planner.glass import Glass, summed, sums, windows
 from lightning_plugin.planner.lower import HOST, Lower, lower_tiers, one_way
 from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.offload import paid
+from lightning_plugin.planner.parameters import Copies, Placed, captured
 from lightning_plugin.planner.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
 from lightning_plugin.planner.peak import Books, tile_bytes
 from lightning_plugin.planner.rates import RATES, rates_of
@@ -210,6 +211,38 @@ def test_a_cut_is_paid_for_by_the_operators_before_it() -> None:
     assert list(paid(network, lambda node: 1.0, lambda maps: float(maps[0].size))) == [3]
     assert list(paid(network, lambda node: 3.0, lambda maps: float(maps[0].size))) == [1, 3, 4, 6, 7]
     assert list(paid(network, lambda node: 0.0, lambda maps: float(maps[0].size))) == []
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_copies_are_fetched_for_each_way_and_gradients_go_back(frozen: bool) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 5, 3, bias=False), nn.ReLU(), nn.Conv2d(5, 7, 3, bias=False))
+    net.bfloat16()[2].requires_grad_(not frozen)
+    rates = RATES["cpu"]
+    with recorded(net, (1, 3, 22, 12), torch.bfloat16) as (network, _):
+        places = list(captured(network))
+        sizes = [network.nodes[place].outputs[0].bytes for place in places]
+        assert sizes == [2 * 3 * 5 * 9, 2 * 5 * 7 * 9]
+        first, second = places
+        end = len(network.order)
+        last = next(i for i, n in enumerate(network.order) if n.outputs[0].shape[1:2] == (7,))
+        copies = Copies(network, Placed(on_host=(first,), on_disk=(second,)), rates)
+        ahead = Copies(network, Placed(on_host=(first,), on_disk=(second,)), rates, ahead=True)
+        assert copies.copied(0, end) == sum(sizes) and copies.copied(last, end) == sizes[1]
+        there = sizes[1] / rates.disk
+        back = there if frozen else 2 * there
+        assert copies.transfers(last, end) == pytest.approx((there, back))
+        assert copies.waiting(last, end, 1.0, 1.0) == pytest.approx(there + back)
+        assert copies.waiting(last, end, 1.0, None) == pytest.approx(there)
+        assert ahead.waiting(last, end, 1.0, 1.0) == 0
+        assert ahead.waiting(last, end, there / 2, back / 4) == pytest.approx(there / 2 + back * 3 / 4)
+        gradient = 0 if frozen else 2 * sizes[1]  # added up in float32
+        assert copies.flight(last, end) == sizes[1] + gradient
+        assert ahead.flight(last, end) == 2 * sizes[1] + gradient
+        assert copies.kept_flight(0, end) == max(2 * sizes[0], sizes[1] if frozen else 2 * sizes[1])
+        assert copies.traffic([(last, end)]) == sizes[1] * (2 if frozen else 3)
+        nothing = Copies(network, Placed(), rates)
+        assert nothing.flight(0, end) == nothing.copied(0, end) == nothing.kept_flight(0, end) == 0
+        assert nothing.waiting(0, end, 0.0, 0.0) == 0
 
 
 def test_rates_are_known_by_kind_and_card() -> None:
