@@ -285,6 +285,7 @@ def test_all_pairs_of_positions_are_tiled_by_queries(function):
         assert not kinds["Barrier"] and (kinds["Uncut"] or kinds["Entire"] or kinds["Gather"])
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("correction", [34, 35, 40])
 @pytest.mark.parametrize("spread", [torch.var, torch.std], ids=["var", "std"])
 def test_a_variance_without_freedom_is_what_pytorch_makes_of_it(spread, correction):
