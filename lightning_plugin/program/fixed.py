@@ -75,14 +75,13 @@ def fixed(
     nodes: Sequence[Node],
     grid: Grid | None,
     backward: Grid | None = None,
-    cut: bool = True,
     halo: str = "recompute",
 ) -> Plan:
     """Segments by stage, all on the same grid (one tile where ``grid`` is None).
 
     With ``halo="share"`` every segment whose operators keep the order of rows hands them on.
     """
-    stored = shrinking(nodes) if cut else set()
+    stored = shrinking(nodes)
     while True:
         stage = stages(nodes, stored)
         more = stored | crossing(nodes, stage)

@@ -33,10 +33,6 @@ def all_but_first(args: Any) -> int:
     return len(args[0].shape) - 1
 
 
-def padded(args: Any) -> int:
-    return len(args[1]) // 2
-
-
 #: How many of the last dimensions of its first argument an operator looks at; it carries those before.
 LOOKS_AT: dict[Any, Callable[[Any], int]] = {
     aten.convolution.default: all_but_first,
@@ -56,7 +52,6 @@ LOOKS_AT: dict[Any, Callable[[Any], int]] = {
     aten.adaptive_max_pool3d.default: last(3),
     aten.pixel_shuffle.default: last(3),
     aten.pixel_unshuffle.default: last(3),
-    aten.constant_pad_nd.default: padded,
     aten.reflection_pad1d.default: last(1),
     aten.reflection_pad2d.default: last(2),
     aten.reflection_pad3d.default: last(3),

@@ -90,7 +90,7 @@ def in_one_type(x: Tensor, *vectors: Tensor | None) -> list[Any]:
     return [None if v is None else v.to(wide(x.dtype)) for v in vectors]
 
 
-def in_order(grad: Tensor, last: bool = False) -> Tensor:
+def in_order(grad: Tensor, last: bool) -> Tensor:
     """A gradient with its channels last in memory, or without gaps, and with the strides that PyTorch would give it."""
     if last and grad.dim() in CHANNELS_LAST:
         return plain_strides(grad.contiguous(memory_format=CHANNELS_LAST[grad.dim()]))

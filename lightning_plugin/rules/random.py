@@ -132,21 +132,21 @@ def settings(func: Any, args: Any, kwargs: Any) -> tuple[Value, float, bool]:
     return a["input"], a["p"], bool(a.get("training", a.get("train", True)))
 
 
-def idle(x: Any, p: float, training: bool) -> bool:
+def idle(p: float, training: bool) -> bool:
     """Nothing is dropped: PyTorch returns the tensor it got."""
-    return not training or p == 0 or not isinstance(x, Value) or not x.is_map
+    return not training or p == 0
 
 
 @API.rule(F.dropout, torch.dropout, torch.dropout_, kind="local, random")
 def dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
-    return NotImplemented if idle(x, p, training) else emit(rec, Dropout, x, outs, p)
+    return NotImplemented if idle(p, training) else emit(rec, Dropout, x, outs, p)
 
 
 @API.rule(F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, kind="local, random")
 def alpha_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
-    if idle(x, p, training):
+    if idle(p, training):
         return NotImplemented
     return emit(rec, Dropout, x, outs, 1.0) if p == 1 else emit(rec, AlphaDropout, x, outs, p)
 
@@ -161,7 +161,7 @@ def channel_mask(rec: Any, x: Value, p: float, lead: int) -> Tensor:
 def feature_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Whole channels; an image without a batch dimension has one lead dimension less."""
     x, p, training = settings(func, args, kwargs)
-    if idle(x, p, training):
+    if idle(p, training):
         return NotImplemented
     lead = 1 if (func, len(x.shape)) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
     mask = channel_mask(rec, x, p, lead) if p < 1 else torch.zeros([1] * len(x.shape), dtype=x.dtype, device=x.device)
@@ -171,7 +171,7 @@ def feature_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
 @API.rule(F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_, kind="local, random")
 def feature_alpha_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
-    if idle(x, p, training):
+    if idle(p, training):
         return NotImplemented
     if p == 1:
         return rec.decompose(torch.mul, x, 0.0)

@@ -112,8 +112,7 @@ class VarMean(SpaceOp):
 
     def finish(self, total: Reduction, vectors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         _, mean, squares = total.parts
-        free = max(0.0, self.size - self.correction)
-        var = squares / free if free else torch.full_like(squares, math.nan)
+        var = squares / max(0.0, self.size - self.correction)  # as PyTorch has it: without a freedom inf, or 0 / 0
         return (var.sqrt() if self.root else var).to(self.dtype), mean.to(self.dtype)
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage
+from lightning_plugin.boxes import Box
+from lightning_plugin.layout import Layout
+from lightning_plugin.rules.reductions import Extreme
 from lightning_plugin.settings import Settings
 from tests.exactness import asked
 
@@ -160,3 +163,21 @@ def test_equal_shares_go_to_all_that_tie():
     y = x.clone().requires_grad_()
     LazyImage.from_tensor(y, settings=asked((2, 1), (3, 2))).mul(2).amax((2, 3)).sum().backward()
     torch.testing.assert_close(y.grad, expected.grad, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("ties", "known"), [(1, True), (2, True), (32, True), (33, False)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_few_positions_that_tie_are_remembered(ties: int, known: bool, sign: int) -> None:
+    """Backward need not look for them again."""
+    x = torch.rand(1, 2, 8, 9, dtype=torch.float64)
+    x[0, 1].view(-1)[:ties] = 2 * sign
+    layout = Layout.channels_first(x.shape)
+    op = Extreme((2, 3), False, x.dtype, 72, layout, sign)
+    left, right = Box((0, 0), (8, 4)), Box((0, 4), (8, 9))
+    parts = [op.partial(box, [layout.narrow(x, Box.whole((8, 9)), box)], []) for box in (left, right)]
+    best, count, where = op.finish(op.merge(*parts), [])
+    assert torch.equal(best, x.amax((2, 3)) if sign > 0 else x.amin((2, 3)))
+    assert count[0, 1].flatten().tolist() == [ties]
+    assert op.uncertain((best, count, where)) != known
+    if known:
+        assert sorted(w for w in where[0, 1].flatten().tolist() if w >= 0) == list(range(ties))

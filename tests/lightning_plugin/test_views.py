@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin import TiledModule
+from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.errors import RecordingError
 from tests.exactness import asked, assert_exact
 
@@ -187,3 +187,31 @@ def test_an_image_that_requires_grad_is_not_written_in_place():
         Writes()(x)
     with pytest.raises(RecordingError, match="image that requires grad; clone"):
         TiledModule(Writes(), tiles=2)(x)
+
+
+class Replaces(nn.Module):
+    """Gives a map other values behind autograd's back, which leaves its gradient as it was."""
+
+    def __init__(self, new: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.new = new
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y.data = self.new(y.detach())
+        return y.square().mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    "new", [lambda y: y * 2, lambda y: y.relu() + y.mean((2, 3), keepdim=True)], ids=["map", "with a mean"]
+)
+def test_values_are_replaced_and_gradients_stay(new: Callable[[Tensor], Tensor]) -> None:
+    assert_exact(Replaces(new), (2, 3, 9, 8))
+
+
+@pytest.mark.parametrize("new", [lambda y: y[:, :, 1:], lambda y: y.float()], ids=["shape", "type"])
+def test_values_of_another_shape_or_type_are_refused(new: Callable[[Tensor], Tensor]) -> None:
+    image = LazyImage.from_tensor(torch.zeros(1, 3, 9, 8, dtype=torch.float64), settings=asked((2, 2)))
+    with pytest.raises((TypeError, RecordingError), match=r"\.data of shape"):
+        Replaces(new).double()(image)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import make_plan
 from lightning_plugin.planner.images import MANY, carried, few, stages_of
+from lightning_plugin.planner.interval import image_counts
 from lightning_plugin.planner.make import recorded
 
 
@@ -46,6 +47,15 @@ def test_what_is_held_does_not_grow_with_the_bag() -> None:
         assert segment.forward.counts[2] > 1 and segment.backward.counts[2] > 1 and not segment.forecast.stored_bytes
         peaks.append(plan.peak_bytes)
     assert max(peaks) <= 1.1 * min(peaks) and max(peaks) <= 2**20
+
+
+def test_images_of_bags_are_cut_axis_by_axis() -> None:
+    """Until each image of the first axis is alone, then along the next."""
+    found = image_counts((3, 700))
+    assert found[0] == (1, 1) and found[-1] == (3, 700)
+    assert sorted(found) == found and all(a == 3 or b == 1 for a, b in found)
+    assert (2, 1) in found and (3, 1) in found and (3, 2) in found
+    assert image_counts(()) == [()] and image_counts((1,)) == [(1,)]
 
 
 def test_cuts_inside_are_few_and_apart() -> None:

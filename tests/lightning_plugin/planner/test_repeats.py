@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_plugin import LazyImage
+from lightning_plugin.boxes import Box
+from lightning_plugin.graph import ancestors
 from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.interval import Intervals
 from lightning_plugin.planner.lower import Lower
@@ -13,6 +16,7 @@ from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import rates_of
 from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.planner.repeats import lies
 from tests.lightning_plugin.networks import AnyPlan
 
 
@@ -72,6 +76,23 @@ def test_what_differs_in_anything_looks_different() -> None:
     assert not pair(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=2, dilation=2))
     assert not pair(nn.ReLU(), nn.ReLU(inplace=True))
     assert not pair(nn.LeakyReLU(0.1), nn.LeakyReLU(0.2))
+
+
+def test_where_an_image_lies_makes_a_difference() -> None:
+    """What is read ahead, or from elsewhere, takes room: such intervals cost something else."""
+
+    class Elsewhere:
+        shape, dtype = (1, 3, 24, 20), torch.float32
+
+        def read(self, box: Box) -> Tensor:
+            return torch.zeros(1, 3, *box.extent)
+
+    found = []
+    for image in (torch.zeros(Elsewhere.shape), Elsewhere()):
+        lazy = LazyImage(image)
+        (source,) = [n.outputs[0] for n in ancestors([lazy._value])]
+        found.append(lies(source))
+    assert len(set(found)) == 2 and None not in found
 
 
 class Unrepeated(Intervals):

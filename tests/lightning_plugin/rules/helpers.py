@@ -41,8 +41,14 @@ def recorded_kinds(
     return Counter(type(node.op).__name__ for node in ancestors(values))
 
 
-def assert_tiled(net: nn.Module, shape: Sequence[int], **how: Any) -> None:
-    """Exact, and nothing in it is run whole."""
+def assert_tiled(net: nn.Module, shape: Sequence[int], *, joins: bool | None = False, **how: Any) -> None:
+    """Exact, and nothing in it is run whole; every axis stays as it is, unless axes have to be joined or one uncut
+    (``joins``; None: perhaps).
+
+    A rule that declines what it knows would go unnoticed otherwise: what is left to a barrier is exact too.
+    """
     assert_exact(net, shape, **how)
     kinds = recorded_kinds(net, shape)
     assert not kinds["Barrier"] and not kinds["Gather"], f"run whole: {kinds}"
+    joined = bool(kinds["Uncut"] or kinds["Flatten"])
+    assert joins is None or joined == joins, f"axes that a tile cannot cut: {kinds}"

@@ -72,6 +72,23 @@ def test_tiled(function: Callable[[Tensor], Any], tiles: Any, backward: Any) -> 
     assert_tiled(After(function), SHAPE, tiles=tiles, backward_tiles=backward)
 
 
+@pytest.mark.parametrize("name", ["space to depth", "depth to space", "window attention"])
+def test_one_image(name: str) -> None:
+    """What counts one stays a dimension of its own."""
+    assert_tiled(After(CASES[name]), (1, *SHAPE[1:]))
+    assert_tiled(After(lambda x: x.view(1, 4, 1, 6, 2, 8).mean(4)), (1, 3, 12, 8))
+
+
+def test_operators_on_few_windows() -> None:
+    """What counts windows is an axis, also where there are two by two."""
+
+    def inside(x: Tensor) -> Tensor:
+        bags = x.unfold(2, 6, 6).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(-1, 4, 6, 4)
+        return F.avg_pool2d(F.pad(bags, (1, 1, 1, 1), mode="reflect"), 3, 2)
+
+    assert_tiled(After(inside), (1, *SHAPE[1:]))
+
+
 def test_1d() -> None:
     assert_tiled(After(lambda x: x.view(2, 4, 5, 3).sum(3), axes=1), (2, 3, 15), tiles=(4,), backward_tiles=(3,))
 

@@ -16,6 +16,7 @@ from lightning_plugin import LazyImage, materialize
 from lightning_plugin.graph import ancestors
 from lightning_plugin.ops import Barrier, Gather
 from tests.exactness import TOLERANCE, asked, difference
+from tests.lightning_plugin.rules.helpers import recorded_kinds
 from tests.zoo import ZOO, fill
 
 CLASSES = 4
@@ -201,6 +202,17 @@ ELEMENTWISE = {
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_losses(name, lazy):
     assert_same(small(), ELEMENTWISE[name], SHAPE, targets(SHAPE, "binary"), lazy_target=lazy)
+
+
+@pytest.mark.parametrize("how", [{}, {"right": True}, {"out_int32": True}], ids=str)
+def test_values_by_the_bounds_that_they_lie_between(how):
+    bounds = torch.tensor([-0.5, 0.0, 0.25, 1.0], dtype=torch.float64)
+    x = (torch.randn(2, 3, 9, 7, dtype=torch.float64) * 4).round() / 4
+    lazy = LazyImage.from_tensor(x, settings=asked((3, 2), (2, 3)))
+    expected, found = (torch.bucketize(t, bounds, **how) for t in (x, lazy))
+    assert found.dtype == expected.dtype
+    assert torch.equal(materialize(found), expected)
+    assert recorded_kinds(lambda x: torch.bucketize(x, bounds, **how), (1, 3, 9, 7))["Barrier"] == 0
 
 
 def test_a_volume():

@@ -148,8 +148,10 @@ def test_a_query_by_hand_that_may_look_at_nothing_is_no_number(pieces: int) -> N
         lambda s, v: ((s + s.softmax(-1)).softmax(-1) @ v,),
         lambda s, v: ((s.softmax(-1) * 2) @ v,),
         lambda s, v: ((3 + s).softmax(-1) @ v,),
+        lambda s, v: ((v @ torch.linspace(-1, 1, 140, dtype=v.dtype).view(4, 35)).softmax(-1) @ v,),
+        lambda s, v: (s.softmax(-1) @ torch.linspace(-1, 1, 140, dtype=v.dtype).view(35, 4),),
     ],
-    ids=["weights are read too", "over queries", "of a sum", "scaled weights", "shifted"],
+    ids=["weights are read too", "over queries", "of a sum", "scaled weights", "shifted", "keys", "values"],
 )
 def test_what_is_nearly_attention_is_what_it_is(form: Callable[[Tensor, Tensor], tuple[Tensor, ...]]) -> None:
     def attend(x: Tensor) -> tuple[Tensor, ...]:

@@ -123,7 +123,9 @@ POOLS = [
 @pytest.mark.parametrize("pool", POOLS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(("shape", "grids"), list(zip(SHAPES, GRIDS, strict=True)))
 def test_attention_pooling_is_tiled_and_exact(pool, shape, grids):
-    assert_tiled(After(pool, w=(4, 2)), shape, tiles=grids[0], backward_tiles=grids[1])
+    assert_tiled(
+        After(pool, w=(4, 2)), shape, joins=pool is few_keys and shape[2] > 1, tiles=grids[0], backward_tiles=grids[1]
+    )
 
 
 PRODUCTS = {
@@ -151,7 +153,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_matrix_products(name, shape):
     parameters = {} if name.startswith(("gram", "a matrix")) else {"w": (3, 4, 1)}
-    assert_tiled(After(PRODUCTS[name], **parameters), shape)
+    assert_tiled(After(PRODUCTS[name], **parameters), shape, joins=name == "fully connected" and shape[0] > 1)
 
 
 def response(x: Tensor) -> Tensor:
@@ -186,6 +188,8 @@ REDUCTIONS = {
     "aminmax": lambda x: torch.cat([t.view(1) for t in torch.aminmax(x)]),
     "std_mean": lambda x: torch.cat(torch.std_mean(x, (2, 3))),
     "var_mean": lambda x: torch.cat(torch.var_mean(x, (2, 3), keepdim=True)),
+    "var_mean by default": lambda x: torch.cat(torch.var_mean(x, (2, 3), correction=None)),
+    "smallest norm": lambda x: torch.linalg.vector_norm(x.abs() + 1, -float("inf"), dim=(2, 3), keepdim=True),
     "mean in another type": lambda x: x.float().mean((2, 3), dtype=torch.float64) * 0 + x.mean((2, 3)),
     "max flat": lambda x: torch.max(x.flatten(2), 2)[0],
     "generalised mean": lambda x: x.clamp(min=1e-6).pow(3).mean((2, 3)).pow(1 / 3),
@@ -210,7 +214,7 @@ REDUCTIONS = {
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(2, 3, 11, 7), (2, 3, 4, 13)])
 def test_reductions(name, shape):
-    assert_tiled(After(REDUCTIONS[name]), shape)
+    assert_tiled(After(REDUCTIONS[name]), shape, joins=name.startswith(("max flat", "prod", "std_mean", "var_mean")))
 
 
 ALONG_AN_AXIS = {
@@ -281,6 +285,20 @@ def test_all_pairs_of_positions_are_tiled_by_queries(function):
         assert not kinds["Barrier"] and (kinds["Uncut"] or kinds["Entire"] or kinds["Gather"])
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("correction", [34, 35, 40])
+@pytest.mark.parametrize("spread", [torch.var, torch.std], ids=["var", "std"])
+def test_a_variance_without_freedom_is_what_pytorch_makes_of_it(spread, correction):
+    """Infinite, and of equal values no number: it is divided by how many positions are left, or by zero."""
+    x = torch.randn(2, 3, 5, 7, dtype=torch.float64)
+    x[:, 1] = 0.5
+    lazy = LazyImage.from_tensor(x, settings=asked((3, 2), (2, 3)))
+    for dims, axes in (((2, 3), None), (3, 7)):
+        taken = correction if axes is None else correction - 35 + axes
+        expected = spread(x, dims, correction=taken)
+        torch.testing.assert_close(materialize(spread(lazy, dims, correction=taken)), expected, equal_nan=True)
+
+
 def test_running_sums_of_all_positions_are_a_barrier_and_exact():
     net = After(lambda x: x.flatten(2).cumsum(2))
     assert_exact(net, (2, 3, 5, 7))
@@ -316,4 +334,4 @@ def test_statistics_of_hand_made_batch_norm_are_updated():
 )
 def test_any_size_and_grid(pool, shape, tiles, backward):
     net = After(lambda x: best_features(x, 2)) if pool is best_features else After(pool, w=(4, 2))
-    assert_tiled(net, shape, tiles=tiles, backward_tiles=backward)
+    assert_tiled(net, shape, joins=None, tiles=tiles, backward_tiles=backward)

@@ -99,6 +99,12 @@ def test_alpha_dropout_keeps_mean_and_variance():
     assert abs((out - dropped).abs().lt(1e-12).double().mean() - 0.3) < 0.01
 
 
+def test_a_coin_is_fair_unless_said_otherwise():
+    x = torch.zeros(1, 4, 64, 64)
+    assert abs(on_grid(lambda x: (x * 1).bernoulli_(), x, (3, 3)).mean() - 0.5) < 0.02
+    assert abs(on_grid(lambda x: (x * 1).bernoulli_(0.2), x, (3, 3)).mean() - 0.2) < 0.02
+
+
 def noise_alpha(p: float) -> float:
     alpha = 1.7580993408473766
     return alpha / math.sqrt((alpha * alpha * p + 1) * (1 - p))

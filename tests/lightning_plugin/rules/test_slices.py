@@ -50,6 +50,7 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     "select last": lambda x: x[..., -1].relu(),
     "select both": lambda x: x[:, :, 4, 3].square(),
     "unbind": lambda x: sum((r * (i + 1) for i, r in enumerate(x.unbind(3))), x[..., 0]),
+    "one number of all": lambda x: x * x[0, 0].flatten()[9],
     "first of a sequence": lambda x: x.flatten(2)[:, :, 9] * x.flatten(2).transpose(1, 2)[:, -1],
     "channels last": lambda x: x.permute(0, 2, 3, 1)[:, 1::2, 2:, :2],
     "merged patches": lambda x: torch.cat(
@@ -66,7 +67,8 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
 def test_tiled(function: Callable[[Tensor], Any], tiles: Any, backward: Any) -> None:
     net = After(function)
     assert_exact(net, (2, 3, 11, 7), tiles=tiles, backward_tiles=backward)
-    assert not recorded_kinds(net, (2, 3, 11, 7))["Barrier"]
+    kinds = recorded_kinds(net, (2, 3, 11, 7))
+    assert not kinds["Barrier"] and not kinds["Uncut"] and not kinds["Flatten"], kinds
 
 
 def test_parameter_beside() -> None:
@@ -84,6 +86,24 @@ def test_1d_and_3d(axes: int) -> None:
     assert_tiled(
         After(lambda x: torch.cat([x[:, :, 5:], x], 2), axes=axes), shape, tiles=tiles, backward_tiles=tiles[::-1]
     )
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        lambda x: torch.stack([x, x.transpose(2, 3)]),
+        lambda x: torch.stack([x, x.relu()], 2),
+        lambda x: torch.stack([x, x.new_ones(x.shape)], 1),
+        lambda x: torch.cat([x, x.transpose(2, 3)], 1),
+        lambda x: torch.cat([x, x.transpose(2, 3)], 2),
+        lambda x: x + x.transpose(2, 3),
+    ],
+    ids=["stack", "stack alike", "stack with a constant", "channels", "rows", "sum"],
+)
+def test_maps_that_lie_otherwise_meet(together: Callable[[Tensor], Tensor]) -> None:
+    """Of the same shape, and with rows where the other has columns."""
+    for images in (1, 2):
+        assert_exact(After(together), (images, 3, 6, 6), tiles=(3, 2), backward_tiles=(2, 3))
 
 
 def test_flattened_crop_is_exact() -> None:

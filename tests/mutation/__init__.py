@@ -1,0 +1,1 @@
+"""Which small changes of the engine its tests notice."""
