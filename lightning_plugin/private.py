@@ -31,6 +31,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchModeBase
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
@@ -251,6 +252,27 @@ class TorchDispatchMode(DispatchModeBase):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+class Nowhere:
+    """Of a counter, in which modules it counts: in none. PyTorch's own way to know is hooks on all modules of the
+    process, which other threads are calling meanwhile."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> Nowhere:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        return
+
+
+class FlopCounter(FlopCounterMode):
+    """Counts the work of operators, in the thread that it was entered in."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.mod_tracker = Nowhere()  # type: ignore[assignment]
 
 
 def collate_first(kind: type, function: Callable[..., Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -92,6 +92,17 @@ class Settings:
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
     _passes: dict[Any, Passes] = field(default_factory=dict, init=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy begins with, a deep one or one in another process: what the user said. What came of it is about
+        tensors that a copy has not, and their memory."""
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return said | {"rates": self.rates}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rates = state.pop("rates")
+        self.__dict__.update(type(self)(**state).__dict__)
+        self.rates = rates
 
     @property
     def splitting(self) -> Splitting | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -12,6 +13,8 @@ from platformdirs import user_cache_path
 VARIABLE = "LIGHTNING_PLUGIN_CACHE"
 #: Of a file: recipes of a deep network have some megabytes.
 MOST_BYTES = 1 << 28
+#: Names of what is being written begin so, and none is written for so many seconds.
+PARTIAL, LONG = "partial-", 3600.0
 #: What is raised by a text that is not what was written, wherever it is used.
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 
@@ -42,6 +45,28 @@ def read(path: Path) -> str:
 def write(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+    sweep(path.parent)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=PARTIAL, delete=False, encoding="utf-8") as file:
+        name = Path(file.name)
+        try:
+            file.write(text)
+            file.close()
+            os.replace(name, path)
+        except BaseException:
+            name.unlink(missing_ok=True)
+            raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed have left half written."""
+    for path in folder.glob(f"{PARTIAL}*"):
+        if written_at(path) < time.time() - LONG:
+            path.unlink(missing_ok=True)
+
+
+def written_at(path: Path) -> float:
+    """When a file was written; long ago, where another process has removed it meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

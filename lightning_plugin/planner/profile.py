@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import ReduceOp, TileOp
-from lightning_plugin.private import storage_key
+from lightning_plugin.private import FlopCounter, storage_key
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Trial:
         return t
 
     def profile(self, traffic: int) -> Profile:
-        counter = FlopCounterMode(display=False)
+        counter = FlopCounter()
         ledger = self.ledger
         with torch.enable_grad(), ledger.watching(), counter:
             with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda t: t):

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache as once
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def load(key: str) -> list[Recipe]:
         digest, text = cache.read(path).split("\n", 1)
         if digest != digest_of(text):
             raise ValueError("it is not what was written")
-        path.touch()
+        with suppress(OSError):  # a folder that may only be read is of use, too
+            path.touch()
         return [read(data) for data in json.loads(text)]
     except (*cache.DAMAGED, PlanError) as error:
         log.warning("%s is ignored (%s): plans are searched for again", path, error)
@@ -79,7 +81,7 @@ def keep(key: str, recipes: Sequence[Recipe]) -> None:
     try:
         text = json.dumps([written(recipe) for recipe in recipes])
         cache.write(path, f"{digest_of(text)}\n{text}")
-        files = sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+        files = sorted(path.parent.glob("*.json"), key=cache.written_at, reverse=True)
         for old in files[MOST_FILES:]:
             old.unlink(missing_ok=True)
     except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import threading
 import weakref
 
 import numpy as np
@@ -24,6 +25,8 @@ from lightning_plugin.residency.transfer import Transfer
 
 #: The files of all maps that are on the disk now.
 OPEN: weakref.WeakSet[DiskFile] = weakref.WeakSet()
+#: Threads that run networks of their own open maps at the same time.
+OPENING = threading.Lock()
 
 
 class DiskFile:
@@ -48,7 +51,8 @@ class DiskFile:
         """Open a file without a name, where there is room for it beside what other maps there have still to fill."""
         self.file = UnnamedFile("a map", folder)
         self.size = size
-        others = sum(f.unfilled for f in OPEN if f.file.folder == self.file.folder)
+        with OPENING:
+            others = sum(f.unfilled for f in OPEN if f.file.folder == self.file.folder)
         free = shutil.disk_usage(self.file.folder).free - others
         if size > free:
             raise EngineError(
@@ -57,7 +61,8 @@ class DiskFile:
                 "more room> or a larger budget."
             )
         os.truncate(self.file.number, size)
-        OPEN.add(self)
+        with OPENING:
+            OPEN.add(self)
 
     @property
     def unfilled(self) -> int:

@@ -29,7 +29,7 @@ def rows() -> np.ndarray:
 def own(folder: Path) -> Sequence[Path]:
     corners = np.stack([np.arange(40.0) * 8, np.zeros(40)], axis=1)
     about = Written(name="s", corners=corners, slide=(400, 400), scale=1.0, size=8, step=8, mpp=0.5, encoder="e",
-                    weights="w")  # fmt: skip
+                    weights="w", origin="o")  # fmt: skip
     write(folder / "slide.h5", rows(), about, "trident")
     return [folder / "slide.h5"]
 

@@ -3,6 +3,8 @@
 import copy
 import itertools
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_plugin import Box, LazyImage, TensorSource, TiledModule, check, materialize
+from tests.exactness import assert_same_step
+from tests.lightning_plugin.tiers import Way, image, network
 
 
 class Ramp:
@@ -157,3 +161,18 @@ def test_inference_mode_needs_no_plain_tensors(how: dict[str, object]) -> None:
                 return module(x * weight)
 
         torch.testing.assert_close(TiledModule(Weighted(), **how)(x), module(x * weight))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", [Way(tiers=("disk",), parameters=("disk", "host")), Way(budget=150_000)])
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_of_a_tiled_module_begins_anew(
+    way: Way, how: Callable[[TiledModule], TiledModule], tmp_path: Path
+) -> None:
+    """As an average of weights makes one: it has the options, and nothing of what steps of the first have held."""
+    tiled, fresh = way.tiled(network(), tmp_path), way.tiled(network(), tmp_path)
+    waiting = tiled(image(0, 0)).sum()  # the first holds something while it is copied
+    other, plain = how(tiled), copy.deepcopy(tiled.module)
+    assert_same_step(plain, other.module, plain(image(0, 1)).sum(), other(image(0, 1)).sum())
+    fresh(image(0, 1)).sum().backward()
+    assert other.plan == fresh.plan and other.peak_bytes == fresh.peak_bytes
+    waiting.backward()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_plugin import private, trees
 
@@ -79,6 +80,17 @@ def test_a_mode_made_without_the_compiler_has_what_pytorchs_own_has() -> None:
     assert {k: v for k, v in theirs.items() if k in ours and k not in apart} == {
         k: v for k, v in ours.items() if k in theirs and k not in apart
     }
+
+
+def test_work_is_counted_without_hooks_on_the_modules_of_other_threads() -> None:
+    """Planning counts; a module that another thread calls meanwhile must not hear of it."""
+    x, layer = torch.ones(5, 3), nn.Linear(3, 2)
+    with FlopCounterMode(display=False) as theirs:
+        layer(x)
+    with private.FlopCounter() as ours:
+        assert not torch.nn.modules.module._global_forward_pre_hooks
+        layer(x)
+    assert ours.get_total_flops() == theirs.get_total_flops() > 0
 
 
 def test_a_method_runs_whether_something_compiles_or_not() -> None:

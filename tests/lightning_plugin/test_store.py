@@ -130,6 +130,26 @@ def test_a_disk_that_fills_up_in_the_middle_ends_the_step(ahead: bool, monkeypat
         small()(image).sum().backward()
 
 
+def test_threads_open_maps_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one counts what the maps of all have still to fill, another adds its own."""
+    layout = Layout.channels_first((1, 1, 2, 2))
+    right = DiskFile.unfilled.fget
+    assert right is not None
+    maps, made = [DiskFile(layout, torch.float32, CPU) for _ in range(3)], []
+
+    def slowly(self: DiskFile) -> int:
+        if not made:
+            made.append(threading.Thread(target=lambda: maps.append(DiskFile(layout, torch.float32, CPU))))
+            made[0].start()
+            made[0].join(0.2)  # until it is done, or waits
+        return right(self)
+
+    monkeypatch.setattr(DiskFile, "unfilled", property(slowly))
+    maps.append(DiskFile(layout, torch.float32, CPU))
+    made[0].join()
+    assert len(maps) == 5
+
+
 def test_no_thread_outlives_its_step() -> None:
     def threads() -> list[threading.Thread]:
         return [t for t in threading.enumerate() if t.name.startswith("transfers")]

@@ -17,7 +17,7 @@ from wsi_trainer.foreign import Unreadable
 from wsi_trainer.foreign.arrays import import_h5py, open_hdf5, own
 
 Layout = Literal["trident", "stamp"]
-_CHECKED = ("v108", "v108")
+_CHECKSUMS = ("v108", "v108")
 """Versions of HDF5 whose metadata have checksums, the oldest such: all that read features know it."""
 ROWS = 1024
 """Rows that are copied at a time, and of a chunk of the file."""
@@ -41,25 +41,30 @@ class Written:
     encoder: str
     weights: str
     """Checksum of the encoder's weights."""
+    origin: str
+    """Checksum of what its features were made of."""
 
 
 def write(path: Path, features: NDArray[np.float32], about: Written, layout: Layout) -> None:
     """Write a file at once: under another name first, so that a file of this name is whole."""
     partial = path.with_name(f".{path.name}.partial")
-    with import_h5py(path).File(partial, "w", libver=_CHECKED) as file:
+    with import_h5py(path).File(partial, "w", libver=_CHECKSUMS) as file:
         _LAYOUTS[layout](file, features, about)
     with partial.open("rb") as opened:
         os.fsync(opened.fileno())
     os.replace(partial, path)
 
 
-def made_with(path: Path) -> str:
-    """The checksum of the weights that a file's features were made with; empty where another program wrote it."""
+def made_with(path: Path) -> tuple[str, str]:
+    """The checksums of the weights that a file's features were made with, and of what they were made of.
+
+    Either is empty where another program wrote the file, the second where an earlier version did.
+    """
     try:
         with open_hdf5(path) as file:
             features = own(path, file, "features")
             found = file.attrs if "feats" in file else {} if features is None else features.attrs
-            return str(found.get("weights_sha256", ""))
+            return str(found.get("weights_sha256", "")), str(found.get("origin_sha256", ""))
     except Unreadable as error:
         raise UserError(f"{error}; remove it, and it is made again") from error
 
@@ -74,13 +79,13 @@ def checksum(rows: NDArray[np.float32]) -> str:
 
 def _trident(file: Any, features: NDArray[np.float32], about: Written) -> None:
     """`features` and `coords` with TRIDENT's attributes; CLAM and MIL-Lab read the same two."""
-    rows = _copied(file, "features", features)
-    coords = file.create_dataset("coords", data=np.rint(about.corners).astype(np.int64))
+    rows = _checked(file, "features", features)
+    coords = _checked(file, "coords", np.rint(about.corners).astype(np.int64))
     for dataset in (rows, coords):
         dataset.attrs["name"] = about.name
         dataset.attrs["savetodir"] = ""
     rows.attrs["encoder"], rows.attrs["weights_sha256"] = about.encoder, about.weights
-    rows.attrs["sha256"] = checksum(features)
+    rows.attrs["sha256"], rows.attrs["origin_sha256"] = checksum(features), about.origin
     coords.attrs["patch_size"] = about.size
     coords.attrs["patch_size_level0"] = round(about.size * about.scale)
     coords.attrs["overlap"] = about.size - about.step
@@ -97,18 +102,20 @@ def _stamp(file: Any, features: NDArray[np.float32], about: Written) -> None:
         raise UserError(
             f"{about.name}: STAMP counts in micrometres, which are not known; fill in the manifest's column mpp"
         )
-    _copied(file, "feats", features)
-    file.create_dataset("coords", data=(about.corners / about.scale * about.mpp).astype(np.float32))
+    _checked(file, "feats", features)
+    _checked(file, "coords", (about.corners / about.scale * about.mpp).astype(np.float32))
     file.attrs["extractor"], file.attrs["unit"] = about.encoder, "um"
     file.attrs["tile_size_um"], file.attrs["tile_size_px"] = about.size * about.mpp, about.size
     file.attrs["sha256"], file.attrs["weights_sha256"] = checksum(features), about.weights
+    file.attrs["origin_sha256"] = about.origin
 
 
-def _copied(file: Any, name: str, features: NDArray[np.float32]) -> Any:
-    chunks = (min(ROWS, len(features)), features.shape[1])
-    made = file.create_dataset(name, features.shape, np.float32, chunks=chunks, fletcher32=True)
-    for start in range(0, len(features), ROWS):
-        made[start : start + ROWS] = features[start : start + ROWS]
+def _checked(file: Any, name: str, rows: NDArray[Any]) -> Any:
+    """A dataset whose chunks have checksums, filled a chunk at a time."""
+    chunks = (min(ROWS, len(rows)), rows.shape[1])
+    made = file.create_dataset(name, rows.shape, rows.dtype, chunks=chunks, fletcher32=True)
+    for start in range(0, len(rows), ROWS):
+        made[start : start + ROWS] = rows[start : start + ROWS]
     return made
 
 

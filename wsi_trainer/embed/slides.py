@@ -15,13 +15,17 @@ from torch import nn
 
 from lightning_plugin import Box
 from wsi_trainer.data import PatchConfig, SlideRecord, open_bag
+from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.embed.layouts import Layout, Written, made_with, write
+from wsi_trainer.embed.origin import origin_of
 from wsi_trainer.embed.partial import PartialRows
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import PatchEncoder, SlideClassifier
+from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.names import plain_name
 from wsi_trainer.slides.patch_source import PatchSource
+from wsi_trainer.slides.staging import Locked, lock
 
 
 @dataclass
@@ -52,42 +56,59 @@ class Embedder:
         for record in records:
             try:
                 yield record.slide, self._slide(record)
-            except (UserError, OSError) as error:
+            except SlideError as error:
                 if not self.skip:
                     raise
                 self.skipped[record.slide] = str(error)
 
     def _slide(self, record: SlideRecord) -> int:
-        path = self.out / f"{plain_name(record.path)}.h5"
-        if path.is_file():
-            if made_with(path) != self.weights:
-                raise UserError(f"{path} was made with another encoder or other weights; choose another --out")
-            self.kept += 1
-            return 0
-        bag = open_bag(record.path, self.patches, mask_of, record.mpp)
-        identity = {
-            "weights": self.weights,
-            "positions": hashlib.sha256(bag.positions.tobytes()).hexdigest(),
-            "size": bag.size,
-            "mpp": self.patches.resolution,
-            "half": self.half,
-        }
+        name = plain_name(record.path)
+        path = self.out / f"{name}.h5"
+        try:
+            with lock(self.out, name):
+                return self._kept(record, path) if path.is_file() else self._made(record, path)
+        except Locked as error:
+            raise UserError(
+                f"{path} is being made by another run; give the same command again when that has ended"
+            ) from error
+
+    def _kept(self, record: SlideRecord, path: Path) -> int:
+        """Keep a file, if it is the one that would be made."""
+        weights, origin = made_with(path)
+        if weights != self.weights:
+            raise UserError(f"{path} was made with another encoder or other weights; choose another --out")
+        if origin and origin != origin_of(record, self.patches, self.half):
+            raise UserError(
+                f"{path} was made of other pixels, of other patches or in another precision than {record.slide} has "
+                "now; choose another --out, or remove it, and it is made again"
+            )
+        self.kept += 1
+        return 0
+
+    def _made(self, record: SlideRecord, path: Path) -> int:
+        origin = origin_of(record, self.patches, self.half)
+        try:
+            bag = open_bag(record.path, self.patches, mask_of, record.mpp)
+        except OSError as error:
+            raise SlideError(record.path, f"cannot be read: {error.strerror or error}") from error
+        places = hashlib.sha256(bag.positions.tobytes()).hexdigest()
+        identity = {"weights": self.weights, "origin": origin, "positions": places}
         rows = PartialRows(path, self.encoder.out_channels, self.batch, identity)
         try:
             before = rows.done
-            for batch in self._batches(bag, rows.done):
+            for batch in self._batches(CheckedSource(bag, record.slide), rows.done):
                 rows.append(batch)
-            write(path, rows.memory(), self._about(record, bag), self.layout)
+            write(path, rows.memory(), self._about(record, bag, origin), self.layout)
         finally:
             rows.close()
             bag.close()
         rows.remove()
         return bag.shape[0] - before
 
-    def _batches(self, bag: PatchSource, done: int) -> Iterator[NDArray[np.float32]]:
+    def _batches(self, bag: CheckedSource, done: int) -> Iterator[NDArray[np.float32]]:
+        count, _, size, _ = bag.shape
         boxes = [
-            Box((start, 0, 0), (min(start + self.batch, bag.shape[0]), bag.size, bag.size))
-            for start in range(done, bag.shape[0], self.batch)
+            Box((start, 0, 0), (min(start + self.batch, count), size, size)) for start in range(done, count, self.batch)
         ]
         for box, following in zip(boxes, [*boxes[1:], None]):
             patches = bag.read(box).to(self.model.device)
@@ -98,7 +119,7 @@ class Embedder:
                 features = self.encoder(self.model.normalise(patches))[0, :, :, 0].t()
             yield features.float().cpu().numpy()
 
-    def _about(self, record: SlideRecord, bag: PatchSource) -> Written:
+    def _about(self, record: SlideRecord, bag: PatchSource, origin: str) -> Written:
         published = self.encoder.published
         return Written(
             name=plain_name(record.path),
@@ -110,6 +131,7 @@ class Embedder:
             mpp=None if bag.mpp is None else sum(bag.mpp) / 2,
             encoder=type(self.encoder.network).__name__ if published is None else published.name,
             weights=self.weights,
+            origin=origin,
         )
 
 

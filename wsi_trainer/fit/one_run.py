@@ -22,10 +22,12 @@ from wsi_trainer.fit.bundle import offering
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.event_callback import Events
 from wsi_trainer.fit.events import recorded
+from wsi_trainer.fit.going_on import alone_in, changed
 from wsi_trainer.fit.parser import CLASSES
 from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.reach import about, check_backbone, denied
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run_folder import RunFolder, write_text
+from wsi_trainer.foreign import yaml_of
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.stopping import GRACE, Stopped, ends_at_once
 from wsi_trainer.terminal import say
@@ -58,11 +60,26 @@ def run(
     folder = RunFolder(Path(options.out))
     first = is_first()  # with several devices the others run this command too, and write nothing
     if first and folder.begun and resume is None:
-        raise UserError(f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last")
+        raise UserError(about_begun(folder))
     folder.path.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder) if first else nullcontext():
+        return alone(parser, options, folder, resume, progress, split)
+
+
+def alone(
+    parser: ArgumentParser, options: Namespace, folder: RunFolder, resume: str | None, progress: bool, split: str
+) -> RunFolder:
+    """Train and test where no other process does."""
+    first = is_first()
+    if first and folder.begun and resume is None:  # by another, which has ended meanwhile
+        raise UserError(about_begun(folder))
     model, data, config = instantiate(parser, options)
     if first:
-        folder.config.write_text(parser.dump(options), encoding="utf-8")
+        said = parser.dump(options)
+        if resume is not None and folder.config.is_file() and folder.begun:
+            for line in changed(folder.config, yaml_of(said, folder.config)):
+                say(Console(), line)
+        write_text(folder.config, said)
     with (
         offering(folder.path) if first else nullcontext(),
         recorded(folder.events, __version__, resume) if first else nullcontext() as events,
@@ -74,6 +91,11 @@ def run(
         scores = training.test(model, data, config, folder, split, progress=progress)
     show(scores)
     return folder
+
+
+def about_begun(folder: RunFolder) -> str:
+    """That a folder is taken."""
+    return f"{folder.path} holds a run already; choose another --out, or continue with --ckpt_path last"
 
 
 @contextmanager

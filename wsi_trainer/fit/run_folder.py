@@ -120,8 +120,13 @@ class RunFolder:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object so that a killed process leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text so that a killed process leaves the old file or the new one."""
     partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 

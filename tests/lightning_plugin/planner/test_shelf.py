@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,44 @@ def test_only_so_many_files_are_kept(kept: Path, monkeypatch: pytest.MonkeyPatch
     for i in range(4):
         shelf.keep(f"key-{i}", [])
     assert len(list(kept.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("holder", "name"), [(tempfile._TemporaryFileWrapper, "write"), (os, "replace")])
+def test_what_cannot_be_written_leaves_nothing(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, holder: Any, name: str
+) -> None:
+    """A disk that is full for a week must not be filled further, step by step."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            *((os, name) if name == "replace" else (tempfile._TemporaryFileWrapper, name)), full, raising=False
+        )
+        shelf.keep("key", [])
+    assert list(kept.iterdir()) == []
+
+
+def test_what_a_killed_process_has_left_goes_in_time(kept: Path) -> None:
+    kept.mkdir()
+    old, new = kept / "partial-old", kept / "partial-new"
+    for path in (old, new):
+        path.write_text("half")
+    os.utime(old, (0, 0))
+    shelf.keep("key", [])
+    assert not old.exists() and new.exists()
+
+
+def test_recipes_that_may_only_be_read_are_read(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans(SIZES[:1])
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "touch", refused)
+    (path,) = kept.glob("*.json")
+    assert len(shelf.load(path.stem)) == 1
 
 
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))

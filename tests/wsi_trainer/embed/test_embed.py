@@ -21,6 +21,7 @@ from wsi_trainer.embed.layouts import checksum
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
+from wsi_trainer.slides import staging
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
@@ -81,7 +82,7 @@ def test_features_are_those_of_the_encoder_at_the_places_that_the_file_says(
         assert (said["level0_height"], said["level0_width"]) == pixels.shape[1:]
         assert said["level0_magnification"] == said["target_magnification"] == 20
         assert said["name"] == f"s{number}"
-    assert not list((tmp_path / "out").glob(".*"))
+    assert [path.name for path in (tmp_path / "out").glob(".*")] == [".staging"], "nothing but locks is left"
 
 
 def test_work_that_is_cut_short_again_and_again_ends_the_same(
@@ -124,6 +125,72 @@ def test_other_weights_do_not_mix_into_a_folder(
     assert "s0.h5 was made with another encoder or other weights" in capsys.readouterr().err
     assert run(config, tmp_path / "out", "--model.pretrained=null") == 2
     assert "features of an encoder with random weights say nothing" in capsys.readouterr().err
+
+
+def test_files_of_other_weights_are_refused_also_where_slides_may_be_left_out(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(config, tmp_path / "out") == 0
+    torch.save(ResNet((4, 8), norm="group").state_dict(), tmp_path / "other.pt")
+    words = (f"--model.pretrained={tmp_path / 'other.pt'}", "--data.on_error=skip")
+    assert run(config, tmp_path / "out", *words) == 2
+    assert "s0.h5 was made with another encoder or other weights" in capsys.readouterr().err
+
+
+def test_what_a_folder_holds_is_what_would_be_made(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a slide that was scanned again, of other patches: a file is not kept as if it were right."""
+    slide, out = tmp_path / "s.tif", tmp_path / "out"
+    write_slide(slide, SlideSpec(150, 130, seed=5, slide=0, patient=0, positive=False))
+    (tmp_path / "one.csv").write_text("slide\ns.tif\n")
+    words = (f"--data.manifest={tmp_path / 'one.csv'}", "--data.patches.over=slide")
+    assert run(config, out, *words) == 0
+    assert run(config, out, *words, "--batch=7") == 0, "what does not matter may differ"
+    for other in ("--data.patches.stride=24", "--data.patches.mpp=1.0", "--train.precision=bf16-mixed"):
+        assert run(config, out, *words, other) == 2
+        assert "s.h5 was made of other pixels, of other patches or in another" in capsys.readouterr().err
+    write_slide(slide, SlideSpec(150, 130, seed=6, slide=0, patient=0, positive=False))
+    assert run(config, out, *words) == 2
+    before = (out / "s.h5").read_bytes()
+    (out / "s.h5").unlink()
+    assert run(config, out, *words) == 0
+    assert (out / "s.h5").read_bytes() != before
+
+
+def test_a_folder_is_one_runs_at_a_time(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(staging, "PATIENCE", 0.05)
+    with staging.lock(tmp_path / "out", "s0"):
+        assert run(config, tmp_path / "out") == 2
+    assert "s0.h5 is being made by another run" in capsys.readouterr().err
+    assert run(config, tmp_path / "out") == 0
+
+
+@pytest.mark.parametrize("name", [".s0.h5.rows", ".s0.h5.json"])
+def test_rows_that_have_changed_are_made_again(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert run(config, tmp_path / "once") == 0
+    original, left = embedding.PartialRows.append, 2
+
+    def dying(self: Any, rows: Any) -> None:
+        nonlocal left
+        if not left:
+            raise KeyboardInterrupt
+        left -= 1
+        original(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding.PartialRows, "append", dying)
+        assert run(config, tmp_path / "out") != 0
+    path = tmp_path / "out" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    assert run(config, tmp_path / "out") == 0
+    assert (tmp_path / "out" / "s0.h5").read_bytes() == (tmp_path / "once" / "s0.h5").read_bytes()
 
 
 def test_an_encoder_that_a_run_has_trained(slides: Path, config: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import main
 from wsi_trainer.cli.entry import FAULT_EXIT
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit import checkpoints, training
+from wsi_trainer.fit import checkpoints, going_on, training
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.engine import make_trainer
 from wsi_trainer.fit.run_folder import RunFolder
@@ -92,6 +92,43 @@ def test_the_same_command_again_ends_a_run_that_is_finished(
     assert folder.evaluation("test").is_file() and folder.predictions("test").is_file()
     assert not memory or folder.memory.read_bytes() == memory
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_a_folder_is_one_runs_at_a_time(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the first has taken a step already or not."""
+    monkeypatch.setattr(going_on, "PATIENCE", 0.05)
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    with going_on.alone_in(folder):
+        for more in ([], ["--ckpt_path=last"]):
+            assert main(["fit", *words, *more]) == 2
+            assert "is being written by another run" in capsys.readouterr().err
+    assert [path.name for path in folder.path.iterdir()] == [".lock"]
+
+
+def test_a_disk_without_locks_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(going_on.FileLock, "acquire", refuse)
+    with going_on.alone_in(RunFolder(tmp_path)):
+        pass
+
+
+def test_a_run_goes_on_with_the_model_it_began_with(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint holds the optimizer with its learning rate: what is asked for otherwise could only be ignored."""
+    command = ["fit", *words, "--ckpt_path=last"]
+    assert main([*command, "--train.epochs=1"]) == 0
+    folder = RunFolder(tmp_path / "run")
+    config = folder.config.read_text()
+    assert main([*command, "--train.epochs=2", "--model.learning_rate=0.5"]) == 2
+    assert "model.learning_rate was" in capsys.readouterr().err and folder.config.read_text() == config
+    assert main([*command, "--train.epochs=2"]) == 0
+    assert "train.epochs was 1 and is 2 from now on" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(
