@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import Constants
+from lightning_plugin.constants import Constants, value_key
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather
@@ -66,11 +66,19 @@ class Image:
         """The value of each channel where the source knows that the box holds nothing else."""
         return self.source.constant(understood(self.source, self.place(box)))
 
+    def holds(self, box: Box) -> bytes | None:
+        """What stands for the value of a box that is known to hold no other."""
+        if self.tensor is not None:
+            return None if self.glass is None else self.glass.at(box)
+        return value_key(self.constant(box))
+
     @cached_property
     def glass(self) -> Constants | None:
-        """Where the image is known to be constant, if it is anywhere; see [Note: glass] in `constants`."""
+        """Where the image is known to be constant, if it is anywhere; see [Note: glass] in `constants`. A tensor that
+        does not say when it is written to is not looked at."""
         if self.tensor is not None:
-            return None
+            space = len(self.source.shape) - self.instances - 1
+            return None if self.version is None else Constants.compared(self.layout, self.tensor, space)
         return Constants.asked(self.layout.extent, self.constant, PARTS_ON_AXIS, PARTS)
 
     def prefetch(self, box: Box) -> None:

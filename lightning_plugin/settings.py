@@ -127,7 +127,8 @@ class Settings:
         options = self.options
         forward = Grid(options.tiles) if options.tiles else None
         backward = Grid(options.backward_tiles) if options.backward_tiles else None
-        return marked(fixed(recording.nodes, forward, backward, halo=options.halo), recording)
+        alike = forward is not None and bool(glass(recording))
+        return marked(fixed(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording)
 
     def within(self, known: list[Plan], recording: Recording, budget: int) -> Plan:
         """The fastest of the known plans that fits beside what the step holds already, or a new one; see [Note: step]

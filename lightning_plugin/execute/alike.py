@@ -46,13 +46,14 @@ def is_source(v: Value) -> bool:
     return v.node is not None and isinstance(v.node.op, Source)
 
 
-def groups(tapes: Tapes, tiles: Iterable[Owned], content: Content) -> Iterator[list[Owned]]:
-    """Tiles that are the same computation, together; the others by themselves, all in the order of the grid."""
-    found: dict[object, list[Owned]] = {}
+def groups(tapes: Tapes, tiles: Iterable[Owned], content: Content) -> list[list[int]]:
+    """The places of tiles that are the same computation, together; the others by themselves, all in the order of the
+    grid."""
+    found: dict[object, list[int]] = {}
     for place, owned in enumerate(tiles):
         key = likeness(tapes, owned, content)
-        found.setdefault(place if key is None else key, []).append(owned)
-    yield from found.values()
+        found.setdefault(place if key is None else key, []).append(place)
+    return list(found.values())
 
 
 def likeness(tapes: Tapes, owned: Owned, content: Content) -> object | None:

@@ -176,9 +176,11 @@ class Scene:
 
 
 def parts_of_glass(known: Iterable[Constants | None]) -> tuple[int, ...]:
-    """How much of each image is glass, as coarsely as plans are made for it; () where none is known to be."""
+    """How much of images is glass, as coarsely as plans are made for it: for each that knows something the least of
+    all of these, since tiles that read several are alike where all are; () where none is known to be."""
     found = tuple(-1 if k is None else step(float((k.cells > VARIED).mean())) for k in known)
-    return found if any(i >= 0 for i in found) else ()
+    least = min((i for i in found if i >= 0), default=None)
+    return () if least is None else tuple(min(i, least) for i in found)
 
 
 def step(part: float) -> int:

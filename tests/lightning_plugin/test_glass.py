@@ -18,9 +18,16 @@ from lightning_plugin.execute.sharing import Sharing
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.planner import cost
 from lightning_plugin.planner.glass import parts_of_glass
+from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.residency.file import UnnamedFile
+from lightning_plugin.residency.numbered import Numbered
+from lightning_plugin.residency.tiers import Home
+from lightning_plugin.residency.transfer import Courier
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.glass import Glass
 from tests.lightning_plugin.outside import account
+from tests.lightning_plugin.test_identical_tiles import counted
+from tests.lightning_plugin.test_store import lower
 from tests.zoo import ZOO, fill
 from tests.zoo.resnet import BasicBlock, ResNet
 
@@ -148,9 +155,12 @@ def pulls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def assert_same_gradients(plain: nn.Module, tiled: TiledModule, source: Glass, separate: bool) -> None:
+def assert_same_gradients(
+    plain: nn.Module, tiled: TiledModule, source: Glass, separate: bool, dense: bool = False
+) -> None:
     expected = flat(plain(source.tensor))
-    actual = [materialize(a) for a in flat(tiled(LazyImage(source)))]
+    image = LazyImage.from_tensor(source.tensor) if dense else LazyImage(source)
+    actual = [materialize(a) for a in flat(tiled(image))]
     weights = [torch.randn_like(e) for e in expected]
     for outs in (expected, actual):
         losses = [(o * w).sum() for o, w in zip(outs, weights, strict=True)]
@@ -167,17 +177,19 @@ def assert_same_gradients(plain: nn.Module, tiled: TiledModule, source: Glass, s
     depth=st.integers(1, 4), norm=st.booleans(), stride=st.integers(1, 2), batch=st.integers(1, 2),
     size=st.tuples(st.integers(24, 90), st.integers(24, 90)), tiles=st.tuples(st.integers(2, 9), st.integers(2, 9)),
     back=st.tuples(st.integers(2, 12), st.integers(2, 12)), separate=st.booleans(), seed=st.integers(0, 99),
+    dense=st.booleans(), tier=st.sampled_from(["device", "host", "disk"]), ahead=st.booleans(),
 )  # fmt: skip
 def test_gradients_of_glass_are_those_of_plain_pytorch(
     depth: int, norm: bool, stride: int, batch: int, size: tuple[int, int], tiles: tuple[int, int],
-    back: tuple[int, int], separate: bool, seed: int,
+    back: tuple[int, int], separate: bool, seed: int, dense: bool, tier: str, ahead: bool,
 ) -> None:  # fmt: skip
     assume(min(size) >= 8 * stride**depth)
     torch.manual_seed(seed)
     plain = Skips(depth, norm, stride).double()
     source = slide(size, random_box(size), batch)
-    tiled = TiledModule(copy.deepcopy(plain), tiles=tiles, backward_tiles=back)
-    assert_same_gradients(plain, tiled, source, separate)
+    tiled = TiledModule(copy.deepcopy(plain))
+    tiled.settings = lower(tier, ahead, tiles, back)
+    assert_same_gradients(plain, tiled, source, separate, dense)
 
 
 def test_gradients_of_glass_are_pulled_back_for_one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +202,147 @@ def test_gradients_of_glass_are_pulled_back_for_one_tile(monkeypatch: pytest.Mon
     assert_same_gradients(plain, tiled, source, separate=False)
     assert tiled.plan is not None and len(tiled.plan.segments) > 2
     assert sum(count > 300 for count in found) >= len(tiled.plan.segments), sorted(found)[-20:]
+
+
+# Tensors that are glass in part
+
+
+def padded() -> Tensor:
+    """Images of different sizes, padded to one."""
+    batch = torch.full((2, 3, 128, 160), VALUE, dtype=torch.float64)
+    for image, (height, width) in zip(batch, [(40, 50), (128, 30)], strict=True):
+        image[:, :height, :width] = torch.randn(3, height, width, dtype=torch.float64)
+    return batch
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_padding_of_a_batch_is_computed_once(requires_grad: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(Skips(2, True, 1)).double()
+    batch = padded()
+    theirs, ours = batch.clone().requires_grad_(requires_grad), batch.clone().requires_grad_(requires_grad)
+    tiled = TiledModule(copy.deepcopy(plain), tiles=(8, 8, 2))
+    count = counted(tiled)
+    sum(o.square().sum() for o in plain(theirs)).backward()
+    sum(o.square().sum() for o in tiled(LazyImage.from_tensor(ours))).backward()
+    pairs = [(a.grad, b.grad) for a, b in zip(tiled.parameters(), plain.parameters(), strict=True)]
+    for mine, expected in [*pairs, (ours.grad, theirs.grad)] if requires_grad else pairs:
+        assert mine is not None and expected is not None
+        assert (mine - expected).abs().max() < TOLERANCE * expected.abs().max()
+    assert count.saved > 0.25 * count.tiles
+
+
+def test_a_tensor_that_was_written_to_is_looked_at_again() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Conv2d(3, 4, 3, padding=1).double(), padded()[:1]
+    image, tiled = LazyImage.from_tensor(x), TiledModule(net, tiles=(16, 20))
+    for _ in range(2):
+        assert torch.allclose(materialize(tiled(image)), net(x), atol=1e-12)
+        x[..., 60:, 60:].normal_()
+
+
+def test_a_tensor_that_does_not_say_when_it_is_written_to_is_not_looked_at() -> None:
+    with torch.inference_mode():
+        x = padded()[:1].clone()
+    net = nn.Conv2d(3, 4, 3, padding=1).double().requires_grad_(False)
+    image, tiled = LazyImage.from_tensor(x), TiledModule(net, tiles=(16, 20))
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.allclose(materialize(tiled(image)), net(x), atol=1e-12)
+            x[..., 60:, 60:].normal_()
+
+
+def test_zeros_of_two_signs_are_two_values() -> None:
+    x = torch.zeros(1, 1, 64, 64)
+    x[..., :32, :32].normal_()
+    x[..., 33:, 1::2] = -0.0
+    x[..., 32:, :32] = -0.0
+    out = materialize(TiledModule(Inverse(), tiles=(8, 8))(LazyImage.from_tensor(x)))
+    assert torch.equal(out, 1 / x)
+
+
+class Inverse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / x
+
+
+def test_tissue_and_blank_examples_are_not_taken_for_glass() -> None:
+    layout = Layout.channels_first((2, 3, 80, 96), 1)
+    blank = torch.zeros(layout.shape)
+    assert Constants.compared(layout, torch.randn(layout.shape), 2) is None
+    assert Constants.compared(layout, blank, 2) is None
+    assert Constants.compared(layout, blank.to("meta"), 2) is None
+    blank[0, :, :40] = torch.randn(3, 40, 96)
+    found = Constants.compared(layout, blank, 2)
+    assert found is not None and found.cells.shape == (10, 12, 2)
+    assert (found.cells[..., 1] > 0).all() and (found.cells[:5, :, 0] <= 0).all() and (found.cells[5:, :, 0] > 0).all()
+
+
+# What is stored
+
+
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each piece that is written to a file, from now on."""
+    found: list[int] = []
+    before = UnnamedFile.write
+
+    def write(self: UnnamedFile, part: memoryview, offset: int) -> None:
+        found.append(part.nbytes)
+        before(self, part, offset)
+
+    monkeypatch.setattr(UnnamedFile, "write", write)
+    return found
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_glass_is_stored_once_on_the_disk(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(4, 2, 5)).double()
+    tissue = Box((0, 0), (32, 32))
+    sizes = {}
+    for known in (tissue, Box.whole((256, 256))):
+        source = slide((256, 256), tissue)
+        source.tissue = known
+        tiled = TiledModule(net)
+        tiled.settings = lower("disk", ahead, (32, 32), (32, 32))
+        bytes_written = written(monkeypatch)
+        with torch.no_grad():
+            out = materialize(tiled(LazyImage(source)))
+        assert torch.allclose(out, net(source.tensor), atol=1e-12)
+        sizes[known.hi[0]] = sum(bytes_written)
+    assert 0 < sizes[32] < 0.1 * sizes[256], sizes
+
+
+@given(
+    extent=st.tuples(st.integers(1, 9), st.integers(1, 9)), counts=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    seed=st.integers(0, 999), ahead=st.booleans(), tier=st.sampled_from(["device", "host", "disk"]),
+)  # fmt: skip
+def test_tiles_for_which_another_stands_are_read_from_it(
+    extent: tuple[int, int], counts: tuple[int, int], seed: int, ahead: bool, tier: str
+) -> None:
+    torch.manual_seed(seed)
+    layout = Layout.channels_first((1, 2, *extent))
+    grid = Grid(counts)
+    boxes = [box for (box,) in grid.partition([extent]) if not box.empty]
+    numbered = Numbered.empty(grid.ends([extent])[0])
+    boundary = Boundary(layout, torch.float32, torch.device("cpu"), Home(tier, Courier(ahead)), made=numbered)
+    whole = torch.zeros(layout.shape)
+    left = list(boxes)
+    while left:
+        alike = [b for b in left if b.extent == left[0].extent and torch.rand(()) < 0.6] or left[:1]
+        tile = torch.randn(layout.tile_shape(alike[0]))
+        boundary.write(alike, tile, ahead)
+        numbered.number(alike, len(left))
+        for b in alike:
+            layout.write_into(whole, boundary.whole, tile, b)
+            left.remove(b)
+    boundary.rest()
+    for _ in range(4):
+        box = random_box(extent)
+        if ahead:
+            boundary.fetch(box)
+        assert torch.equal(boundary.read(box), layout.narrow(whole, boundary.whole, box))
+        boundary.rest()
 
 
 # Plans
@@ -225,6 +378,31 @@ def test_a_plan_for_glass_keeps_its_budget_and_is_exact(train: bool, monkeypatch
         assert mine.grad is not None and theirs.grad is not None
         worst = (mine.grad - theirs.grad).abs().max() / theirs.grad.abs().max()
         assert worst < TOLERANCE, name
+
+
+def test_a_padded_batch_is_planned_as_glass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "TILE", (0, 0))
+    monkeypatch.setattr(cost, "STEP", (0, 0))
+    torch.manual_seed(0)
+    plain, x = Skips(3, False, 2).double(), torch.zeros(1, 3, 512, 512, dtype=torch.float64)
+    x[..., :100, :100].normal_()
+    tiled = TiledModule(copy.deepcopy(plain), budget="10MiB")
+    count = counted(tiled)
+
+    def step() -> None:
+        sum(o.square().sum() for o in tiled(LazyImage.from_tensor(x))).backward()
+
+    found = account(step, tiled.module)
+    assert tiled.plan is not None and any(s.alike for s in tiled.plan.segments)
+    assert found.held <= 10 * 2**20 and count.saved > 0
+    sum(o.square().sum() for o in plain(x)).backward()
+    for mine, theirs in zip(tiled.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert (mine.grad - theirs.grad).abs().max() < TOLERANCE * theirs.grad.abs().max()
+    assert not any(s.alike for s in make_plan(plain, torch.zeros_like(x), budget="10MiB").segments)
+    with torch.no_grad():
+        evaluated = make_plan(plain, LazyImage.from_tensor(x), budget="10MiB")
+    assert any(s.alike for s in evaluated.segments)
 
 
 def test_slides_of_as_much_glass_share_a_plan() -> None:
