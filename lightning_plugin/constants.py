@@ -126,12 +126,12 @@ class Constants:
         return found if found.keys else None
 
     @staticmethod
-    def compared(layout: Layout, tensor: Tensor, space: int) -> Constants | None:
-        """Where a tensor with so many axes of space is constant, found by looking: first at two corners of each cell.
-        None where hardly anything is, or all of it: nothing follows for others from an example that is blank."""
+    def compared(layout: Layout, tensor: Tensor, shortest: Sequence[int] = (), least: float = 0.0) -> Constants | None:
+        """Where a tensor is constant, found by looking: first at two corners of each cell. None where no more of it is
+        than the least that counts."""
         if tensor.is_meta or isinstance(tensor, FakeTensor) or not tensor.numel():
             return None
-        found, whole = Constants(layout.extent, shortest=[SHORTEST] * space), Box.whole(layout.extent)
+        found, whole = Constants(layout.extent, shortest=shortest), Box.whole(layout.extent)
         values, sides = bits(positions_first(layout, tensor.detach(), whole)), found.sides
         corners = [values, values]
         for a, size in enumerate(layout.extent):
@@ -139,14 +139,18 @@ class Constants:
             ends = first, (first + sides[a] - 1).clamp(max=size - 1)
             corners = [c.index_select(a, at) for c, at in zip(corners, ends, strict=True)]
         likely = torch.eq(*corners).all(-1).cpu().numpy()
-        if likely.mean() < LEAST:
+        if likely.mean() <= least:
             return None
         cells = Box.whole(found.cells.shape)
         for row in np.flatnonzero(likely.any(tuple(range(1, likely.ndim)))).tolist():
             box = found.positions(cells.replace(0, row, row + 1))
             found.compare(layout, layout.narrow(tensor.detach(), whole, box), box)
-        blank = bool((found.cells == found.cells.flat[0]).all())
-        return None if blank or (found.cells > VARIED).mean() < LEAST else found
+        return found if (found.cells > VARIED).mean() > least else None
+
+    @property
+    def blank(self) -> bool:
+        """Whether all of it is one value."""
+        return bool((self.cells == self.cells.flat[0]).all()) and bool(self.keys)
 
     def positions(self, cells: Box) -> Box:
         """The positions of a box of cells."""

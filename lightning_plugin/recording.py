@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Set
+from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import Constants, value_key
+from lightning_plugin.constants import LEAST, SHORTEST, Constants, value_key
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather
@@ -78,7 +78,9 @@ class Image:
         does not say when it is written to is not looked at."""
         if self.tensor is not None:
             space = len(self.source.shape) - self.instances - 1
-            return None if self.version is None else Constants.compared(self.layout, self.tensor, space)
+            if self.version is None:
+                return None
+            return Constants.compared(self.layout, self.tensor, [SHORTEST] * space, LEAST)
         return Constants.asked(self.layout.extent, self.constant, PARTS_ON_AXIS, PARTS)
 
     def prefetch(self, box: Box) -> None:
@@ -91,6 +93,13 @@ class Image:
         space = len(self.source.shape) - len(lead) - 1
         cut = iter(list(box.intervals())[space:])
         return Box.of([*(next(cut) if count > 1 else (0, count) for count in lead), *list(box.intervals())[:space]])
+
+
+def glass_of(images: Iterable[Image]) -> list[Constants | None]:
+    """What is known of images. From tensors that are all blank, as examples are, nothing follows for others."""
+    found = [(image.glass, image.tensor is not None) for image in images]
+    examples = all(tensor and (known is None or known.blank) for known, tensor in found)
+    return [None if examples else known for known, _ in found]
 
 
 @dataclass(frozen=True, eq=False)

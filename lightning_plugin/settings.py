@@ -40,7 +40,7 @@ from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
-from lightning_plugin.recording import Recording
+from lightning_plugin.recording import Recording, glass_of
 from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.rules.split import approximation, drawn
 from lightning_plugin.splitting import Splitting
@@ -302,7 +302,7 @@ class Settings:
 
 def glass(recording: Recording) -> tuple[int, ...]:
     """How much of its images is glass: a plan is for about so much."""
-    return parts_of_glass(image.glass for image in recording.images)
+    return parts_of_glass(glass_of(recording.images))
 
 
 def marked(plan: Plan, recording: Recording) -> Plan:

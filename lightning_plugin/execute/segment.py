@@ -96,12 +96,16 @@ class SegmentRun:
     def knowledge(self, v: Value, frame: Frame) -> Constants | None:
         """Where something that is read is known to be constant; a tensor is looked at only where the plan counts on
         that. A rehearsal takes it that something is known, so that memory is there where it is."""
-        image = self.sources.get(v)
-        if image is None:
-            return frame.stored[v].constants if v in self.boundaries else None
-        if image.tensor is not None and not frame.shares:
+        if v in self.boundaries:
+            return frame.stored[v].constants
+        image, tensor = self.sources.get(v), frame.ordinary(v)
+        if not frame.shares and (image is None or image.tensor is not None):
             return None
-        return image.glass if self.rehearsal is None else Constants(v.space.extent)
+        if self.rehearsal is not None:
+            return Constants(v.space.extent)
+        if image is not None:
+            return image.glass
+        return None if tensor is None else Constants.compared(v.space, tensor)
 
     def signature(self, need: Mapping[int, Box], bulks: Mapping[int, Numbered | None]) -> Hashable | None:
         """Equal for tiles whose gradients of what they read may be given at the place of one; None where each is asked
@@ -259,7 +263,7 @@ class SegmentRun:
         def content(v: Value, box: Box) -> Hashable | None:
             found = handle(v)
             if found is None:
-                return self.sources[v].holds(box) if v in self.sources else None
+                return self.sources[v].holds(box) if v in self.sources else self.known[id(v)].at(box)
             key = None if found.constants is None else found.constants.at(box)
             return key if key is not None or found.made is None else found.made.signature(box)
 

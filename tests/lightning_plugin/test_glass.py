@@ -18,11 +18,13 @@ from lightning_plugin.execute.sharing import Sharing
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.planner import cost
 from lightning_plugin.planner.glass import parts_of_glass
+from lightning_plugin.recording import Image, glass_of
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.file import UnnamedFile
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import Courier
+from lightning_plugin.source import TensorSource
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.glass import Glass
 from tests.lightning_plugin.outside import account
@@ -267,14 +269,16 @@ class Inverse(nn.Module):
 
 
 def test_tissue_and_blank_examples_are_not_taken_for_glass() -> None:
-    layout = Layout.channels_first((2, 3, 80, 96), 1)
-    blank = torch.zeros(layout.shape)
-    assert Constants.compared(layout, torch.randn(layout.shape), 2) is None
-    assert Constants.compared(layout, blank, 2) is None
-    assert Constants.compared(layout, blank.to("meta"), 2) is None
+    def known(*tensors: Tensor) -> list[Constants | None]:
+        return glass_of(Image.now(TensorSource(t), t.device) for t in tensors)
+
+    blank, gate = torch.zeros(2, 3, 80, 96), torch.ones(1, 1, 32, 32)
+    assert known(torch.randn(blank.shape)) == known(blank) == known(blank.to("meta")) == [None]
+    assert known(blank, gate) == [None, None]
     blank[0, :, :40] = torch.randn(3, 40, 96)
-    found = Constants.compared(layout, blank, 2)
+    found, all_of_it = known(blank, gate)
     assert found is not None and found.cells.shape == (10, 12, 2)
+    assert all_of_it is not None and all_of_it.blank
     assert (found.cells[..., 1] > 0).all() and (found.cells[:5, :, 0] <= 0).all() and (found.cells[5:, :, 0] > 0).all()
 
 
