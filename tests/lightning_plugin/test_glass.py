@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,19 +12,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
+from lightning_plugin import LazyImage, Plan, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.execute.sharing import Sharing
 from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.options import Options
 from lightning_plugin.planner import cost
 from lightning_plugin.planner.glass import parts_of_glass
-from lightning_plugin.recording import Image, glass_of
+from lightning_plugin.planner.network import Network
+from lightning_plugin.program.program import Program, Target
+from lightning_plugin.recording import Image, Recording, glass_of
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.file import UnnamedFile
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import Courier
+from lightning_plugin.settings import Settings
 from lightning_plugin.source import TensorSource
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.glass import Glass
@@ -280,6 +286,66 @@ def test_tissue_and_blank_examples_are_not_taken_for_glass() -> None:
     assert found is not None and found.cells.shape == (10, 12, 2)
     assert all_of_it is not None and all_of_it.blank
     assert (found.cells[..., 1] > 0).all() and (found.cells[:5, :, 0] <= 0).all() and (found.cells[5:, :, 0] > 0).all()
+
+
+class KeepsFirst(Settings):
+    """Tiles that are planned to be shared, but for the first segment, which is kept."""
+
+    def choose(self, recording: Recording) -> Plan:
+        plan, nodes = super().choose(recording), recording.nodes
+        first, *others = plan.segments
+        whole = (i for i in range(first.targets[0] + 1) if isinstance(nodes[i].op, TileOp))
+        first = replace(first, targets=tuple(whole), keep=True, alike=False)
+        return replace(plan, segments=(first, *(replace(s, alike=True) for s in others)))
+
+
+def test_what_a_kept_segment_has_made_is_looked_at() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 2, 3)
+    ).double()  # fmt: skip
+    source = slide((128, 128), Box((0, 0), (24, 24)))
+    tiled = TiledModule(copy.deepcopy(plain))
+    tiled.settings = KeepsFirst(Options(tiles=(8, 8)))
+    count = counted(tiled)
+    plain(source.tensor).square().mean((2, 3)).sum().backward()
+    tiled(LazyImage(source)).square().mean((2, 3)).sum().backward()
+    for mine, theirs in zip(tiled.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert (mine.grad - theirs.grad).abs().max() < TOLERANCE * theirs.grad.abs().max()
+    assert tiled.plan is not None and tiled.plan.segments[0].keep
+    assert count.saved > 0.3 * count.tiles, (count.saved, count.tiles)
+
+
+def test_an_image_of_which_nothing_is_known_makes_tiles_different() -> None:
+    """Also in a plan: two images, of which one knows its glass."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(3, 2, 3, padding=1)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.one(x)
+            return x.mean((2, 3)), (x * self.other(y)).mean((2, 3))
+
+    knows, unknown = slide((256, 256), Box((0, 0), (32, 32))), slide((256, 256), Box.whole((256, 256)))
+    tiled = TiledModule(Two().double())
+    seen: list[float] = []
+
+    class Seeing(Settings):
+        def choose(self, recording: Recording) -> Plan:
+            network = Network(recording)
+            for out in (0, 1):
+                node = [n for n in network.order if isinstance(n.op, ReduceOp)][out]
+                program = Program.build([Target(node)], lambda v: False)
+                seen.append(network.glass.distinct(program, Grid((8, 8)), 0).computed)
+            return super().choose(recording)
+
+    tiled.settings = Seeing(Options(tiles=(8, 8)))
+    first, second = tiled(LazyImage(knows), LazyImage(unknown))
+    (materialize(first).sum() + materialize(second).sum()).backward()
+    assert seen[0] < 0.3 and seen[1] == 1
 
 
 # What is stored
