@@ -31,6 +31,7 @@ from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.settings import Settings
 from lightning_plugin.source import TensorSource
+from lightning_plugin.source import batch as together
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.glass import Glass
 from tests.lightning_plugin.outside import account
@@ -238,6 +239,45 @@ def test_the_padding_of_a_batch_is_computed_once(requires_grad: bool) -> None:
         assert mine is not None and expected is not None
         assert (mine - expected).abs().max() < TOLERANCE * expected.abs().max()
     assert count.saved > 0.25 * count.tiles
+
+
+class Bag(nn.Module):
+    """Gated attention over the patches of a bag, which share statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 4, 3), nn.Tanh()
+        )  # fmt: skip
+        self.gate = nn.Linear(4, 1, bias=False)
+
+    def forward(self, bag: Tensor) -> Tensor:
+        features = self.body(bag).mean((2, 3))
+        return (self.gate(features).softmax(0) * features).sum(0)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_patches_of_a_bag_are_computed_once(joined: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    plain = Bag().double()
+    bag = torch.full((10, 3, 32, 32), VALUE, dtype=torch.float64)
+    bag[:4] = torch.randn(4, 3, 32, 32)
+    tiled = TiledModule(copy.deepcopy(plain).to(dtype), tiles=(1, 1, 10))
+    count = counted(tiled)
+    plain(bag).square().sum().backward()
+    if joined:  # patches of several sources, of which some are all glass
+        sides = [Glass(p[None].to(dtype), Box.whole((32, 32) if i < 4 else (0, 0)), VALUE) for i, p in enumerate(bag)]
+        image = LazyImage(together(sides))
+    else:
+        image = LazyImage.from_tensor(bag.to(dtype))
+    tiled(image).square().sum().backward()
+    largest = max(p.grad.abs().max() for p in plain.parameters())  # type: ignore[union-attr]
+    for mine, theirs in zip(tiled.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        worst = (mine.grad - theirs.grad).abs().max() / max(1e-3 * largest, theirs.grad.abs().max())
+        assert worst < (TOLERANCE if dtype == torch.float64 else 1e-3)
+    assert count.saved >= 5, (count.saved, count.tiles)
 
 
 def test_a_tensor_that_was_written_to_is_looked_at_again() -> None:
