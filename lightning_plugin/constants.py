@@ -132,15 +132,13 @@ class Constants:
         if tensor.is_meta or isinstance(tensor, FakeTensor) or not tensor.numel():
             return None
         found, whole = Constants(layout.extent, shortest=shortest), Box.whole(layout.extent)
-        values, sides = bits(positions_first(layout, tensor.detach(), whole)), found.sides
-        corners = [values, values]
-        for a, size in enumerate(layout.extent):
-            first = torch.arange(0, size, sides[a], device=tensor.device)
-            ends = first, (first + sides[a] - 1).clamp(max=size - 1)
-            corners = [c.index_select(a, at) for c, at in zip(corners, ends, strict=True)]
-        likely = torch.eq(*corners).all(-1).cpu().numpy()
+        values = bits(positions_first(layout, tensor.detach(), whole))
+        last = values[tuple(slice(side - 1, None, side) for side in found.sides)]  # views: there may be no memory
+        first = values[tuple(slice(0, n * side, side) for n, side in zip(last.shape, found.sides, strict=False))]
+        likely = (first == last).all(-1).cpu().numpy()
         if likely.mean() <= least:
             return None
+        likely = np.pad(likely, [(0, n - m) for n, m in zip(found.cells.shape, likely.shape, strict=True)], "edge")
         cells = Box.whole(found.cells.shape)
         for row in np.flatnonzero(likely.any(tuple(range(1, likely.ndim)))).tolist():
             box = found.positions(cells.replace(0, row, row + 1))

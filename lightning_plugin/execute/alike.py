@@ -15,7 +15,8 @@ for longer than one tile does; a plan that does so says so (`SegmentPlan.alike`)
 different cotangents are evaluated apart.
 
 It holds for operators that do nothing but what their tiles' values say (`Op.uniform`): a dropout mask or an index of
-a maximum depends on where a tile lies, so that a segment with such an operator computes each tile.
+a maximum depends on where a tile lies, so that a segment with such an operator computes each tile. Tiles whose shares
+of a reduction land in different slices of it (two images', of a pool over each) are computed each, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """The tiles that a boundary is made of, with numbers that are equal for those of which one stands for all.
 
 A boundary has two such lists. In the one, tiles that forward has made by one computation have one number: boxes that
-lie alike in them hold the same, to the bit. A lower tier stores one of them, and finds the others by their numbers. The
-other list is its bulk.
+lie alike in them hold the same, to the bit. The other is its bulk.
+
+[Note: stored once] A lower tier is sent the first of the tiles that have one number, and no other. A box that is read
+is put together from the parts of it in tiles for which others stand, each from where the same lies, and the rest. That
+takes the room that the box takes anyway, so that a rehearsal, which knows of no numbers, counts it.
 
 [Note: bulk] A segment that evaluates identical tiles for each other needs, for the gradients of its vectors, no tile's
 cotangent but the sum of all. So whoever reads the boundary that it stored may give the gradients of several of its own
@@ -27,7 +30,7 @@ from lightning_plugin.boxes import Box
 @dataclass(frozen=True, eq=False)
 class Numbered:
     """The numbers of the tiles that a map is cut into, and where these end on each axis; ``first`` is the place of the
-    tile that stands for each."""
+    tile that stands for each. See [Note: stored once]."""
 
     ends: tuple[np.ndarray, ...]
     numbers: np.ndarray
