@@ -169,8 +169,8 @@ def process_peak(data: Any) -> str:
 def glass(data: Any) -> str:
     rows = []
     for name, c in sorted(data["cases"].items(), key=lambda pair: (pair[0].split()[0], pair[1]["side"])):
-        for part, seconds in c["seconds"].items():
-            faster, most = c["times faster"].get(part), c["at most"].get(part)
+        for part, seconds in c.get("seconds", {}).items():
+            faster, most = (c.get(key, {}).get(part) for key in ("times faster", "at most"))
             times = "–" if faster is None or most is None else f"**{faster:.2f}**"
             bound = "–" if most is None else f"{most:.1f}"
             where = [f"resnet18_{name.split()[0]}", f"{c['side']:,}²", c["budget"], part]
@@ -181,8 +181,24 @@ def glass(data: Any) -> str:
         "on one thread that took turns. *At most* is what whoever shares could save of forward: the operations of "
         "positions that see neither tissue nor the border. A network that sees 435 positions spreads tissue far on a "
         "small image, and each stored map counts a tile's width more: the larger the image, the nearer the ratio comes "
-        "to its "
-        "bound.\n\n" + table(head, rows)
+        "to its bound. *Padded* are the same images as ordinary tensors, which are compared once a step, or not looked "
+        "at.\n\n"
+        + table(head, rows)
+        + "".join(map(on_the_disk, filter(None, map(found_again, data["cases"].values()))))
+    )
+
+
+def found_again(case: Any) -> Any:
+    """A case in which the bytes of the disk tier were counted."""
+    return case if "found" in case else None
+
+
+def on_the_disk(c: Any) -> str:
+    moved = [[format_bytes(c[way][what]) for what in ("written", "read")] for way in ("found", "written again")]
+    return (
+        f"\nOf a step at {c['side']:,}² with {c['glass']:.0%} glass within {c['budget']}, {moved[0][0]} of maps and "
+        f"their gradients are written to the disk and {moved[0][1]} read from it; {moved[1][0]} and {moved[1][1]} if "
+        "tiles are written for which others stand.\n"
     )
 
 

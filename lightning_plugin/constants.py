@@ -1,8 +1,9 @@
 """Where a map is known to be constant, on a lattice of cells.
 
-[Note: glass] Most of a slide is *glass*: background of one value. A source can say so without reading. Of a boundary it
-is seen when its tiles are written, where what they were made from was glass in part: cell by cell, as the tile next to
-tissue is constant in most of its cells too. A cell is known to be constant when all of it was written with one value.
+[Note: glass] Most of a slide is *glass*: background of one value. A source can say so without reading; a tensor, a
+padded batch say, is compared once in a step, where a plan counts on it. Of a boundary it is seen when its tiles are
+written, where what they were made from was glass in part: cell by cell, as the tile next to tissue is constant in most
+of its cells too. A cell is known to be constant when all of it was written with one value, to the bit.
 What is known serves identical tiles ([Note: identical tiles] in `execute.alike`) and the search for a plan
 (`planner.glass`); nothing else depends on it.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import numpy as np
 import torch
@@ -25,13 +26,20 @@ from lightning_plugin.private import FakeTensor
 UNKNOWN, VARIED = -1, 0
 #: No more cells than this on an axis of a boundary, or in all of it.
 MOST_ON_AXIS, MOST = 128, 1 << 17
+#: A tensor of which less is constant is taken for tissue: no plan gains by it.
+LEAST = 0.1
+#: A cell of a tensor is no shorter than this in space: pixels beside each other are equal by chance.
+SHORTEST = 8
 
 
 class Constants:
-    """The cells of a map of some extent, of so many on an axis at most; ``keys`` are what their numbers stand for."""
+    """The cells of a map of some extent, of so many on an axis at most and on the first axes of no less than a length;
+    ``keys`` are what their numbers stand for."""
 
-    def __init__(self, extent: Sequence[int], on_axis: int = MOST_ON_AXIS, most: int = MOST) -> None:
-        counts = [min(max(1, size), on_axis) for size in extent]
+    def __init__(
+        self, extent: Sequence[int], on_axis: int = MOST_ON_AXIS, most: int = MOST, shortest: Sequence[int] = ()
+    ) -> None:
+        counts = [max(1, min(size // least, on_axis)) for size, least in zip_longest(extent, shortest, fillvalue=1)]
         while math.prod(counts) > most:
             longest = counts.index(max(counts))
             counts[longest] = -(-counts[longest] // 2)
@@ -60,7 +68,7 @@ class Constants:
 
     def compare(self, layout: Layout, tile: Tensor, box: Box) -> bytes | None:
         """A tile was written: look where it is constant. The key of its value, if it has but one."""
-        values = positions_first(layout, tile, box)
+        values = bits(positions_first(layout, tile, box))
         starts = [self.starts(a, lo, hi) for a, (lo, hi) in enumerate(box.intervals())]
         changes = [changed(values, a) for a in range(box.ndim)]
         if isinstance(values, FakeTensor):
@@ -72,7 +80,7 @@ class Constants:
         if constant.any():
             index = np.ix_(*starts)
             rows = values[tuple(torch.from_numpy(i) for i in index)][torch.from_numpy(constant)]
-            found[constant] = [self.number(key) for key in keys_of(rows)]
+            found[constant] = [self.number(key) for key in keys_of(rows.view(tile.dtype))]
         self.merge(self.over(box), found)
         first = int(found.flat[0])
         whole = first > VARIED and bool((found == first).all())
@@ -117,6 +125,31 @@ class Constants:
             boxes, depth = parts, depth + 1
         return found if found.keys else None
 
+    @staticmethod
+    def compared(layout: Layout, tensor: Tensor, shortest: Sequence[int] = (), least: float = 0.0) -> Constants | None:
+        """Where a tensor is constant, found by looking: first at two corners of each cell. None where no more of it is
+        than the least that counts."""
+        if tensor.is_meta or isinstance(tensor, FakeTensor) or not tensor.numel():
+            return None
+        found, whole = Constants(layout.extent, shortest=shortest), Box.whole(layout.extent)
+        values = bits(positions_first(layout, tensor.detach(), whole))
+        last = values[tuple(slice(side - 1, None, side) for side in found.sides)]  # views: there may be no memory
+        first = values[tuple(slice(0, n * side, side) for n, side in zip(last.shape, found.sides, strict=False))]
+        likely = (first == last).all(-1).cpu().numpy()
+        if likely.mean() <= least:
+            return None
+        likely = np.pad(likely, [(0, n - m) for n, m in zip(found.cells.shape, likely.shape, strict=True)], "edge")
+        cells = Box.whole(found.cells.shape)
+        for row in np.flatnonzero(likely.any(tuple(range(1, likely.ndim)))).tolist():
+            box = found.positions(cells.replace(0, row, row + 1))
+            found.compare(layout, layout.narrow(tensor.detach(), whole, box), box)
+        return found if (found.cells > VARIED).mean() > least else None
+
+    @property
+    def blank(self) -> bool:
+        """Whether all of it is one value."""
+        return bool((self.cells == self.cells.flat[0]).all()) and bool(self.keys)
+
     def positions(self, cells: Box) -> Box:
         """The positions of a box of cells."""
         return Box(
@@ -143,6 +176,14 @@ def positions_first(layout: Layout, tile: Tensor, box: Box) -> Tensor:
         if a not in place:  # an axis of one position may lie nowhere
             values = values.unsqueeze(a)
     return values
+
+
+def bits(values: Tensor) -> Tensor:
+    """Values as numbers that are equal if and only if they are the same to the bit, as zeros of two signs are not."""
+    if values.is_complex():
+        values = torch.view_as_real(values).flatten(-2)
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return values.view(whole[values.dtype.itemsize])
 
 
 def changed(values: Tensor, axis: int) -> Tensor:

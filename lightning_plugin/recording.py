@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Set
+from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.constants import Constants
+from lightning_plugin.constants import LEAST, SHORTEST, Constants, value_key
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather
@@ -66,11 +66,21 @@ class Image:
         """The value of each channel where the source knows that the box holds nothing else."""
         return self.source.constant(understood(self.source, self.place(box)))
 
+    def holds(self, box: Box) -> bytes | None:
+        """What stands for the value of a box that is known to hold no other."""
+        if self.tensor is not None:
+            return None if self.glass is None else self.glass.at(box)
+        return value_key(self.constant(box))
+
     @cached_property
     def glass(self) -> Constants | None:
-        """Where the image is known to be constant, if it is anywhere; see [Note: glass] in `constants`."""
+        """Where the image is known to be constant, if it is anywhere; see [Note: glass] in `constants`. A tensor that
+        does not say when it is written to is not looked at."""
         if self.tensor is not None:
-            return None
+            space = len(self.source.shape) - self.instances - 1
+            if self.version is None:
+                return None
+            return Constants.compared(self.layout, self.tensor, [SHORTEST] * space, LEAST)
         return Constants.asked(self.layout.extent, self.constant, PARTS_ON_AXIS, PARTS)
 
     def prefetch(self, box: Box) -> None:
@@ -83,6 +93,13 @@ class Image:
         space = len(self.source.shape) - len(lead) - 1
         cut = iter(list(box.intervals())[space:])
         return Box.of([*(next(cut) if count > 1 else (0, count) for count in lead), *list(box.intervals())[:space]])
+
+
+def glass_of(images: Iterable[Image]) -> list[Constants | None]:
+    """What is known of images. From tensors that are all blank, as examples are, nothing follows for others."""
+    found = [(image.glass, image.tensor is not None) for image in images]
+    examples = all(tensor and (known is None or known.blank) for known, tensor in found)
+    return [None if examples else known for known, _ in found]
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
-from lightning_plugin.recording import Recording
+from lightning_plugin.recording import Recording, glass_of
 from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.rules.split import approximation, drawn
 from lightning_plugin.splitting import Splitting
@@ -140,7 +140,8 @@ class Settings:
         options = self.options
         forward = Grid(options.tiles) if options.tiles else None
         backward = Grid(options.backward_tiles) if options.backward_tiles else None
-        return marked(fixed(recording.nodes, forward, backward, halo=options.halo), recording)
+        alike = forward is not None and bool(glass(recording))
+        return marked(fixed(recording.nodes, forward, backward, halo=options.halo, alike=alike), recording)
 
     def within(self, known: list[Plan], recording: Recording, budget: int) -> Plan:
         """The fastest of the known plans that fits beside what the step holds already, or a new one; see [Note: step]
@@ -316,7 +317,7 @@ class Settings:
 
 def glass(recording: Recording) -> tuple[int, ...]:
     """How much of its images is glass: a plan is for about so much."""
-    return parts_of_glass(image.glass for image in recording.images)
+    return parts_of_glass(glass_of(recording.images))
 
 
 def marked(plan: Plan, recording: Recording) -> Plan:

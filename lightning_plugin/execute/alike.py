@@ -15,7 +15,8 @@ for longer than one tile does; a plan that does so says so (`SegmentPlan.alike`)
 different cotangents are evaluated apart.
 
 It holds for operators that do nothing but what their tiles' values say (`Op.uniform`): a dropout mask or an index of
-a maximum depends on where a tile lies, so that a segment with such an operator computes each tile.
+a maximum depends on where a tile lies, so that a segment with such an operator computes each tile. Tiles whose shares
+of a reduction land in different slices of it (two images', of a pool over each) are computed each, too.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ def is_source(v: Value) -> bool:
     return v.node is not None and isinstance(v.node.op, Source)
 
 
-def groups(tapes: Tapes, tiles: Iterable[Owned], content: Content) -> Iterator[list[Owned]]:
-    """Tiles that are the same computation, together; the others by themselves, all in the order of the grid."""
-    found: dict[object, list[Owned]] = {}
+def groups(tapes: Tapes, tiles: Iterable[Owned], content: Content) -> list[list[int]]:
+    """The places of tiles that are the same computation, together; the others by themselves, all in the order of the
+    grid."""
+    found: dict[object, list[int]] = {}
     for place, owned in enumerate(tiles):
         key = likeness(tapes, owned, content)
-        found.setdefault(place if key is None else key, []).append(owned)
-    yield from found.values()
+        found.setdefault(place if key is None else key, []).append(place)
+    return list(found.values())
 
 
 def likeness(tapes: Tapes, owned: Owned, content: Content) -> object | None:

@@ -119,7 +119,7 @@ class Forward:
             near = self.segment.near(tile.reads)
 
             def emit(i: int, box: Box, tiles: Sequence[Tensor], near: bool = near) -> None:
-                self.emit(i, box, tiles, 1)
+                self.emit(i, [box], tiles)
                 self.note(i, [box], tiles[0], near)
 
             with self.segment.watching():
@@ -132,25 +132,22 @@ class Forward:
         near = self.near(members[0])
 
         def emit(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
-            self.emit(i, box, tiles, len(members))
-            v = self.segment.program.targets[i].stored
-            if v is not None:
-                for other in members[1:]:
-                    self.stored[v].write(other[i], tiles[0], self.segment.plan.ahead)
+            boxes = [member[i] for member in members]
+            self.emit(i, boxes, tiles)
             if self.segment.team is None:
-                self.note(i, [member[i] for member in members], tiles[0], near)
+                self.note(i, boxes, tiles[0], near)
 
         if self.segment.team is not None:
             self.made.append(Made())
         self.tapes.run(members[0], self.read, self.operands, emit, grad=False)
 
-    def emit(self, i: int, box: Box, tiles: Sequence[Tensor], times: int) -> None:
+    def emit(self, i: int, boxes: Sequence[Box], tiles: Sequence[Tensor]) -> None:
         """A tile's share of a target, of a reduction as often as there are identical tiles."""
         target = self.segment.program.targets[i]
         if target.stored is not None:
-            self.stored[target.stored].write(box, tiles[0], self.segment.plan.ahead)
+            self.stored[target.stored].write(boxes, tiles[0], self.segment.plan.ahead)
             return
-        part = target.part(box, tiles, self.vectors, times)
+        part = target.part(boxes[0], tiles, self.vectors, len(boxes))
         if self.segment.team is not None:
             self.made[-1].parts[i] = part
         else:
@@ -169,8 +166,7 @@ class Forward:
             return
         made = self.stored[v].made
         if made is not None:
-            for box in boxes:
-                made.number(box, self.evaluated)
+            made.number(boxes, self.evaluated)
         self.evaluated += 1
         key = constants.compare(v.space, tile, boxes[0]) if near else None
         for box in boxes[1:] if near else boxes:
@@ -212,9 +208,10 @@ class Forward:
             mine = owner == team.rank
             tile = handle.read(box).contiguous() if mine else torch.empty(shape, dtype=handle.dtype, device=team.device)
             team.send(tile, owner)
-            for member in members if not mine else ():
-                handle.write(member[i], tile)
-            self.note(i, [member[i] for member in members], tile, near)
+            boxes = [member[i] for member in members]
+            if not mine:
+                handle.write(boxes, tile)
+            self.note(i, boxes, tile, near)
 
 
 @dataclass

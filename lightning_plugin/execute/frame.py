@@ -24,7 +24,7 @@ class Frame:
     ``vectors`` are those that were computed, with their autograd history; ``whole`` are maps that lie in ordinary
     tensors. ``stored`` are boundaries, and ``tokens`` what stands for each of them in autograd's graph. ``streams`` has
     the vectors that are there for a use only. ``chains`` is what the plan says of each chain, by its node's serial
-    number; ``spare`` are vectors that a rehearsal leaves out.
+    number; ``spare`` are vectors that a rehearsal leaves out. ``shares``: the plan counts on identical tiles.
     """
 
     bindings: Bindings
@@ -36,6 +36,7 @@ class Frame:
     streams: Streams | None = None
     chains: Mapping[int, ChainPlan] = field(default_factory=dict)
     spare: Set[Value] = frozenset()
+    shares: bool = False
 
     def __contains__(self, v: object) -> bool:
         return v in self.vectors or v in self.whole or v in self.stored

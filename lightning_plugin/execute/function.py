@@ -53,15 +53,13 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
         for program in pieces:
             run_segment(run.part(program, frame), frame)
         return
-    for v in run.stored:
-        frame.stored[v] = Boundary(
-            v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(v), run.team
-        )
-    if run.known and run.rehearsal is None:
-        ends = run.plan.forward.ends([t.map.space.extent for t in run.program.targets])
-        for t, at in zip(run.program.targets, ends, strict=True):
-            if t.stored is not None:
-                frame.stored[t.stored].made = Numbered.empty(at)
+    ends = run.plan.forward.ends([t.map.space.extent for t in run.program.targets])
+    for t, at in zip(run.program.targets, ends, strict=True):
+        if (v := t.stored) is not None:
+            numbered = Numbered.empty(at) if run.known and run.rehearsal is None else None
+            frame.stored[v] = Boundary(
+                v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(v), numbered, run.team
+            )
     with torch.no_grad(), torch.autocast(run.kind, enabled=False):
         work = Forward(run, run.inputs(frame), frame.stored)
         found = dict(zip(run.outputs, map(lasting, work.run()), strict=True))
@@ -96,7 +94,7 @@ def number_bulks(run: SegmentRun, frame: Frame) -> None:
             number = numbers.setdefault((place, owned if how is None else how), len(numbers))
             for i, bulk in made.items():
                 if not owned[i].empty:
-                    bulk.number(owned[i], number)
+                    bulk.number([owned[i]], number)
     for i, bulk in made.items():
         stored = run.program.targets[i].stored
         assert stored is not None

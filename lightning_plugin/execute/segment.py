@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid, telling
-from lightning_plugin.constants import Constants, value_key
+from lightning_plugin.constants import Constants
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.alike import Owned, groups, is_source, may_be_alike
 from lightning_plugin.execute.frame import Frame
@@ -90,16 +90,22 @@ class SegmentRun:
         self.known = {id(v): found for v in program.reads if (found := self.knowledge(v, frame)) is not None}
         #: Whether some tiles may turn out identical; see [Note: identical tiles] in `alike`.
         self.alike = not self.scans and not self.strips and may_be_alike(program, lambda v: self.known.get(id(v)))
+        #: The places of identical tiles on each grid: looked for once in a step.
+        self.grouped: dict[Grid, list[list[int]]] = {}
 
     def knowledge(self, v: Value, frame: Frame) -> Constants | None:
-        """Where something that is read is known to be constant. A rehearsal takes it that sources know something, so
-        that memory is there for those that do."""
-        image = self.sources.get(v)
-        if image is None:
-            return frame.stored[v].constants if v in self.boundaries else None
+        """Where something that is read is known to be constant; a tensor is looked at only where the plan counts on
+        that. A rehearsal takes it that something is known, so that memory is there where it is."""
+        if v in self.boundaries:
+            return frame.stored[v].constants
+        image, tensor = self.sources.get(v), frame.ordinary(v)
+        if not frame.shares and (image is None or image.tensor is not None):
+            return None
         if self.rehearsal is not None:
-            return Constants(v.space.extent) if image.tensor is None else None
-        return image.glass
+            return Constants(v.space.extent)
+        if image is not None:
+            return image.glass
+        return None if tensor is None else Constants.compared(v.space, tensor)
 
     def signature(self, need: Mapping[int, Box], bulks: Mapping[int, Numbered | None]) -> Hashable | None:
         """Equal for tiles whose gradients of what they read may be given at the place of one; None where each is asked
@@ -251,15 +257,23 @@ class SegmentRun:
             tiles: Iterable[Owned] = tapes.owned()
         else:
             tiles = self.rehearsal.tiles(program, grid, self.plan.ahead or bool(program.announced))
+        if not self.alike:
+            return ([owned] for owned in tiles)
 
         def content(v: Value, box: Box) -> Hashable | None:
             found = handle(v)
             if found is None:
-                return value_key(self.sources[v].constant(box)) if v in self.sources else None
+                return self.sources[v].holds(box) if v in self.sources else self.known[id(v)].at(box)
             key = None if found.constants is None else found.constants.at(box)
             return key if key is not None or found.made is None else found.made.signature(box)
 
-        return groups(tapes, tiles, content) if self.alike else ([owned] for owned in tiles)
+        tiles, whole = list(tiles), self.rehearsal is None and program is self.program
+        found = self.grouped.get(grid) if whole else None
+        if found is None:
+            found = groups(tapes, tiles, content)
+        if whole:
+            self.grouped[grid] = found
+        return ([tiles[place] for place in places] for places in found)
 
     def likeness(
         self, tapes: Tapes, tensors: Sequence[Tensor], where: Sequence[tuple[str, Any]], *more: Hashable

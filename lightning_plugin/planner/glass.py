@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import VARIED, Constants
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Spread, TileOp
 from lightning_plugin.program.program import Program
 
 #: Parts of an image that are glass by more than the one and no more than the next are planned for alike.
@@ -115,15 +115,15 @@ class Glass:
             varied = varied + sums(table, inside)
         return varied == 0
 
-    def counted(self, grid: Grid, maps: Sequence[Value], rings: int) -> tuple[np.ndarray, int] | None:
-        """For each tile of a grid whether it sees one value only, and how many ways there are to lie at the border;
+    def counted(self, grid: Grid, maps: Sequence[Value], rings: int) -> np.ndarray | None:
+        """For each tile of a grid whether it sees one value only, None where none sees anything of the image;
         ``rings``: it and so many tiles around it."""
         extents = [v.space.extent for v in maps]
         found: np.ndarray | None = None
         for v, ends in zip(maps, grid.ends(extents), strict=True):
             reach = self.reach.get(id(v), ())
             if reach is None or len(reach) > len(ends):
-                return None
+                return np.zeros(1, dtype=bool)
             if not reach:
                 continue
             lo, hi = [], []
@@ -134,9 +134,7 @@ class Glass:
                 hi.append(side.scale * at[1:] + side.after + more)
             here = self.constant(lo, hi)
             found = here if found is None else found & here
-        if found is None:
-            return None
-        return found, math.prod(min(3, n) for n in found.shape)
+        return found
 
 
 @dataclass(frozen=True)
@@ -150,8 +148,8 @@ class Scene:
 
     @cached_property
     def tissue(self) -> float:
-        """The part of all images that is not known to be constant in any."""
-        return max((float((glass.known.cells <= VARIED).mean()) for glass in self.glass), default=1.0)
+        """No more of any image is known to be constant than the rest of this."""
+        return min((float((glass.known.cells <= VARIED).mean()) for glass in self.glass), default=1.0)
 
     def distinct(self, program: Program, grid: Grid, level: int) -> Distinct:
         """How many of a program's tiles are different, with so many segments between it and the image."""
@@ -162,23 +160,21 @@ class Scene:
         return Distinct(computed, max(computed, pulled))
 
     def share(self, grid: Grid, maps: Sequence[Value], rings: int) -> float:
-        found: np.ndarray | None = None
-        kinds = 1
-        for glass in self.glass:
-            counted = glass.counted(grid, maps, rings)
-            if counted is None:
-                return 1.0
-            found = counted[0] if found is None else found & counted[0]
-            kinds = max(kinds, counted[1])
-        assert found is not None
+        seen = [here for glass in self.glass if (here := glass.counted(grid, maps, rings)) is not None]
+        if not seen:
+            return 1.0
+        found = reduce(np.logical_and, seen)
+        kinds = math.prod(min(3, n) for n in found.shape)  # as many ways there are to lie at the border
         alike = int(found.sum())
         return (found.size - alike + min(alike, kinds)) / max(1, found.size)
 
 
 def parts_of_glass(known: Iterable[Constants | None]) -> tuple[int, ...]:
-    """How much of each image is glass, as coarsely as plans are made for it; () where none is known to be."""
+    """How much of images is glass, as coarsely as plans are made for it: for each that knows something the least of
+    all of these, since tiles that read several are alike where all are; () where none is known to be."""
     found = tuple(-1 if k is None else step(float((k.cells > VARIED).mean())) for k in known)
-    return found if any(i >= 0 for i in found) else ()
+    least = min((i for i in found if i >= 0), default=None)
+    return () if least is None else tuple(min(i, least) for i in found)
 
 
 def step(part: float) -> int:
@@ -225,5 +221,10 @@ def sums(table: np.ndarray, ends: Sequence[tuple[np.ndarray, np.ndarray]]) -> np
 
 
 def scene(images: Mapping[Value, Constants | None], order: Sequence[Node]) -> Scene:
-    """What is known of a network's images."""
-    return Scene(tuple(Glass(known, v, order) for v, known in images.items() if known is not None))
+    """What is known of a network's images. Those of which nothing is known, and what vectors spread, are taken to
+    differ everywhere."""
+    if all(known is None for known in images.values()):
+        return Scene()
+    spread = {v: None for n in order for v in n.maps if v.node is not None and isinstance(v.node.op, Spread)}
+    known = ((v, known or Constants(v.space.extent, 1)) for v, known in {**spread, **images}.items())
+    return Scene(tuple(Glass(cells, v, order) for v, cells in known))

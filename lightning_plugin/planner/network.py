@@ -22,7 +22,7 @@ from lightning_plugin.planner.repeats import Repeats
 from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.pieces import uncut_from
-from lightning_plugin.recording import Recording
+from lightning_plugin.recording import Recording, glass_of
 
 
 @dataclass(eq=False)
@@ -78,7 +78,8 @@ class Network:
     @cached_property
     def glass(self) -> Scene:
         """Where images are known to be constant; see [Note: shared work] in `glass`."""
-        return scene({v: image.glass for v, image in self.recording.bindings.images.items()}, self.order)
+        images = self.recording.bindings.images
+        return scene(dict(zip(images, glass_of(images.values()), strict=True)), self.order)
 
     @cached_property
     def place(self) -> dict[int, int]:

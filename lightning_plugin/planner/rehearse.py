@@ -47,6 +47,8 @@ class Unfiled(DiskFile):
 class Elsewhere:
     """A map in the memory of another device: a tile that is read is a copy."""
 
+    made = None
+
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
         self.dtype = dtype

@@ -238,10 +238,10 @@ class Search:
         ).at(self.intervals.alive(where.end))
 
     def alike(self, where: Where, way: Tiled) -> bool:
-        """Whether many tiles of backward are identical to others."""
-        if way.backward is None or way.halo != "recompute" or where.pieces > 1:
+        """Whether many tiles of backward, or of forward if there is no other, are identical to others."""
+        if way.halo != "recompute" or where.pieces > 1:
             return False
-        return self.intervals.distinct(where, way.backward[0]).computed < WORTH_SHARING
+        return self.intervals.distinct(where, (way.backward or way.forward)[0]).computed < WORTH_SHARING
 
     def piece(
         self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float

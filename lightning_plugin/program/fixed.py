@@ -76,8 +76,9 @@ def fixed(
     grid: Grid | None,
     backward: Grid | None = None,
     halo: str = "recompute",
+    alike: bool = False,
 ) -> Plan:
-    """Segments by stage, all on the same grid (one tile where ``grid`` is None).
+    """Segments by stage, all on the same grid (one tile where ``grid`` is None); ``alike``: tiles may be identical.
 
     With ``halo="share"`` every segment whose operators keep the order of rows hands them on.
     """
@@ -88,7 +89,7 @@ def fixed(
         if more == stored:
             break
         stored = more
-    plan = by_stage(nodes, stored, stage, grid, backward)
+    plan = by_stage(nodes, stored, stage, grid, backward, alike)
     return sharing(plan, nodes) if halo == "share" else plan
 
 
@@ -106,7 +107,12 @@ def sharing(plan: Plan, nodes: Sequence[Node]) -> Plan:
 
 
 def by_stage(
-    nodes: Sequence[Node], stored: set[int], stage: dict[int, int], grid: Grid | None, backward: Grid | None
+    nodes: Sequence[Node],
+    stored: set[int],
+    stage: dict[int, int],
+    grid: Grid | None,
+    backward: Grid | None,
+    alike: bool = False,
 ) -> Plan:
     groups: dict[int, list[int]] = defaultdict(list)
     axes: dict[int, int] = {}
@@ -121,7 +127,7 @@ def by_stage(
         groups[when].append(place)
         axes[when] = max(axes.get(when, 0), len(space.extent))
     segments = []
-    alike = any(isinstance(n.op, Source) and n.op.lies == "elsewhere" for n in nodes)  # which may know of glass
+    alike |= any(isinstance(n.op, Source) and n.op.lies == "elsewhere" for n in nodes)  # which may know of glass
     for when in sorted(groups):
         forward = fit(grid, axes[when], inner)
         back = fit(backward, axes[when], inner) if backward else forward

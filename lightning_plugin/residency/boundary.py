@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -47,6 +48,7 @@ class Boundary:
         ledger: Ledger | None = None,
         half: bool = False,
         constants: Constants | None = None,
+        made: Numbered | None = None,
         team: Team | None = None,
     ):
         self.layout = layout
@@ -59,7 +61,7 @@ class Boundary:
         self.life: Life[DeviceMemory | Lane] = Life()
         self.cotangent = Cotangent(layout, dtype, device, self.home, ledger)
         self.constants = constants
-        self.made: Numbered | None = None
+        self.made = made
         self.bulk: Numbered | None = None
         self.team = team
         #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.again`.
@@ -68,7 +70,8 @@ class Boundary:
 
     def make_room(self) -> None:
         with watched(self.ledger):
-            room = self.home.room(self.layout, torch.bfloat16 if self.half else self.dtype, self.device)
+            kind = torch.bfloat16 if self.half else self.dtype
+            room = self.home.room(self.layout, kind, self.device, made=self.made)
         self.life.to(State.HOME, room)
 
     @property
@@ -92,8 +95,10 @@ class Boundary:
             raise AssertionError("a boundary is used after it was let go")
         return self.life.holder
 
-    def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
-        self.there.write(box, tile, ahead)
+    def write(self, boxes: Sequence[Box], tile: Tensor, ahead: bool = False) -> None:
+        """Write a tile, to all boxes that hold the same: where tiles are found by their numbers, to the first."""
+        for box in boxes[:1] if self.there.finds else boxes:
+            self.there.write(box, tile, ahead)
 
     def read(self, box: Box) -> Tensor:
         tile = self.there.read(box)

@@ -10,7 +10,9 @@ from lightning_plugin.layout import Layout
 
 
 class DeviceMemory:
-    """One map, with the methods of a `lane.Lane`."""
+    """One map, with the methods of a `lane.Lane`. Its tiles are views, so that each lies where it belongs."""
+
+    finds = False
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> None:
         self.layout = layout

@@ -20,6 +20,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout, plain_strides
 from lightning_plugin.residency.file import UnnamedFile
+from lightning_plugin.residency.numbered import Numbered, parts_of
 from lightning_plugin.residency.pool import Lender
 from lightning_plugin.residency.transfer import Transfer
 
@@ -32,8 +33,16 @@ OPENING = threading.Lock()
 class DiskFile:
     """One map's bytes; tiles are in the map's own layout. See `transfer.Lower`."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, folder: str | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        folder: str | None = None,
+        made: Numbered | None = None,
+    ) -> None:
         self.layout = layout
+        self.made = made
         self.dtype = dtype
         self.device = device
         factors = [f for dim in layout.dims for f in dim]
@@ -71,24 +80,34 @@ class DiskFile:
 
     def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
         held = [self.staged(box, tile, lender)]
-        return Transfer(held, lambda: self._each_row(box, held[0], write=True))
+        return Transfer(held, lambda: self._each_row(box, self.rows(box, held[0]), write=True))
 
     def fetching(self, box: Box, lender: Lender) -> Transfer:
-        held = [self.room(box, lender)]
+        held, parts = [self.room(box, lender)], parts_of(self.made, box)
 
         def result() -> Tensor:
             return plain_strides(held[0].to(self.device).permute(self.back).reshape(self.layout.tile_shape(box)))
 
-        return Transfer(held, lambda: self._each_row(box, held[0], write=False), result)
+        def run() -> None:
+            rows, read = self.rows(box, held[0]), dict[Box, np.ndarray]()
+            for part, there in parts:
+                here = rows[tuple(slice(a - lo, b - lo) for (a, b), lo in zip(part.intervals(), box.lo, strict=True))]
+                if there in read:
+                    here[...] = read[there]
+                else:
+                    self._each_row(there, here, write=False)
+                    read[there] = here
+
+        return Transfer(held, run, result)
 
     def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
         held = [self.staged(box, tile, lender), self.room(box, lender)]
 
         def run() -> None:
-            self._each_row(box, held[1], write=False)
+            self._each_row(box, self.rows(box, held[1]), write=False)
             # By numpy: a thread beside the one that computes must not ask PyTorch's threads for help.
             np.add(held[1].numpy(), held[0].numpy(), out=held[1].numpy())
-            self._each_row(box, held[1], write=True)
+            self._each_row(box, self.rows(box, held[1]), write=True)
 
         return Transfer(held, run)
 
@@ -106,23 +125,23 @@ class DiskFile:
         shape = [size for dim in self.layout.dims for size in self.layout.sizes(dim, box)]
         return lender.lend([shape[i] for i in self.order], self.dtype)
 
-    def _each_row(self, box: Box, data: Tensor, write: bool) -> None:
+    def rows(self, box: Box, data: Tensor) -> np.ndarray:
+        """The bytes at each position of a box of what lies as in the file."""
+        return data.view(-1).view(torch.uint8).view(*box.extent, self.item).numpy()
+
+    def _each_row(self, box: Box, data: np.ndarray, write: bool) -> None:
         """Move whole rows of the last axis between the file and ``data``, joining rows that lie side by side."""
         extent, lo, hi = self.layout.extent, box.lo, box.hi
         run = len(extent) - 1  # the axes after ``run`` are full, so that a slab of axis ``run`` is one piece
-        while run > 0 and lo[run] == 0 and hi[run] == extent[run]:
+        while run > 0 and lo[run] == 0 and hi[run] == extent[run] and data.flags.c_contiguous:
             run -= 1
         strides = [self.item] * len(extent)
         for a in reversed(range(len(extent) - 1)):
             strides[a] = strides[a + 1] * extent[a + 1]
-        piece = strides[run] * (hi[run] - lo[run])
-        buffer = memoryview(data.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         move = self.file.write if write else self.file.read
-        place = 0
-        for index in itertools.product(*(range(lo[a], hi[a]) for a in range(run))):
-            offset = sum(i * s for i, s in zip(index, strides, strict=False)) + lo[run] * strides[run]
-            move(buffer[place : place + piece], offset)
-            place += piece
+        for index in itertools.product(*(range(hi[a] - lo[a]) for a in range(run))):
+            offset = sum((i + first) * s for i, first, s in zip((*index, 0), lo, strides, strict=False))
+            move(memoryview(data[index].reshape(-1)), offset)
 
 
 def landed(tile: Tensor, lender: Lender) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.residency.beside import beside, launched
+from lightning_plugin.residency.numbered import Numbered, parts_of
 from lightning_plugin.residency.pool import Lender
 from lightning_plugin.residency.transfer import Transfer, arriving
 
@@ -41,11 +42,19 @@ def mapped(data: Tensor, device: torch.device) -> Tensor:
 class HostMemory:
     """One map; see `transfer.Lower`."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        zero: bool = False,
+        made: Numbered | None = None,
+    ) -> None:
         self.layout = layout
         self.whole = Box.whole(layout.extent)
         self.device = device
         self.cuda = device.type == "cuda"
+        self.made = made if self.cuda else None  # elsewhere a tile is a view of what lies where it belongs
         self.data = torch.empty(layout.shape, dtype=dtype, pin_memory=self.cuda)
         if self.cuda and self.data.numel():
             self.data = mapped(self.data, device)
@@ -76,7 +85,13 @@ class HostMemory:
             held: list[Tensor] = []
             return Transfer(held, lambda: held.append(self.part(box)), lambda: held[0])
         room = torch.empty(self.layout.tile_shape(box), dtype=self.data.dtype, device=self.device)
-        return arriving(room, lambda here: here.copy_(self.part(box)), self.note)
+        parts = parts_of(self.made, box)
+
+        def work(here: Tensor) -> None:
+            for part, there in parts:
+                self.layout.write_into(here, box, self.part(there), part)
+
+        return arriving(room, work, self.note)
 
     def part(self, box: Box) -> Tensor:
         return self.layout.narrow(self.data, self.whole, box)

@@ -19,6 +19,8 @@ class Lane:
         self.courier = courier
         self.sent: Pending | None = None
         self.fetched: Arrivals[Box] = Arrivals()
+        #: Whether a tile for which another stands need not be written; see `numbered`.
+        self.finds = there.made is not None
 
     def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
         self.settle()

@@ -3,6 +3,10 @@
 A boundary has two such lists. In the one, tiles that forward has made by one computation have one number: boxes that
 lie alike in them hold the same, to the bit. The other is its bulk.
 
+[Note: stored once] A lower tier is sent the first of the tiles that have one number, and no other. A box that is read
+is put together from the parts of it in tiles for which others stand, each from where the same lies, and the rest. That
+takes the room that the box takes anyway, so that a rehearsal, which knows of no numbers, counts it.
+
 [Note: bulk] A segment that evaluates identical tiles for each other needs, for the gradients of its vectors, no tile's
 cotangent but the sum of all. So whoever reads the boundary that it stored may give the gradients of several of its own
 tiles at the place of one, if that changes no such sum: the tiles are identical, and what they read lies alike in tiles
@@ -15,7 +19,7 @@ counts each for itself, and one ring more for each segment between the map and t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,27 +29,59 @@ from lightning_plugin.boxes import Box
 
 @dataclass(frozen=True, eq=False)
 class Numbered:
-    """The numbers of the tiles that a map is cut into, and where these end on each axis."""
+    """The numbers of the tiles that a map is cut into, and where these end on each axis; ``first`` is the place of the
+    tile that stands for each. See [Note: stored once]."""
 
     ends: tuple[np.ndarray, ...]
     numbers: np.ndarray
+    first: np.ndarray
 
     @staticmethod
     def empty(ends: Sequence[Sequence[int]]) -> Numbered:
-        """Tiles without numbers."""
-        return Numbered(tuple(map(np.asarray, ends)), np.zeros([len(e) - 1 for e in ends], dtype=np.int64))
+        """Tiles without numbers, of which each stands for itself."""
+        numbers = np.zeros([len(e) - 1 for e in ends], dtype=np.int64)
+        return Numbered(tuple(map(np.asarray, ends)), numbers, np.arange(numbers.size).reshape(numbers.shape))
 
-    def number(self, box: Box, number: int) -> None:
-        """Give the tile of a box its number."""
-        self.numbers[
-            tuple(int(np.searchsorted(e, lo, "right")) - 1 for e, lo in zip(self.ends, box.lo, strict=True))
-        ] = number
+    def number(self, boxes: Sequence[Box], number: int) -> None:
+        """Give the tiles of some boxes a number. The first stands for all of them."""
+        places = [tuple(s.start for s in self.over(box)) for box in boxes]
+        for place in places:
+            self.numbers[place] = number
+            self.first[place] = np.ravel_multi_index(places[0], self.first.shape)
+
+    def over(self, box: Box) -> tuple[slice, ...]:
+        """The places of the tiles that a box touches."""
+        return tuple(
+            slice(int(np.searchsorted(e, lo, "right")) - 1, int(np.searchsorted(e, hi, "left")))
+            for e, (lo, hi) in zip(self.ends, box.intervals(), strict=True)
+        )
 
     def signature(self, box: Box) -> Hashable:
         """Equal for boxes that lie alike in tiles of the same numbers."""
-        over, edges = [], []
-        for e, (lo, hi) in zip(self.ends, box.intervals(), strict=True):
-            first, last = int(np.searchsorted(e, lo, "right")) - 1, int(np.searchsorted(e, hi, "left"))
-            over.append(slice(first, last))
-            edges.append(tuple((e[first : last + 1] - lo).tolist()))
-        return tuple(edges), self.numbers[tuple(over)].tobytes()
+        over = self.over(box)
+        axes = zip(self.ends, over, box.lo, strict=True)
+        edges = tuple(tuple((e[s.start : s.stop + 1] - lo).tolist()) for e, s, lo in axes)
+        return edges, self.numbers[over].tobytes()
+
+    def parts(self, box: Box) -> Iterator[tuple[Box, Box]]:
+        """The parts of a box that lie in tiles for which others stand, each with where the same is; and the rest."""
+        over = self.over(box)
+        shape, begin = self.first.shape, [s.start for s in over]
+        own = np.ravel_multi_index(np.ix_(*(np.arange(s.start, s.stop) for s in over)), shape)
+        if (self.first[over] == own).all():
+            yield box, box
+            return
+        for index, first in np.ndenumerate(self.first[over]):
+            place = tuple(b + i for b, i in zip(begin, index, strict=True))
+            lo, there = self.lo(place), self.lo(np.unravel_index(first, shape))
+            tile = Box(lo, self.lo([i + 1 for i in place])).intersect(box)
+            yield tile, tile.shift([b - a for a, b in zip(lo, there, strict=True)])
+
+    def lo(self, place: Sequence[int]) -> tuple[int, ...]:
+        """Where the tile at a place begins."""
+        return tuple(int(e[i]) for e, i in zip(self.ends, place, strict=True))
+
+
+def parts_of(made: Numbered | None, box: Box) -> list[tuple[Box, Box]]:
+    """The parts of a box, each with where it lies."""
+    return [(box, box)] if made is None else list(made.parts(box))

@@ -20,15 +20,17 @@ from lightning_plugin.residency.device import DeviceMemory
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.host import HostMemory
 from lightning_plugin.residency.lane import Lane
+from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.transfer import Courier, Lower
 
-#: Makes room for a map on a lower tier; the last arguments say whether it is to be zero, and the folder for files.
-Room = Callable[[Layout, torch.dtype, torch.device, bool, str | None], Lower]
+#: Makes room for a map on a lower tier; the last arguments say whether it is to be zero, the folder for files, and by
+#: which numbers tiles are found.
+Room = Callable[[Layout, torch.dtype, torch.device, bool, str | None, Numbered | None], Lower]
 
 #: The lower tiers. A file is zero where nothing was written.
 LOWER: Mapping[str, Room] = {
-    "host": lambda layout, dtype, device, zero, folder: HostMemory(layout, dtype, device, zero),
-    "disk": lambda layout, dtype, device, zero, folder: DiskFile(layout, dtype, device, folder),
+    "host": lambda layout, dtype, device, zero, folder, made: HostMemory(layout, dtype, device, zero, made),
+    "disk": lambda layout, dtype, device, zero, folder, made: DiskFile(layout, dtype, device, folder, made),
 }
 
 
@@ -39,11 +41,18 @@ class Home:
     tier: str = "device"
     courier: Courier = field(default_factory=Courier)
 
-    def room(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> DeviceMemory | Lane:
-        """Room for a map."""
+    def room(
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        zero: bool = False,
+        made: Numbered | None = None,
+    ) -> DeviceMemory | Lane:
+        """Room for a map, of which a lower tier finds some tiles by their numbers."""
         if self.tier == "device":
             return DeviceMemory(layout, dtype, device, zero)
         stand = self.courier.stand
         if stand is not None:
             return Lane(stand(layout, dtype, device, self.tier), self.courier)
-        return Lane(LOWER[self.tier](layout, dtype, device, zero, self.courier.folder), self.courier)
+        return Lane(LOWER[self.tier](layout, dtype, device, zero, self.courier.folder, made), self.courier)

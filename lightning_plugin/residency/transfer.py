@@ -24,6 +24,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import Progress
 from lightning_plugin.residency.beside import after, beside, launched
+from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.pool import Lender, Pool
 from lightning_plugin.residency.states import Life, State
 
@@ -63,7 +64,10 @@ def arriving(
 
 
 class Lower(Protocol):
-    """A map on a lower tier; each method makes a transfer ready, in buffers that it borrows."""
+    """A map on a lower tier; each method makes a transfer ready, in buffers that it borrows. ``made`` says which tiles
+    of it are not there, and where the same lies."""
+
+    made: Numbered | None
 
     def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer: ...
 

@@ -184,9 +184,11 @@ def recorded_device(monkeypatch: Any, deaf: str = "") -> Iterator[Recorder]:
     class Below(HostMemory):
         """A map as on a device: pinned memory is memory, which the device's kernels reach."""
 
-        def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> None:
+        def __init__(
+            self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False, made: Any = None
+        ) -> None:
             super().__init__(layout, dtype, device)
-            self.cuda = True
+            self.cuda, self.made = True, made
             if zero:
                 self.last = beside.beside(device, self.data.zero_, launched(device))
 

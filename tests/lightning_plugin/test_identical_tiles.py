@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -127,6 +128,39 @@ def test_what_differs_at_a_border_is_not_shared() -> None:
     source = slide()
     out = materialize(TiledModule(net, tiles=(7, 5))(LazyImage(source)))
     assert torch.allclose(out, net(source.tensor), atol=1e-12)
+
+
+class Gated(nn.Module):
+    """Pixels, or features, that are multiplied by a number for each position, of which the gradient is asked."""
+
+    def __init__(self, pixels: bool) -> None:
+        super().__init__()
+        self.pixels = pixels
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Tanh(), nn.Conv2d(4, 4, 3, 2, 1), nn.Tanh())
+
+    def forward(self, gate: Tensor, x: Tensor) -> Tensor:
+        if self.pixels:
+            x = 1 + nn.functional.interpolate(gate, scale_factor=4, mode="nearest") * (x - 1)
+            return self.body(x).square().sum()
+        return (self.body(x) * gate).square().sum()
+
+
+@pytest.mark.parametrize("pixels", [True, False])
+@pytest.mark.parametrize("spread", [True, False])
+def test_a_gate_of_ones_leaves_tiles_identical(pixels: bool, spread: bool) -> None:
+    torch.manual_seed(0)
+    plain, source = Gated(pixels).double().requires_grad_(False), slide()
+    source.tensor = source.tensor[..., :120].contiguous()
+    gate = torch.ones(1, 1, 30, 30, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(plain(gate, source.tensor), gate)
+    tiled = TiledModule(copy.deepcopy(plain), tiles=(8, 8))
+    count = counted(tiled)
+    if spread:  # an ordinary tensor meets the map
+        tiled.module.forward = partial(tiled.module.forward, gate)  # type: ignore[method-assign]
+    out = tiled(LazyImage(source)) if spread else tiled(gate, LazyImage(source))
+    (actual,) = torch.autograd.grad(materialize(out), gate)
+    assert (actual - expected).abs().max() < TOLERANCE * expected.abs().max()
+    assert count.saved > 0.3 * count.tiles
 
 
 LAYERS = st.one_of(

@@ -59,7 +59,7 @@ def test_a_transfer_is_waited_for_once() -> None:
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_a_dropped_boundary_is_made_again_once_and_not_read_before(tier: str) -> None:
     boundary = Boundary(LAYOUT, torch.float32, CPU, Home(tier, Courier()))
-    boundary.write(WHOLE, torch.ones(1, 2, 4, 6))
+    boundary.write([WHOLE], torch.ones(1, 2, 4, 6))
     boundary.let_go()
     assert not boundary.gone, "what cannot be made again stays"
 
@@ -70,7 +70,7 @@ def test_a_dropped_boundary_is_made_again_once_and_not_read_before(tier: str) ->
         def __call__(self, deepest: int) -> None:
             self.calls += 1
             boundary.make_room()
-            boundary.write(WHOLE, torch.full((1, 2, 4, 6), 2.0))
+            boundary.write([WHOLE], torch.full((1, 2, 4, 6), 2.0))
 
     boundary.again = maker = Maker()
     for _ in range(2):

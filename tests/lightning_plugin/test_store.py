@@ -66,7 +66,7 @@ def test_a_map_comes_back_as_it_was_written(
     courier = Courier(ahead)
     handle = Boundary(layout, dtype, CPU, Home(tier, courier))
     for (box,) in Grid(counts).partition([extent]):
-        handle.write(box, layout.narrow(whole, handle.whole, box), ahead)
+        handle.write([box], layout.narrow(whole, handle.whole, box), ahead)
     lo = tuple(data.draw(st.integers(0, n - 1)) for n in extent)
     box = Box(lo, tuple(data.draw(st.integers(a + 1, n)) for a, n in zip(lo, extent, strict=True)))
     handle.fetch(box)
@@ -83,7 +83,7 @@ def test_what_is_fetched_is_what_was_written_however_long_that_takes(tier: str) 
     slow = threading.Event()
     assert courier.thread is not None
     courier.thread.submit(slow.wait, 5)
-    handle.write(Box.whole(extent), torch.ones(layout.shape), ahead=True)
+    handle.write([Box.whole(extent)], torch.ones(layout.shape), ahead=True)
     handle.fetch(box)
     threading.Timer(0.2, slow.set).start()
     assert bool((handle.read(box) == 1).all())

@@ -151,7 +151,7 @@ def written(ahead: bool) -> tuple[Boundary, Courier, torch.Tensor]:
     courier = Courier(ahead)
     whole = torch.randn(LAYOUT.shape)
     handle = Boundary(LAYOUT, torch.float32, CPU, Home("disk", courier))
-    handle.write(handle.whole, whole)
+    handle.write([handle.whole], whole)
     return handle, courier, whole
 
 

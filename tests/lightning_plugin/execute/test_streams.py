@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from lightning_plugin import Plan, TiledModule, make_plan
+from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.residency.numbered import Numbered
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.streams import MAIN, SIDE, Recorder, recorded_device
 
@@ -33,10 +35,11 @@ def plan() -> Plan:
     return replace(found, budget=None)  # here what lies on the host is the device's memory too
 
 
-def step(monkeypatch: Any, plan: Plan, deaf: str = "") -> Recorder:
+def step(monkeypatch: Any, plan: Plan, deaf: str = "", tissue: int = SHAPE[2]) -> Recorder:
     """A whole step on a recorded device; its gradients are plain PyTorch's."""
     plain = network()
     net, x = copy.deepcopy(plain), torch.randn(SHAPE, dtype=torch.float64)
+    x[..., tissue:, :] = 0.7
     plain(x).square().sum().backward()
     tiled = TiledModule(net, plan=plan)
     with recorded_device(monkeypatch, deaf) as recorder:
@@ -54,6 +57,26 @@ def test_a_whole_step_has_no_race(monkeypatch: pytest.MonkeyPatch, plan: Plan) -
     assert not recorder.races()
     assert {a.stream for a in recorder.accesses} == {MAIN, SIDE}
     assert recorder.waits
+
+
+def test_a_step_on_glass_has_no_race(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Tiles for which others stand are not sent, and come from where those lie."""
+    found: list[bool] = []
+    before = Numbered.parts
+
+    def parts(self: Numbered, box: Box) -> list[tuple[Box, Box]]:
+        here = list(before(self, box))
+        found.append(any(part != there for part, there in here))
+        return here
+
+    monkeypatch.setattr(Numbered, "parts", parts)
+    small = [(s, Grid((8, 1))) for s in plan.segments if not s.keep]
+    alike = [
+        replace(s, forward=g, backward=g, alike=True, tier="host", ahead=i % 2 == 0) for i, (s, g) in enumerate(small)
+    ]
+    kept = [s for s in plan.segments if s.keep]
+    assert not step(monkeypatch, replace(plan, segments=(*alike, *kept)), tissue=8).races()
+    assert any(found)
 
 
 @pytest.mark.parametrize("deaf", ["side stream", "main stream", "host"])

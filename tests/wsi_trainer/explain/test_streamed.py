@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box, LazyImage
+from lightning_plugin.planner import cost
 from wsi_trainer.explain.attribution import METHODS, Method, attribute
 from wsi_trainer.models import (
     VGG,
@@ -71,6 +72,42 @@ def test_tile_by_tile_is_plain_pytorch(name: str, method: Method) -> None:
     assert tiled.values.shape == plain.shape and plain.abs().max() > 0
     assert (tiled.values - plain).abs().max() / plain.abs().max() < 1e-9
     assert 0 < tiled.peak_bytes <= 12 * MiB
+
+
+class KnownGlass(Watched):
+    """A slide that is glass but for a corner, which knows that or not, and counts what was read."""
+
+    def __init__(self, pixels: Tensor, knows: bool) -> None:
+        super().__init__(pixels)
+        self.knows, self.positions = knows, 0
+
+    def read(self, box: Box) -> Tensor:
+        self.positions += box.positions
+        return super().read(box)
+
+    def constant(self, box: Box) -> Tensor | None:
+        return (
+            torch.full((3,), 255, dtype=torch.uint8) if self.knows and min(box.lo) >= 0 and max(box.lo) >= 64 else None
+        )
+
+
+@pytest.mark.parametrize("method", ["activation", "gradient"])
+def test_glass_is_explained_once(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TILE", "STEP"):  # on a machine where tiles cost nothing
+        monkeypatch.setattr(cost, name, (0, 0))
+    torch.manual_seed(0)
+    model = SlideClassifier(VGG((4, 8)), AttentionPooling).double()
+    pixels = slide(512, 512)
+    pixels[..., 64:], pixels[..., 64:, :] = 255, 255
+    plain = attribute(model, pixels, method=method).values
+    positions = {}
+    for knows in (True, False):
+        source = KnownGlass(pixels, knows)
+        tiled = attribute(model, LazyImage(source), method=method, budget=12 * MiB)
+        assert (tiled.values - plain).abs().max() / plain.abs().max() < 1e-9
+        assert tiled.peak_bytes <= 12 * MiB
+        positions[knows] = source.positions
+    assert positions[True] < 0.5 * positions[False], positions
 
 
 def test_several_magnifications_and_tissue_are_explained_too() -> None:
