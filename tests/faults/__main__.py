@@ -17,7 +17,7 @@ from tests.faults.runs import ROOT, Server
 
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 STATE = ROOT / ".faults"
-FEWER = 4
+FEWER = 12
 """One of so many rounds is for commands whose runs are long."""
 
 
@@ -55,6 +55,7 @@ def main() -> int:
                     continue
                 one(bench, state["rows"]["|".join(key)], key, n, bool(options.n))
             number += 1
+            print(f"-- round {number}, {time.monotonic() - began:.0f} s, {len(queues)} kinds", flush=True)
             about.write_text(json.dumps(state))
     state["seconds"] += time.monotonic() - began
     about.write_text(json.dumps(state))

@@ -6,6 +6,7 @@ compared; every rule of `RULES` is one way to leave them out.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -77,9 +78,19 @@ def lines_of_json(path: Path) -> str:
 
 
 def page(path: Path) -> str:
-    """A page without times and sizes."""
-    text = re.sub(r"\d+(\.\d+)? ?(s|ms|min|h|KiB|MiB|GiB|bytes)\b|\d{4}-\d\d-\d\d[T ]?[\d:.]*", "", path.read_text())
+    """A page without times, and its drawings without the numbers that matplotlib draws for names."""
+    text = re.sub(
+        r"(?<=data:image/svg\+xml;base64,)[\w+/=]+",
+        lambda found: re.sub(r"<dc:date>[^<]*|\b[a-z]+[0-9a-f]{10}\b", "", base64.b64decode(found[0]).decode()),
+        path.read_text(),
+    )
+    text = re.sub(r"\d+(\.\d+)? ?(s|ms|min|h|KiB|MiB|GiB|bytes)\b|\d{4}-\d\d-\d\d[T ]?[\d:.]*", "", text)
     return hashed(text.encode())
+
+
+def without_version(path: Path) -> str:
+    """The contents of the viewer without the number that tells a browser of another copy."""
+    return hashed(re.sub(r'"version":\s*"\w+"', "", path.read_text()).encode())
 
 
 def archive(path: Path) -> str:
@@ -98,6 +109,7 @@ RULES: tuple[tuple[str, Digest], ...] = (
     ("home/*", anything),
     ("*/checkpoints/*.ckpt", tensors),
     ("*/report.html", page),
+    ("*/contents.js", without_version),
     ("*/environment.json", without_times),
     ("*/memory.json", without_times),
     ("*/cost.json", without_times),

@@ -6,6 +6,7 @@ In: a line of JSON, `{"start": {...}}` or `{"wait": PID, "limit": SECONDS}`. Out
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import logging
@@ -132,6 +133,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what a run leaves behind is reaped here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warm()
+    gc.collect()
+    gc.freeze()
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

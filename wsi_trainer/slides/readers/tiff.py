@@ -16,6 +16,7 @@ import tifffile
 from wsi_trainer.errors import UserError
 
 from ..errors import SlideError
+from ..whole_reads import read_at
 from .closing import Closing
 from .inner_size import inner_size
 from .jpeg import JpegTiles
@@ -154,7 +155,7 @@ class TiffReader(Closing):
                 f"the file ends early: tile {index} should lie at byte {offset} to {offset + count}, "
                 f"the file has {self._size} bytes; copy it again",
             )
-        data = os.pread(self._fd, count, offset)
+        data = read_at(self._fd, count, offset)
         key = page.keyframe
         tables = {}
         if key.compression == _JPEG:
