@@ -1,1 +1,1 @@
-"""Systematic faults: every read, write, allocation and start of a process fails at its n-th call; see docs/faults.md."""
+"""Systematic faults: reads, writes, allocations and starts of processes fail at the n-th call; see docs/faults.md."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tests.faults.places import COMMON, Place
+from tests.faults.places import COMMON
 from tests.faults.runs import Server
 
 Words = Callable[[str], list[str]]

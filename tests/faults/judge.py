@@ -81,7 +81,7 @@ def page(path: Path) -> str:
     """A page without times, and its drawings without the numbers that matplotlib draws for names."""
     text = re.sub(
         r"(?<=data:image/svg\+xml;base64,)[\w+/=]+",
-        lambda found: re.sub(r"<dc:date>[^<]*|\b[a-z]+[0-9a-f]{10}\b", "", base64.b64decode(found[0]).decode()),
+        lambda found: re.sub(r"<dc:date>[^<]*|\b\w*[0-9a-f]{10}\b", "", base64.b64decode(found[0]).decode()),
         path.read_text(),
     )
     text = re.sub(r"\d+(\.\d+)? ?(s|ms|min|h|KiB|MiB|GiB|bytes)\b|\d{4}-\d\d-\d\d[T ]?[\d:.]*", "", text)

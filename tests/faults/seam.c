@@ -252,7 +252,7 @@ ssize_t copy_file_range(int from, off64_t *at, int fd, off64_t *to, size_t size,
     size_t name(type data, size_t size, size_t count, FILE *file) {                                                    \
         REAL(name);                                                                                                    \
         int how = fd_fails(op, #name, fileno(file));                                                                   \
-        if (how) { if (how > 0) file->_flags |= 0x20; return 0; } /* as the C library marks an error */                \
+        if (how > 0) { file->_flags |= 0x20; return 0; } /* as the C library marks an error; short ones it repeats */  \
         return real(data, size, count, file);                                                                          \
     }
 STREAM(fread, READ, void *)
@@ -305,7 +305,7 @@ int fdatasync(int fd) { if (fd_fails(CHANGE, "fdatasync", fd) > 0) return -1; re
 
 /* -- memory */
 static int asked_by(void *caller) {
-    static const char *const known[] = {"libtorch", "libc10", "numpy", 0};
+    static const char *const known[] = {"numpy", 0};
     Dl_info about;
     if (!dladdr(caller, &about) || !about.dli_fname) return 0;
     const char *file = strrchr(about.dli_fname, '/');
@@ -330,8 +330,9 @@ void *calloc(size_t n, size_t size) { return no_memory(n * size, "calloc", CALLE
 void *realloc(void *from, size_t size) { return no_memory(size, "realloc", CALLER) ? 0 : __libc_realloc(from, size); }
 void *memalign(size_t to, size_t size) { return no_memory(size, "memalign", CALLER) ? 0 : __libc_memalign(to, size); }
 void *aligned_alloc(size_t to, size_t size) { return no_memory(size, "aligned_alloc", CALLER) ? 0 : __libc_memalign(to, size); }
+/* PyTorch asks for tensors by this one alone. */
 int posix_memalign(void **there, size_t to, size_t size) {
-    if (no_memory(size, "posix_memalign", CALLER)) return ENOMEM;
+    if (state && state->armed && (int64_t)size >= state->least && fails(MEMORY, "posix_memalign", 0) > 0) return ENOMEM;
     void *found = __libc_memalign(to, size);
     if (!found) return ENOMEM;
     *there = found;

@@ -24,8 +24,8 @@ IMPORTED = (
     "wsi_trainer.slides.preprocess", "wsi_trainer.slides.review.command", "wsi_trainer.slides.verify",
     "wsi_trainer.fit.plan_command", "wsi_trainer.fit.status_command", "wsi_trainer.embed.command",
     "wsi_trainer.fit.export_command", "wsi_trainer.segment.command", "wsi_trainer.explain.command",
-    "wsi_trainer.report.command", "wsi_trainer.view.command", "wsi_trainer.view.static_copy", "h5py", "zarr", "tifffile",
-    "matplotlib.pyplot", "sklearn.metrics", "scipy.ndimage", "torch.utils.tensorboard", "safetensors.torch",
+    "wsi_trainer.report.command", "wsi_trainer.view.command", "wsi_trainer.view.static_copy", "h5py", "zarr",
+    "tifffile", "matplotlib.pyplot", "sklearn.metrics", "scipy.ndimage", "torch.utils.tensorboard", "safetensors.torch",
     "wsi_trainer.doctor.command", "wsi_trainer.demo.command", "imagecodecs", "openslide", "shapely",
 )  # fmt: skip
 LEFT = 15.0

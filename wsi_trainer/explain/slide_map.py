@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from wsi_trainer.data import SlideRecord
-from wsi_trainer.drawn import save_picture
+from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.explain.attribution import Attribution, attribute
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.explain.options import NGFF, MapOptions
@@ -85,7 +85,7 @@ class SlideMap:
         """Write everything but the overlay, which needs the maps of all slides; returns what was written."""
         self._remove_earlier()
         single = values.float().cpu().numpy()
-        np.save(self.array, single)
+        save_array(single, self.array)
         facts = {"slide": self.record.slide, "method": options.method, "target": target.name, "stride": self.stride}
         double = single.astype(np.float64)
         found = outlines(double, self.stride, self.size, options.threshold)

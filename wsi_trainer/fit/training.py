@@ -91,8 +91,8 @@ def train(
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=True)
     if not trainer.is_global_zero:
         raise SystemExit(0)  # the first process alone tests and writes
-    if not watch.steps:
-        return  # all steps were taken before: what they needed was written then
+    if not watch.steps and (folder.memory.is_file() or (watch.plan is None and config.budget is not None)):
+        return  # all steps were taken before, and what they needed was written then
     if watch.plan is not None:
         folder.plan.write_text(watch.plan.to_json() + "\n", encoding="utf-8")
     write_json(folder.memory, memory_facts(watch, model, slides, config))

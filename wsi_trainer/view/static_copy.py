@@ -46,7 +46,17 @@ def write_static(scene: Scene, out: Path, only: Sequence[str] = (), longest: int
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; choose another folder for --static")
     partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a copy that was interrupted
+    shutil.rmtree(partial, ignore_errors=True)  # of a copy that was killed
+    try:
+        _write_all(scene, partial, numbers, longest)
+        os.replace(partial, out)  # a copy is there whole or not at all, and the same command can be given again
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return len(numbers)
+
+
+def _write_all(scene: Scene, partial: Path, numbers: Sequence[int], longest: int) -> None:
     for number in track(numbers, description="slides"):
         _Copy(scene, partial, number).write(longest)
     for name in ASSETS:
@@ -56,8 +66,6 @@ def write_static(scene: Scene, out: Path, only: Sequence[str] = (), longest: int
     _write(partial / "contents.js", b"window.wsiStatic = " + to_json(overview) + b";\n")
     head = b'<script src="assets/data.js">'
     _write(partial / "index.html", asset(PAGE).replace(head, b'<script src="contents.js"></script>\n' + head))
-    os.replace(partial, out)  # a copy is there whole or not at all, and the same command can be given again
-    return len(numbers)
 
 
 def chosen(contents: Contents, only: Sequence[str]) -> list[int]:

@@ -55,6 +55,8 @@ class TiffReader(Closing):
             raise
         except Exception as error:  # a damaged directory makes tifffile raise whatever it stumbles over
             self._file.close()
+            if isinstance(error, OSError) and error.strerror:  # of the system, and nothing about what the file holds
+                raise SlideError(self._path, error.strerror) from error
             known = isinstance(error, tifffile.TiffFileError)
             reason = str(error) if known else "its directory holds values that cannot be; copy the file again"
             raise SlideError(self._path, f"broken TIFF: {reason}") from error
