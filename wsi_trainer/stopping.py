@@ -70,7 +70,13 @@ def ends_at_once(grace: float = GRACE) -> Iterator[None]:
 
 
 def _raise(signum: int, frame: FrameType | None) -> NoReturn:
+    for number in {signum, signal.SIGINT, signal.SIGTERM}:
+        signal.signal(number, _again)
     raise Stopped(signum)
+
+
+def _again(signum: int, frame: FrameType | None) -> None:
+    """A further signal changes nothing: the process unwinds, and raising once more would only break that off."""
 
 
 def _watch(reading: int, caught: frozenset[int], grace: float) -> None:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -118,16 +118,52 @@ def help_text() -> str:
 
 
 def as_user_error(error: Exception) -> UserError | None:
-    """The error as one the user can mend, or None if it is a bug."""
+    """The error as one the user can mend, or None if it is a bug.
+
+    What fails while a library cleans up after an error hides that: so what the system refused before is looked for.
+    """
+    return known(error) or next((found for one in before(error) if (found := refused(one)) is not None), None)
+
+
+def known(error: BaseException) -> UserError | None:
+    """An error of the project's or of the system's as one the user can mend."""
     if isinstance(error, UserError):
         return error
     if is_engine_error(error):
         return UserError(str(error))
+    if isinstance(error, RecursionError):
+        return UserError(f"{error}: the input is too large or nested too deep")
+    if isinstance(error, OSError) and not error.strerror and str(error):
+        return UserError(str(error))  # a library tells of the system in its own words
+    return refused(error)
+
+
+def refused(error: BaseException) -> UserError | None:
+    """What the system refused: a file, memory, a thread."""
     if isinstance(error, OSError) and error.strerror:
         return UserError(about_disk(error))
-    if isinstance(error, RecursionError | MemoryError):
-        return UserError(f"{error or type(error).__name__}: the input is too large or nested too deep")
+    if isinstance(error, MemoryError):
+        return UserError(SHORT["can't allocate memory"].format(error or "no more could be had"))
+    if isinstance(error, RuntimeError):
+        said = str(error).partition("\n")[0].removesuffix(".")
+        return next((UserError(words.format(said)) for part, words in SHORT.items() if part in str(error)), None)
     return None
+
+
+def before(error: BaseException) -> Iterator[BaseException]:
+    """The errors that this one came up in the handling of."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        yield earlier
+        error = earlier
+
+
+SHORT = {
+    "can't start new thread": "{}: the system has no room for another one (see ulimit -u); end other programs, or "
+    "use fewer workers",
+    "out of memory": "memory is short: {}; end other programs on the device, or give a smaller budget",
+    "can't allocate memory": "memory is short: {}; end other programs, or ask for less at a time",
+}
+"""What libraries say, in errors of no kind of their own, where the machine is at its limits; and what we say."""
 
 
 def fault(error: Exception, debug: bool) -> UserError:
@@ -146,7 +182,7 @@ def fault(error: Exception, debug: bool) -> UserError:
     return UserError(text, exit_code=FAULT_EXIT)
 
 
-def is_engine_error(error: Exception) -> bool:
+def is_engine_error(error: BaseException) -> bool:
     """Whether the engine says that it cannot do something, such as keep a budget; it is asked only if imported."""
     engine = sys.modules.get("lightning_plugin")
     kinds = [getattr(engine, name, None) for name in ("BudgetError", "EngineError")]

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from wsi_trainer.data import SlideRecord
+from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.explain.attribution import Attribution, attribute
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.explain.options import NGFF, MapOptions
@@ -84,7 +85,7 @@ class SlideMap:
         """Write everything but the overlay, which needs the maps of all slides; returns what was written."""
         self._remove_earlier()
         single = values.float().cpu().numpy()
-        np.save(self.array, single)
+        save_array(single, self.array)
         facts = {"slide": self.record.slide, "method": options.method, "target": target.name, "stride": self.stride}
         double = single.astype(np.float64)
         found = outlines(double, self.stride, self.size, options.threshold)
@@ -128,7 +129,7 @@ class SlideMap:
     def _crop(self, source: SlideSource, peak: Peak, number: int) -> dict[str, Any]:
         """A picture of a top region, and where it lies in the original slide."""
         picture = f"{self.name}-top-{number}.png"
-        crop(source, peak.box).save(self.folder / picture)
+        save_picture(crop(source, peak.box), self.folder / picture, "PNG")
         corners = self.place.to_slide([peak.box.lo[::-1], peak.box.hi[::-1]])
         (left, top), (right, bottom) = np.rint(np.clip(corners, 0, self.place.shape[::-1])).astype(int).tolist()
         at = {"x": left, "y": top, "width": right - left, "height": bottom - top}
@@ -142,7 +143,8 @@ class SlideMap:
         """Draw the overlay; returns its name, and the shares of the map in the true regions where there are any."""
         attribution, scaled = self.load(), self.in_image(regions)
         picture = thumbnail(coarsest(self.record.path, SIDE), SIDE)
-        draw_overlay(picture, attribution, self.size, scale, scaled).save(self.folder / f"{self.name}.png")
+        drawn = draw_overlay(picture, attribution, self.size, scale, scaled)
+        save_picture(drawn, self.folder / f"{self.name}.png", "PNG")
         entry: dict[str, Any] = {"picture": f"{self.name}.png"}
         if scaled:
             shares = shares_inside(attribution, scaled, field)

@@ -91,7 +91,8 @@ class EventLog:
                 line = b"".join(_line(one) for one in self._head.values() if one is not record) + line
             elif size and os.pread(descriptor, 1, size - 1) != b"\n":
                 line = b"\n" + line  # the process before this one was killed within a record
-            os.write(descriptor, line)
+            while line:
+                line = line[os.write(descriptor, line) :]
         finally:
             os.close(descriptor)
 

@@ -16,6 +16,8 @@ from wsi_trainer.slides.store.files import replace_file
 class MemoryWatch(Callback):
     """Counts training steps, and keeps the largest measured peak and the plan of the step that needed most.
 
+    Checkpoints hold what it knows: a run that ends after its last one tells of all of its steps when it is continued.
+
     Args:
         file: Where that plan is written, while the run goes on: one that fails is asked for it, too.
     """
@@ -26,6 +28,15 @@ class MemoryWatch(Callback):
         self.step_peak_bytes = 0
         self.plan: Plan | None = None
         self.image_shape: tuple[int, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        plan = None if self.plan is None else self.plan.to_json()
+        return {"step_peak_bytes": self.step_peak_bytes, "plan": plan, "image_shape": list(self.image_shape)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step_peak_bytes = int(state_dict["step_peak_bytes"])
+        self.plan = None if state_dict["plan"] is None else Plan.from_json(state_dict["plan"])
+        self.image_shape = tuple(state_dict["image_shape"])
 
     def on_train_batch_end(
         self,

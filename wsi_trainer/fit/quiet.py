@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wsi_trainer.words import CleanFormatter
+from wsi_trainer.words import CleanFormatter, clean
 
 LOGGERS = ("pytorch_lightning", "lightning_fabric", "wsi_trainer", "lightning_plugin")
 _KNOWN = (
@@ -22,11 +23,30 @@ _KNOWN = (
 )
 
 
+class LogFile(logging.FileHandler):
+    """The log of a run; where it cannot be written the run goes on without it, and says so once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self.setLevel(logging.CRITICAL + 1)
+        said = clean(f"wsi-train: warning: the run goes on without {self.baseFilename}: {error.strerror}")
+        print(said, file=sys.stderr)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError:  # of what could not be written: that was said
+            self.stream = None  # type: ignore[assignment]  # closed all the same
+
+
 @contextmanager
 def logged_to(path: Path) -> Iterator[None]:
     """In this context Lightning's messages go to a file; only warnings also go to the console."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(CleanFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in LOGGERS]
     consoles = [(h, h.level) for logger in loggers for h in logger.handlers]

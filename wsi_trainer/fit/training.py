@@ -43,6 +43,7 @@ from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import FrozenFeatures, PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
+from wsi_trainer.slides.store.files import replace_file
 from wsi_trainer.tables import write_table
 from wsi_trainer.terminal import say
 
@@ -91,8 +92,10 @@ def train(
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=True)
     if not trainer.is_global_zero:
         raise SystemExit(0)  # the first process alone tests and writes
-    if not watch.steps:
-        return  # all steps were taken before: what they needed was written then
+    if not watch.steps and (folder.memory.is_file() or (watch.plan is None and config.budget is not None)):
+        return  # all steps were taken before, and what they needed was written then
+    if watch.plan is not None and not folder.plan.is_file():  # a checkpoint has it from a run that died
+        replace_file(folder.plan, (watch.plan.to_json() + "\n").encode())
     write_json(folder.memory, memory_facts(watch, model, slides, config))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lightning_plugin import WholeCheckpoints
 from wsi_trainer.errors import UserError
 
 SAFETENSORS = ".safetensors"
@@ -72,16 +73,27 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """Write what `read_weights` reads, at once: as safetensors where the name says so."""
     values = {name: value.detach().clone().contiguous() for name, value in weights.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    if path.suffix == SAFETENSORS:
-        try:
-            from safetensors.torch import save_file
-        except ModuleNotFoundError as error:
-            raise _absent(path) from error
-        save_file(values, partial)
-    else:
-        torch.save(values, partial)
-    os.replace(partial, path)
+    try:
+        _write(path, values)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _write(path: Path, values: dict[str, torch.Tensor]) -> None:
+    if path.suffix != SAFETENSORS:
+        WholeCheckpoints().save_checkpoint(values, path)
+        return
+    try:
+        from safetensors.torch import save
+    except ModuleNotFoundError as error:
+        raise _absent(path) from error
+    partial = path.with_name(f"{path.name}.partial")  # its own writer leaves a file of any name when it is killed
+    try:
+        partial.write_bytes(save(values))
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _absent(path: Path) -> UserError:

@@ -64,6 +64,8 @@ def _of_tiff(path: Path) -> Any:
         file.close()
         if isinstance(error, UserError | MemoryError):
             raise
+        if isinstance(error, OSError) and error.strerror:  # of the system, and nothing about what the file holds
+            raise RegionsError(path, error.strerror) from error
         raise RegionsError(path, f"is no label image: broken TIFF ({type(error).__name__}: {error})") from error
 
 

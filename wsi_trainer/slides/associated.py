@@ -7,6 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from wsi_trainer.drawn import save_picture
+
 from .errors import SlideError
 from .readers import open_reader
 from .readers.options import PLAIN, ReadOptions
@@ -29,7 +31,7 @@ def save_associated(slide: Path, folder: Path, options: ReadOptions = PLAIN) -> 
             try:
                 pixels = reader.associated(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(pixels).save(path)
+                save_picture(Image.fromarray(pixels), path, "PNG")
             except SlideError:
                 raise
             except Exception as error:  # each library raises its own kinds

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
+from wsi_trainer.drawn import save_picture
+
 from .errors import SlideError
 from .names import plain_name
 from .readers import Reader
@@ -105,6 +107,4 @@ def draw_overview(picture: Image.Image, mask: TissueMask | None, path: Path) -> 
         pixels = np.array(picture)
         pixels[rim] = (0, 160, 0)
         picture = Image.fromarray(pixels)
-    partial = path.with_name(path.name + ".part")
-    picture.save(partial, "JPEG", quality=90)
-    partial.replace(path)
+    save_picture(picture, path, "JPEG", quality=90)

@@ -7,6 +7,8 @@ numbers are scripts that say them.
 from __future__ import annotations
 
 import base64
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,17 +45,27 @@ def write_static(scene: Scene, out: Path, only: Sequence[str] = (), longest: int
     numbers = chosen(scene.contents, only)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; choose another folder for --static")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a copy that was killed
+    try:
+        _write_all(scene, partial, numbers, longest)
+        os.replace(partial, out)  # a copy is there whole or not at all, and the same command can be given again
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return len(numbers)
+
+
+def _write_all(scene: Scene, partial: Path, numbers: Sequence[int], longest: int) -> None:
     for number in track(numbers, description="slides"):
-        _Copy(scene, out, number).write(longest)
+        _Copy(scene, partial, number).write(longest)
     for name in ASSETS:
-        _write(out / "assets" / name, asset(name))
+        _write(partial / "assets" / name, asset(name))
     overview = scene.overview()
     overview["slides"] = [overview["slides"][number] for number in numbers]
-    _write(out / "contents.js", b"window.wsiStatic = " + to_json(overview) + b";\n")
+    _write(partial / "contents.js", b"window.wsiStatic = " + to_json(overview) + b";\n")
     head = b'<script src="assets/data.js">'
-    page = asset(PAGE).replace(head, b'<script src="contents.js"></script>\n' + head)
-    _write(out / "index.html", page)  # last, so that a page means a complete copy
-    return len(numbers)
+    _write(partial / "index.html", asset(PAGE).replace(head, b'<script src="contents.js"></script>\n' + head))
 
 
 def chosen(contents: Contents, only: Sequence[str]) -> list[int]:

@@ -16,6 +16,7 @@ import tifffile
 from wsi_trainer.errors import UserError
 
 from ..errors import SlideError
+from ..whole_reads import read_at
 from .closing import Closing
 from .inner_size import inner_size
 from .jpeg import JpegTiles
@@ -54,6 +55,8 @@ class TiffReader(Closing):
             raise
         except Exception as error:  # a damaged directory makes tifffile raise whatever it stumbles over
             self._file.close()
+            if isinstance(error, OSError) and error.strerror:  # of the system, and nothing about what the file holds
+                raise SlideError(self._path, error.strerror) from error
             known = isinstance(error, tifffile.TiffFileError)
             reason = str(error) if known else "its directory holds values that cannot be; copy the file again"
             raise SlideError(self._path, f"broken TIFF: {reason}") from error
@@ -154,7 +157,7 @@ class TiffReader(Closing):
                 f"the file ends early: tile {index} should lie at byte {offset} to {offset + count}, "
                 f"the file has {self._size} bytes; copy it again",
             )
-        data = os.pread(self._fd, count, offset)
+        data = read_at(self._fd, count, offset)
         key = page.keyframe
         tables = {}
         if key.compression == _JPEG:

@@ -16,7 +16,7 @@ from wsi_trainer.slides.identity import source_bytes
 from wsi_trainer.slides.inputs import check_outlines, list_slides
 from wsi_trainer.slides.pool import Failure, work_on_all, workers_of
 from wsi_trainer.slides.results import write_failures
-from wsi_trainer.slides.review.one import EDITED, look_at
+from wsi_trainer.slides.review.one import EDITED, RECORDS, look_at
 from wsi_trainer.slides.review.page import PAGE, Entry, write_page
 from wsi_trainer.slides.rules.blur import Blur
 from wsi_trainer.slides.rules.choice import Rules
@@ -26,6 +26,7 @@ from wsi_trainer.slides.rules.pale import Pale
 from wsi_trainer.slides.rules.pen import Pen
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.slides.stall import stall_seconds
+from wsi_trainer.slides.store.files import sweep
 from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.terminal import say
 
@@ -95,6 +96,8 @@ def tissue(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be made: {error.strerror}") from error
+    for folder in (out, *{(out / RECORDS / job.name).parent for job in jobs}):
+        sweep(folder)
     entries: list[Entry] = []
     failures: list[Failure] = []
     sizes = [source_bytes(job.slide) if job.slide.exists() else 0 for job in jobs]

@@ -1,13 +1,14 @@
 """The mask of one slide, found without converting it: outlines, thumbnail, and a record of how they were made.
 
-The record is written last, so what has one is complete. Outlines that are no longer as they were written have been
+The record is written last, so what it describes is complete. Before outlines get their name it says which they will
+be: wherever a run ends, its own outlines are known as such. Those that are no longer as they were written have been
 edited by somebody: they are never written over, and are shown instead of what the rules say.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,19 +56,27 @@ def look_at(job: Job, out: Path, settings: Settings, overwrite: bool = False) ->
     if settings.tissue == "geojson":
         header["outlines"] = sha256_of(outline_of(job.slide, settings))
     known = _read(record)
-    written = known.get("written")
-    edited = outlines.is_file() and written is not None and sha256_of(outlines) != written and not overwrite
     now = sha256_of(outlines) if outlines.is_file() else None
+    ours = {known.get("written"), known.get("next")} - {None}
+    edited = now is not None and bool(ours) and now not in ours and not overwrite
     if known.get("header") == header and known.get("shown") == now and not overwrite:
         return Entry(**known["entry"])
-    if outlines.is_file() and written is None and not overwrite:
+    if now is not None and not ours and not overwrite:
         raise SlideError(job.slide, f"{outlines} is another tool's; move it, or give --overwrite true")
-    entry = _made(job, out, _by_hand(settings, outlines) if edited else settings, outlines, edited)
-    shown = sha256_of(outlines)
-    facts = {"header": header, "written": written if edited else shown, "shown": shown, "entry": vars(entry)}
     record.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(record, (json.dumps(facts, indent=1) + "\n").encode())
+
+    def begin(next_ones: str) -> None:
+        _note(record, {**known, "next": next_ones})
+
+    entry = _made(job, out, _by_hand(settings, outlines) if edited else settings, outlines, None if edited else begin)
+    shown = sha256_of(outlines)
+    written = known.get("written") if edited else shown
+    _note(record, {"header": header, "written": written, "shown": shown, "entry": vars(entry)})
     return entry
+
+
+def _note(record: Path, facts: Mapping[str, Any]) -> None:
+    replace_file(record, (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def _asked(settings: Settings) -> dict[str, Any]:
@@ -88,7 +97,11 @@ def _read(record: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _made(job: Job, out: Path, settings: Settings, outlines: Path, edited: bool) -> Entry:
+def _made(
+    job: Job, out: Path, settings: Settings, outlines: Path, begin: Callable[[str], None] | None
+) -> Entry:  # fmt: skip
+    """Finds the mask and writes all but the record. ``begin`` hears of outlines that are about to get their name; None
+    keeps those that are there."""
     with open_reader(job.slide, options=settings.reading) as opened:
         reader = crop_to_bounds(opened) if settings.crop == "bounds" else opened
         resolution = resolve(job.slide, reader.info, settings.source_mpp, job.mpp)
@@ -102,16 +115,16 @@ def _made(job: Job, out: Path, settings: Settings, outlines: Path, edited: bool)
     draw_overview(picture, mask, thumbnail)
     if mask.found:
         draw_overlay(mask, thumbnail.with_suffix(SUFFIX))
-    if not edited:
-        _write_outlines(outlines, mask, place)
+    if begin is not None:
+        _write_outlines(outlines, mask, place, begin)
     folder = f"{THUMBNAILS}/{job.name}"
-    note = EDITED if edited else "; ".join(reader.info.notes)
+    note = EDITED if begin is None else "; ".join(reader.info.notes)
     return Entry(
         job.name, f"{folder}.jpg", f"{folder}{SUFFIX}" if mask.found else None, mask.share, mask.shares(), note
     )
 
 
-def _write_outlines(path: Path, mask: TissueMask, place: Place) -> None:
+def _write_outlines(path: Path, mask: TissueMask, place: Place, begin: Callable[[str], None]) -> None:
     """Tissue, and in classes of their own what rules took: remove their class in QuPath to have it back."""
     found = {TISSUE: _polygons(mask.mask)}
     for row in ROWS:
@@ -119,6 +132,7 @@ def _write_outlines(path: Path, mask: TissueMask, place: Place) -> None:
             found[PathClass(f"{REMOVED}: {row.name}", row.colour)] = _polygons(mask.found[row.name])
     partial = path.with_name(path.name + ".part")
     write_outlines(partial, found, place)
+    begin(sha256_of(partial))
     partial.replace(path)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from wsi_trainer.drawn import save_picture
 from wsi_trainer.slides.rules.table import ROWS
 from wsi_trainer.slides.tissue import TissueMask
 
@@ -21,6 +22,4 @@ def draw_overlay(mask: TissueMask, path: Path) -> None:
             numbers[mask.found[row.name]] = number
     picture = Image.fromarray(numbers, "P")
     picture.putpalette([value for colour in ((0, 0, 0), *(row.colour for row in ROWS)) for value in colour])
-    partial = path.with_name(path.name + ".part")
-    picture.save(partial, "PNG", transparency=0, optimize=True)
-    partial.replace(path)
+    save_picture(picture, path, "PNG", transparency=0, optimize=True)

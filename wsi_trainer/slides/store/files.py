@@ -7,16 +7,28 @@ copying them into the cache costs many times what writing them does, and drives 
 from __future__ import annotations
 
 import errno
+import hashlib
 import mmap
 import os
+import platform
+import re
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+
+import psutil
 
 #: Files from this size on go past the cache.
 LARGE = 1 << 20
 #: What is written at once, and what its length and its place in memory have to be a multiple of.
 PIECE, BLOCK = 1 << 22, 4096
+
+_PARTIAL = re.compile(r"\.(?P<machine>[0-9a-f]{8})\.(?P<pid>\d+)\.\d+\.part$")
+_OLD = 86400.0
+"""Seconds after which no machine is still writing a file."""
 
 
 def replace_file(path: Path, *parts: bytes, partial: Path | None = None) -> None:
@@ -27,7 +39,7 @@ def replace_file(path: Path, *parts: bytes, partial: Path | None = None) -> None
         parts: What is in it.
         partial: The name that it has meanwhile, where no two write it at a time; by default one of this thread's own.
     """
-    partial = partial or path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    partial = partial or path.with_name(f"{path.name}.{machine()}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         if sum(map(len, parts)) < LARGE or not write_directly(partial, parts):
             with partial.open("wb") as file:
@@ -38,6 +50,24 @@ def replace_file(path: Path, *parts: bytes, partial: Path | None = None) -> None
     except OSError:
         partial.unlink(missing_ok=True)  # a full disk needs the room
         raise
+
+
+@cache
+def machine() -> str:
+    """Eight letters for this machine: a folder may be worked on from several."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def sweep(folder: Path) -> None:
+    """Removes from a folder what processes that were killed while they wrote a file have left of it."""
+    for path in folder.glob("*.part"):
+        found = _PARTIAL.search(path.name)
+        if found is None:
+            continue
+        ended = found["machine"] == machine() and not psutil.pid_exists(int(found["pid"]))
+        with suppress(OSError):  # another process sweeps too
+            if ended or time.time() - path.stat().st_mtime > _OLD:
+                path.unlink()
 
 
 def write_directly(path: Path, parts: tuple[bytes, ...]) -> bool:

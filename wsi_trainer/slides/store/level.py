@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..order import Order, room
 from ..scratch import scratch
+from ..whole_reads import read_into
 from .codec import Codec, CorruptChunk, ZstdCodec
 from .layout import CHANNELS, FILL, Layout
 from .shard import ABSENT, Index, read_index
@@ -100,7 +101,7 @@ class StoredLevel:
         fd = os.open(path, os.O_RDONLY)
         try:
             data: Any = scratch("encoded", length)
-            data = data[: os.preadv(fd, [data], offset)]
+            data = data[: read_into(fd, data, offset)]
         finally:
             os.close(fd)
         try:

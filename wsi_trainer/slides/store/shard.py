@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..whole_reads import read_at
 from .codec import Codec, CorruptChunk, with_checksum, without_checksum
 from .layout import FILL, Layout
 
@@ -80,7 +81,7 @@ def read_index(path: Path, layout: Layout) -> Index | None:
         size = os.fstat(fd).st_size
         if size < length:
             raise CorruptChunk(f"{path}: {size} bytes are too few for a shard")
-        tail = np.frombuffer(os.pread(fd, length, size - length), np.uint8)
+        tail = np.frombuffer(read_at(fd, length, size - length), np.uint8)
     finally:
         os.close(fd)
     try:
