@@ -49,7 +49,7 @@ class Looks:
         def listing(path: Any = ".") -> Any:
             place = Path(os.fsdecode(path))
             if place in (out, out / ".staging", out / "thumbnails"):
-                self.listed[place.name] += 1
+                self.listed[str(place.relative_to(out))] += 1
                 self.entries += len(before(place))
             return look(path)
 
