@@ -1,6 +1,7 @@
 """Files without a name, read and written by position.
 
-A file loses its name as soon as it is open: whatever happens to the process, its space comes back.
+A file never has one where the system can do without, and loses it as soon as it is open elsewhere: whatever happens to
+the process, its space comes back.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ class UnnamedFile:
     def __init__(self, noun: str, folder: str | None = None) -> None:
         self.noun = noun
         self.folder = folder or tempfile.gettempdir()
-        self.number, name = tempfile.mkstemp(prefix="lightning-plugin-", dir=self.folder)
-        os.unlink(name)
+        try:
+            self.file = tempfile.TemporaryFile(prefix="lightning-plugin-", dir=self.folder, buffering=0)
+        except OSError as error:
+            raise self.failed("could not be made", error) from error
+        self.number = self.file.fileno()
 
     def __del__(self) -> None:
-        number = getattr(self, "number", None)
-        if number is not None:
-            os.close(number)
+        file = getattr(self, "file", None)
+        if file is not None:
+            file.close()
 
     @property
     def filled(self) -> int:

@@ -144,9 +144,10 @@ def move(tensor: Tensor, device: torch.device) -> None:
 
 def put(tensor: Tensor, there: Callable[[Tensor], Tensor]) -> None:
     """Give a tensor, and the gradient that it has, memory elsewhere."""
-    gradient, tensor.grad = tensor.grad, None
-    tensor.data = there(tensor.detach())
-    tensor.grad = gradient if gradient is None else there(gradient)
+    gradient = tensor.grad
+    values, moved = there(tensor.detach()), None if gradient is None else there(gradient)
+    tensor.grad = None  # a gradient has to lie where its tensor does
+    tensor.data, tensor.grad = values, moved
 
 
 def dense(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.commands import COMMANDS, Command, prepare
+from tests.faults.commands import COMMANDS, Command, bring
 from tests.faults.judge import difference, tree
 from tests.faults.kinds import KINDS, READ_ONLY, Kind
-from tests.faults.places import Place
 from tests.faults.runs import Ended, Server
 
 RIGHT, RECOVERED, DEFECT, BEYOND = "right", "recovered", "defect", "beyond"
@@ -49,10 +48,8 @@ def kinds_of(name: str) -> dict[str, Kind]:
 class Bench:
     """Runs of commands with faults."""
 
-    def __init__(self, server: Server, prepared: bool = False) -> None:
+    def __init__(self, server: Server) -> None:
         self.server, self.place = server, server.place
-        if not prepared:
-            prepare(server)
         self._right: dict[str, dict[str, str]] = {}
         self._seen: dict[str, dict[str, int]] = {}
 
@@ -60,7 +57,7 @@ class Bench:
         """What a command leaves that never failed."""
         if name not in self._right:
             command = COMMANDS[name]
-            self.place.bring(command.before)
+            bring(self.server, command.before)
             self.server.seam.arm((), "through")
             ended = self.server.run(self._words(command), faulty=True)
             self._seen[name] = self.server.seam.seen()
@@ -78,7 +75,7 @@ class Bench:
         """The n-th call of a kind fails."""
         command, kind = COMMANDS[name], kinds_of(name)[kind_name]
         expected = self.right(name)
-        self.place.bring(command.before)
+        bring(self.server, command.before)
         self._arm(command, kind, n, kind.action)
         ended = self._two(command) if kind.action == "pause" else [self.server.run(self._words(command), faulty=True)]
         seam = self.server.seam
@@ -88,7 +85,7 @@ class Bench:
         def outcome(verdict: str, why: str = "") -> Outcome:
             return Outcome(verdict, why, struck, said[-2500:], calls)
 
-        why = next((found for one in ended if (found := self._unclear(one, kind))), "")
+        why = next((found for one in ended if (found := self.unclear(one, kind))), "")
         if why:
             return outcome(DEFECT, why)
         if all(one.code == 0 for one in ended):
@@ -101,7 +98,7 @@ class Bench:
         seam.arm((), "through")
         again = self.server.run((command.again or command.words)(str(self.place.now)))
         said += f"\n-- again\n{again.said}"
-        why = self._unclear(again, kind)
+        why = self.unclear(again, kind)
         if again.code is None or "Traceback" in again.said:
             return outcome(DEFECT, f"run again: {why}")
         wrong = difference(expected, tree(self.place.now), command.free)
@@ -129,7 +126,7 @@ class Bench:
         self.server.seam.disarm()
         return [ended, others]
 
-    def _unclear(self, ended: Ended, kind: Kind) -> str:
+    def unclear(self, ended: Ended, kind: Kind) -> str:
         """What is wrong with how a run has ended, whatever its result is."""
         if ended.code is None:
             return "it hangs"
@@ -162,7 +159,3 @@ def order(name: str, kind: str, calls: int) -> Iterator[int]:
     numbers = list(range(1, calls + 1))
     random.Random(f"{name} {kind}").shuffle(numbers)
     yield from numbers
-
-
-def bench_in(folder: Path) -> Bench:
-    return Bench(Server(Place(folder)))

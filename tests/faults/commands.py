@@ -83,25 +83,48 @@ COMMANDS: Mapping[str, Command] = {
 }  # fmt: skip
 
 
-def prepare(server: Server) -> None:
-    """Make the states that runs begin with."""
-    place, now = server.place, str(server.place.now)
-    place.begin()
-    run(server, [now], "tests.faults.material:make")
-    place.keep("slides")
+def slides(server: Server) -> None:
+    server.place.begin()
+    run(server, [str(server.place.now)], "tests.faults.material:make")
+
+
+def ran(server: Server) -> None:
+    now = str(server.place.now)
     run(server, [word.replace(f"{now}/out", f"{now}/run") for word in fit(now)])
-    place.keep("ran")
-    place.bring("slides")
+
+
+def segmented(server: Server) -> None:
+    now = str(server.place.now)
     run(server, [
         "fit", *COMMON[3:], "--model.backbone=wsi_trainer.models.UNet", "--model.backbone.widths=[2,4]",
         "--model.task={class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}",
         "--train.monitor=val_dice", "--train.budget=null", "--train.epochs=1", f"--out={now}/segmented",
         f"--data.manifest={now}/in/slides/manifest.csv",
     ])  # fmt: skip
-    place.keep("segmented")
-    place.bring("slides")
-    run(server, fit(now), "tests.faults.material:cut_short")
-    place.keep("cut short")
+
+
+def cut_short(server: Server) -> None:
+    run(server, fit(str(server.place.now)), "tests.faults.material:cut_short")
+
+
+#: How each state is made, all but the first from the first.
+STATES: Mapping[str, Callable[[Server], None]] = {
+    "slides": slides,
+    "ran": ran,
+    "segmented": segmented,
+    "cut short": cut_short,
+}
+
+
+def bring(server: Server, state: str) -> None:
+    """A state, which is made where it is asked for first."""
+    place = server.place
+    if not (place.base / state).is_dir():
+        if state != "slides":
+            bring(server, "slides")
+        STATES[state](server)
+        place.keep(state)
+    place.bring(state)
 
 
 def run(server: Server, words: list[str], target: str = "wsi_trainer.cli:main") -> None:

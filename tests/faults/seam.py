@@ -69,12 +69,18 @@ def built() -> Path:
 class Seam:
     """One setting in a file, and how processes are begun that obey it."""
 
-    def __init__(self, file: Path, root: Path) -> None:
+    def __init__(self, file: Path, root: Path, new: bool = True) -> None:
         self.file, self.root = file, root
-        file.write_bytes(bytes(ctypes.sizeof(Setting)))
+        if new:
+            file.write_bytes(bytes(ctypes.sizeof(Setting)))
         with file.open("r+b") as opened:
             self._map = mmap.mmap(opened.fileno(), 0)
         self.setting = Setting.from_buffer(self._map)
+
+    @classmethod
+    def attached(cls, file: Path, root: Path) -> Seam:
+        """The setting of a process that was begun with it."""
+        return cls(file, root, new=False)
 
     @property
     def environment(self) -> Mapping[str, str]:

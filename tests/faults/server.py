@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
 from functools import cache
 from pathlib import Path
@@ -53,6 +54,7 @@ def start(job: dict[str, Any]) -> int:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(job.get("environment", {}))
+    tempfile.tempdir = None  # it is asked for anew
     os.chdir(job["folder"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 1
