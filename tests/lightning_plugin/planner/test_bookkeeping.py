@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,8 +31,9 @@ from lightning_plugin.planner.parameters import Copies, Placed, captured
 from lightning_plugin.planner.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
 from lightning_plugin.planner.peak import Books, tile_bytes
 from lightning_plugin.planner.rates import RATES, rates_of
+from lightning_plugin.planner.recipe import proportion, size_of
 from lightning_plugin.planner.representative import Candidate, heaviest
-from lightning_plugin.planner.ways import pass_seconds, with_transfers
+from lightning_plugin.planner.ways import Tiled, pass_seconds, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments
 
 # What is live
@@ -171,6 +173,27 @@ def test_transfers_are_waited_for_unless_they_go_ahead() -> None:
     assert with_transfers(3, None, 1, 2, False) == 6
     assert with_transfers(3, 4, 1, 2, False) == 17, "backward reads cotangents and its input, and adds to what that has"
     assert with_transfers(3, 4, 1, 2, True) == 3 + 7
+
+
+def test_what_a_tiled_segment_holds_in_each_way() -> None:
+    """Rows that are handed on are held from forward on, where there is a way back."""
+    cost: Any = SimpleNamespace(carried=5, bytes=7, seconds=1.0, work=2.0)
+    back: Any = SimpleNamespace(carried=0, bytes=11, seconds=3.0, work=4.0)
+    grid = Grid((2, 1))
+    both = Tiled("share", (grid, cost), (grid, back), ends=13, stored=17)
+    assert (both.carried, both.forward_bytes, both.backward_bytes, both.peak) == (5, 29, 29, 29)
+    assert (both.seconds, both.work, both.once(2.0, False), both.once(2.0, True)) == (4.0, 6.0, 3.0, 2.0)
+    alone = Tiled("recompute", (grid, cost), None, ends=13, stored=17)
+    assert (alone.carried, alone.forward_bytes, alone.backward_bytes, alone.peak) == (0, 24, 0, 24)
+    assert (alone.seconds, alone.work) == (1.0, 2.0)
+
+
+def test_notes_are_in_proportion_to_what_grew_as_they_did() -> None:
+    assert proportion((6, 6), [(1, 2)]) == 6, "what is the same at all sizes is no proportion"
+    assert proportion((4, 10), [(2, 5), (2, 4), (0, 0), (3, 3), (8, 20)]) == ((0, Fraction(2)), (4, Fraction(1, 2)))
+    assert proportion((4, 9), [(2, 4)]) is None
+    assert size_of(7, (1, 2)) == 7
+    assert size_of(((0, Fraction(1, 2)), (1, Fraction(2))), (9, 2)) == 5, "rounded up, and the one that says most"
 
 
 def test_tiers_below_are_filled_one_after_the_other() -> None:

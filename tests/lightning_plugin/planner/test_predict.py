@@ -49,6 +49,14 @@ def test_a_plan_of_a_search_is_predicted_to_take_what_the_search_said(policy: st
             assert predict(plan, found, CPU) == pytest.approx(plan.seconds)
 
 
+def test_a_plan_without_a_way_back_is_predicted_alike() -> None:
+    with recorded(net().requires_grad_(False), (1, 3, 96, 96), torch.float32) as (found, _):
+        assert not found.trains
+        plan = Search(found, CPU, lower_tiers(None, Options())).run(found.fixed_bytes + found.plain_bytes // 4)
+        assert plan is not None and not any(s.keep for s in plan.segments)
+        assert predict(plan, found, CPU) == pytest.approx(plan.seconds)
+
+
 def test_every_tile_reads_the_weights_and_adds_to_their_gradients() -> None:
     """Where halos cost little, tiles cost what the weights cost: much in a wide network, little in a narrow one."""
     free_arithmetic = replace(CPU, flops=1e18, call=1e-12)
