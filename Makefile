@@ -13,7 +13,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 MINUTES ?= 240
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full fuzz audit lint bench bench-full bench-gpu docs viewer constraints clean
+.PHONY: help setup demo test test-full fuzz faults audit lint bench bench-full bench-gpu docs viewer constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -45,6 +45,9 @@ test-full: $(READY) ## the counts that the project promises; hours; writes bench
 
 fuzz: $(READY) ## every reader on changed files: hours, resumable; writes benchmarks/results/; MINUTES=240
 	$(TEST_ENV) $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+faults: $(READY) ## each read, write, allocation and start of a command fails: hours, resumable; MINUTES=240
+	$(TEST_ENV) $(BIN)/python -m tests.faults --minutes $(MINUTES)
 
 audit: $(READY) ## known weaknesses of the pinned dependencies, by pip-audit; needs the network
 	$(BIN)/python -m venv $(VENV)/audit
