@@ -13,7 +13,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 MINUTES ?= 240
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full fuzz mutants audit lint bench bench-full bench-gpu docs viewer constraints clean
+.PHONY: help setup demo test test-full faults fuzz mutants audit lint bench bench-full bench-gpu docs viewer constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -49,6 +49,9 @@ fuzz: $(READY) ## every reader on changed files: hours, resumable; writes benchm
 mutants: $(READY) ## which small changes of the engine its tests notice: hours, resumable; MINUTES=240
 	$(PIP_INSTALL) --editable '.[mutation]'
 	$(TEST_ENV) $(BIN)/python -m tests.mutation --minutes $(MINUTES)
+
+faults: $(READY) ## each read, write, allocation and start of a command fails: hours, resumable; MINUTES=240
+	$(TEST_ENV) $(BIN)/python -m tests.faults --minutes $(MINUTES)
 
 audit: $(READY) ## known weaknesses of the pinned dependencies, by pip-audit; needs the network
 	$(BIN)/python -m venv $(VENV)/audit

@@ -4,9 +4,9 @@
 may end early (a source fails, a hook raises) or be asked for some inputs only (``autograd.grad(loss, head)``). So what
 one pass has collected is nothing to the next, and nothing is collected for a segment that the pass will not run.
 
-[Note: failed] PyTorch keeps what a pass that failed had still to run, gradients and all, in a queue of the thread's, and
-lets it go when a later pass comes upon it. It takes the youngest node first, so it never does so by itself: the memory
-would be missing in each step to come. A node that is older than all those is run to have them looked at.
+[Note: failed] PyTorch keeps what a pass that failed had still to run, gradients and all, in a queue of the thread's,
+and lets it go when a later pass comes upon it. It takes the youngest node first, so it never does so by itself: the
+memory would be missing in each step to come. A node that is older than all those is run to have them looked at.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class UnnamedFile:
         self.noun = noun
         self.folder = folder or tempfile.gettempdir()
         try:
-            self.file = tempfile.TemporaryFile(prefix="lightning-plugin-", dir=self.folder, buffering=0)
+            self.file = tempfile.TemporaryFile(prefix="lightning-plugin-", dir=self.folder, buffering=0)  # noqa: SIM115
         except OSError as error:
             raise self.failed("could not be made", error) from error
         self.number = self.file.fileno()

@@ -1,1 +1,1 @@
-"""Systematic faults: reads, writes, allocations and starts of processes fail at the n-th call; see docs/faults.md."""
+"""Systematic faults: what the project asks of the system fails at the n-th call; see docs/how-to/faults.md."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.faults.campaign import BEYOND, DEFECT, RECOVERED, RIGHT, Bench, kinds_of, order
 from tests.faults.commands import COMMANDS
+from tests.faults.engine import WORLDS, rows_of
 from tests.faults.places import Place
 from tests.faults.runs import ROOT, Server
 
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", default=[], help="by default all: " + ", ".join(kinds_of("")))
     parser.add_argument("--n", type=int, nargs="*", default=[], help="only these, and show what was said")
     parser.add_argument("--anew", action="store_true", help="forget what was found")
+    parser.add_argument("--engine", type=int, default=0, help="only steps of the engine: so many n of each kind")
     parser.add_argument("--again", action="store_true", help="only what was a defect")
     parser.add_argument("--state", type=Path, default=STATE, help="where outcomes are kept")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file to write")
@@ -41,6 +43,11 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="wsi-faults-") as folder, Server(Place(Path(folder))) as server:
         bench = Bench(server)
+        if options.engine:
+            for name in WORLDS:
+                state["engine"] = state.get("engine", {}) | {name: rows_of(server, name, options.engine)}
+                about.write_text(json.dumps(state))
+            names = []
         queues = dict(plan(bench, names, options, state))
         number = 0
         while queues and time.monotonic() - began < options.minutes * 60:
@@ -112,6 +119,10 @@ def write(path: Path, state: dict[str, Any]) -> None:
                 "command": command, "kind": kind, "calls": row["calls"], "injected": injected,
                 "right": verdicts[RIGHT], "recovered": verdicts[RECOVERED], "defects": verdicts[DEFECT],
             })  # fmt: skip
+    for row in (row for found in state.get("engine", {}).values() for row in found if row["calls"]):
+        for why in row["why"]:
+            print(f"## {row['command']} | {row['kind']} | {why}")
+        rows.append({key: value for key, value in row.items() if key != "why"})
     values = json.loads(path.read_text())["values"] if path.is_file() else {}
     values = {"defects_found": [], "notes": [], **values, "rows": rows, "seconds": round(state["seconds"], 1)}
     record = {"name": "faults", "environment": environment(), "values": values}

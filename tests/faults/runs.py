@@ -37,6 +37,7 @@ class Server:
         self.seam = Seam(place.base / "setting", place.now)
         environment = {**os.environ, **place.environment, **self.seam.environment, "PYTHONPATH": str(ROOT)}
         environment["TMPDIR"] = str(place.base)
+        environment["PYTHONFAULTHANDLER"] = "1"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.server"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment, text=True,

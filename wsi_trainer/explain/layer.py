@@ -12,6 +12,7 @@ import zarr
 from numcodecs import Zlib
 from numpy.typing import NDArray
 
+from wsi_trainer.errors import UserError
 from wsi_trainer.places import Place
 from wsi_trainer.places.ngff import multiscale
 from wsi_trainer.slides.store.metadata import PROVENANCE, group, write_json
@@ -33,7 +34,11 @@ def write_layer(
         version: Of NGFF: 0.5, or 0.4 for software that reads no other, such as QuPath's.
     """
     shutil.rmtree(path, ignore_errors=True)
-    WRITERS[version](path, values, multiscale(path.name.split(".")[0], place), {**facts, "place": place.record()})
+    image = multiscale(path.name.split(".")[0], place)
+    try:
+        WRITERS[version](path, values, image, {**facts, "place": place.record()})
+    except zarr.errors.BaseZarrError as error:  # what was there is removed: somebody else has begun to write there
+        raise UserError(f"{path} cannot be written: {error}; does another run write maps there?") from error
 
 
 def _write_05(path: Path, values: NDArray[np.float32], image: dict[str, Any], facts: dict[str, Any]) -> None:
