@@ -421,7 +421,7 @@ class Tiers(Machine):
 
 @pytest.mark.slow
 def test_plain_and_elsewhere_agree(count: Callable[..., int], record_result: Callable[..., None]) -> None:
-    found = go_through(Tiers, count(ci=12, full=400), count(ci=12, full=20))
+    found = go_through(Tiers, count(ci=8, full=400), count(ci=10, full=20))
     record_result("state_machine_tiers", {**found, "defects_found": DEFECTS})
 
 

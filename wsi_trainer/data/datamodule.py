@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_plugin import TileSource
 from wsi_trainer.data.ahead import AheadSource
 from wsi_trainer.data.checked import CheckedSource
-from wsi_trainer.data.features import FeatureSource, features_of
+from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
 from wsi_trainer.data.images import dense, open_image, readers_of
 from wsi_trainer.data.joined import JoinedSource
 from wsi_trainer.data.loader import TrainLoader, in_order
@@ -307,6 +307,8 @@ class SlideData(pl.LightningDataModule):
         targets = [target_of(self.task, record) for record in records]
         if config.features is None:
             check_files(records)
+        else:
+            check_one_each(config.features, (record.path for record in records))
         self.records = self.split(records)
         self._loader: TrainLoader | None = None
         self._place: dict[str, Any] | None = None

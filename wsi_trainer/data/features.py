@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,18 @@ def features_of(folder: Path, slide: Path) -> Path:
     if len(there) > 1:
         raise SlideError(slide, f"{folder} has {' and '.join(path.name for path in there)}; leave one of them there")
     return there[0]
+
+
+def check_one_each(folder: Path, slides: Iterable[Path]) -> None:
+    """Refuse slides of one name, which lie in several folders or have several endings: they would have one file."""
+    known: dict[str, Path] = {}
+    for slide in slides:
+        first = known.setdefault(plain_name(slide), slide)
+        if first != slide:
+            raise UserError(
+                f"{first} and {slide} would both have the features {plain_name(slide)}.h5 of {folder}; name one "
+                "otherwise, and have its features made again"
+            )
 
 
 class FeatureSource:

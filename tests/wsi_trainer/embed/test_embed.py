@@ -15,7 +15,8 @@ import zarr
 from lightning_plugin import LazyImage, TiledModule
 from tests.exactness import TOLERANCE, difference
 from wsi_trainer.cli import main
-from wsi_trainer.data.features import FeatureSource, features_of
+from wsi_trainer.data import DataConfig, SlideData
+from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
 from wsi_trainer.embed import slides as embedding
 from wsi_trainer.embed.layouts import checksum
 from wsi_trainer.errors import UserError
@@ -273,6 +274,25 @@ def test_fit_trains_a_head_on_features_and_needs_no_slides(tmp_path: Path, capsy
     capsys.readouterr()
     assert main(["fit", *words, f"--out={tmp_path / 'other'}", "--model.backbone.init_args.width=7"]) == 2
     assert "has 6 for each patch, and model.backbone.width is 7" in capsys.readouterr().err
+
+
+def test_slides_of_one_name_do_not_share_a_file(
+    slides: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither when features are written, nor when a head is trained on them."""
+    paths = [tmp_path / folder / "s.tif" for folder in ("first", "second")]
+    for seed, path in enumerate(paths):
+        path.parent.mkdir()
+        write_slide(path, SlideSpec(150, 130, seed=seed, slide=0, patient=0, positive=False))
+    (tmp_path / "both.csv").write_text("slide,label,split\nfirst/s.tif,0,train\nsecond/s.tif,1,val\n")
+    words = (f"--data.manifest={tmp_path / 'both.csv'}", "--data.patches.over=slide")
+    assert run(config, tmp_path / "out", *words) == 2
+    assert "s.h5 was made of other pixels" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"first/s\.tif and .*second/s\.tif would both have the features s\.h5"):
+        check_one_each(tmp_path / "out", paths)
+    data = DataConfig(manifest=tmp_path / "both.csv", features=tmp_path / "out")
+    with pytest.raises(UserError, match="would both have the features"):
+        SlideData(data, ["0", "1"])
 
 
 def test_a_slide_without_a_file_and_a_file_of_something_else_are_told(tmp_path: Path) -> None:

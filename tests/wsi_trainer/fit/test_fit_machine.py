@@ -238,7 +238,7 @@ def test_a_run_ends_as_if_nothing_had_been(
     tmp_path: Path, count: Callable[..., int], record_result: Callable[..., None]
 ) -> None:
     prepare(Fit, tmp_path)
-    found = go_through(Fit, count(ci=2, full=20), count(ci=5, full=9))
+    found = go_through(Fit, count(ci=2, full=100), count(ci=4, full=9))
     record_result("state_machine_fit", {**found, "defects_found": DEFECTS})
 
 
