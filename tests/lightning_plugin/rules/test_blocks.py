@@ -85,6 +85,7 @@ SLIDING: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "convolution": (2, lambda x: F.conv2d(x, torch.ones(3, 4, 3, 2, dtype=x.dtype), padding=1)),
     "columns": (2, lambda x: F.unfold(x, 3)),
     "group norm": (2, lambda x: F.group_norm(x, 2)),
+    "group norm of one channel": (2, lambda x: F.group_norm(x[:, :1], 1)),
     "channel shuffle": (2, lambda x: F.channel_shuffle(x, 2)),
     "pixel shuffle": (2, lambda x: F.pixel_shuffle(x, 2)),
     "pixel unshuffle": (2, lambda x: F.pixel_unshuffle(x, 2)),
