@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
-from tests.exactness import TOLERANCE, difference
+from tests.exactness import TOLERANCE, assert_exact, difference
 
 
 class ByArithmetic(nn.BatchNorm2d):
@@ -120,3 +120,14 @@ def test_running_statistics_move_in_the_order_of_the_code() -> None:
     floor = 1e-3 * max(float(p.grad.abs().max()) for p in judge.parameters())
     for p, q in zip(net.parameters(), judge.parameters(), strict=True):
         assert difference(p.grad, q.grad, floor) < TOLERANCE
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_norm_of_pooled_features_moves_its_statistics(flat: bool, momentum: float | None) -> None:
+    """It has no map to go over, and moves its buffers once, as the norms of maps do."""
+    norm = nn.BatchNorm1d(4, momentum=momentum) if flat else nn.BatchNorm2d(4, momentum=momentum)
+    pool = [nn.AdaptiveAvgPool2d(1), *([nn.Flatten()] if flat else [])]
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), *pool, norm, nn.Linear(4, 2) if flat else nn.Conv2d(4, 2, 1))
+    assert_exact(net, (5, 3, 9, 7))
+    assert norm.running_mean is not None and norm.running_mean.any()

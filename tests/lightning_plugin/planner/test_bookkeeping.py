@@ -27,6 +27,7 @@ from lightning_plugin.planner.glass import Glass, summed, sums, windows
 from lightning_plugin.planner.lower import HOST, Lower, lower_tiers, one_way
 from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.offload import paid
+from lightning_plugin.planner.optimizers import state_for
 from lightning_plugin.planner.parameters import Copies, Placed, captured
 from lightning_plugin.planner.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
 from lightning_plugin.planner.peak import Books, tile_bytes
@@ -273,6 +274,16 @@ def test_rates_are_known_by_kind_and_card() -> None:
     assert rates_of("cuda:0") == RATES["cuda"] and rates_of("cuda:rtx2080ti") == RATES["cuda:rtx2080ti"]
     with pytest.raises(ValueError, match="cuda:none"):
         rates_of("cuda:none")
+
+
+def test_an_optimizer_keeps_something_for_what_it_trains() -> None:
+    trained, frozen = torch.zeros(5, requires_grad=True), torch.zeros(7)
+    derived = trained * 2
+    assert state_for("AdamW", [trained, frozen, derived]) == {id(trained): 2 * 5 * 4}
+    assert state_for("sgd", [trained]) == {id(trained): 0}
+    assert state_for("adam", [frozen]) == {}
+    with pytest.raises(ValueError, match="none of PyTorch's"):
+        state_for("nadam2", [trained])
 
 
 # What is kept for later processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,6 +78,43 @@ def test_one_image(name: str) -> None:
     """What counts one stays a dimension of its own."""
     assert_tiled(After(CASES[name]), (1, *SHAPE[1:]))
     assert_tiled(After(lambda x: x.view(1, 4, 1, 6, 2, 8).mean(4)), (1, 3, 12, 8))
+
+
+#: What slides over plain dimensions, for windows of one, two and three.
+SLIDING: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "convolution": (2, lambda x: F.conv2d(x, torch.ones(3, 4, 3, 2, dtype=x.dtype), padding=1)),
+    "columns": (2, lambda x: F.unfold(x, 3)),
+    "group norm": (2, lambda x: F.group_norm(x, 2)),
+    "group norm of one channel": (2, lambda x: F.group_norm(x[:, :1], 1)),
+    "channel shuffle": (2, lambda x: F.channel_shuffle(x, 2)),
+    "pixel shuffle": (2, lambda x: F.pixel_shuffle(x, 2)),
+    "pixel unshuffle": (2, lambda x: F.pixel_unshuffle(x, 2)),
+    "bicubic": (2, lambda x: F.interpolate(x, scale_factor=2, mode="bicubic")),
+    "antialiased": (2, lambda x: F.interpolate(x, size=(3, 5), mode="bilinear", antialias=True)),
+}
+for n, linear in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
+    SLIDING |= {
+        f"reflect {n}d": (n, partial(F.pad, pad=(1, 1) * n, mode="reflect")),
+        f"replicate {n}d": (n, partial(F.pad, pad=(1, 2) * n, mode="replicate")),
+        f"average {n}d": (n, partial(getattr(F, f"avg_pool{n}d"), kernel_size=2)),
+        f"maximum {n}d": (n, partial(getattr(F, f"max_pool{n}d"), kernel_size=2)),
+        f"nearest {n}d": (n, partial(F.interpolate, scale_factor=2)),
+        f"exact nearest {n}d": (n, partial(F.interpolate, scale_factor=2, mode="nearest-exact")),
+        f"linear {n}d": (n, partial(F.interpolate, scale_factor=2, mode=linear)),
+    }
+
+
+@pytest.mark.parametrize("name", SLIDING)
+def test_what_slides_within_windows_carries_them(name: str) -> None:
+    axes, slide = SLIDING[name]
+
+    def inside(x: Tensor) -> Tensor:
+        bags = x.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(-1, 4, 4, 4)
+        return slide(
+            bags.flatten(2) if axes == 1 else bags.unsqueeze(2).expand(-1, -1, 4, -1, -1) if axes == 3 else bags
+        )
+
+    assert_tiled(After(inside), (1, *SHAPE[1:]))
 
 
 def test_operators_on_few_windows() -> None:

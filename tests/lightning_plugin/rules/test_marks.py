@@ -24,6 +24,7 @@ from tests.exactness import flat
 from tests.lightning_plugin.rules.helpers import After
 
 SHAPE = (1, 3, 24, 20)
+PICKED = torch.tensor([0, 1, 2, 3, 4, 6, 5, 7, 8, 11, 9, 10, 12, 15, 14, 13, 16, 17, 18, 19])
 
 
 def windows(x: Tensor, size: int) -> Tensor:
@@ -55,7 +56,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "circular": lambda x: F.pad(x, (2, 1, 3, 2), mode="circular"),
     "flip and roll": lambda x: x.flip(2).roll((5, -3), (2, 3)),
     "strided": lambda x: x[:, :, 1::3, ::2],
-    "picked by numbers": lambda x: x[:, :, [0, 1, 2, 3, 4, 6, 5, 7, 8, 11, 9, 10, 12, 15, 14, 13, 16, 17, 18, 19]],
+    "picked by numbers": lambda x: x[:, :, PICKED],
     "put together": lambda x: torch.cat([x[:, :, 7:], x, x[:, :, :9]], 2),
     "shuffle": lambda x: F.pixel_shuffle(x, 2),
     "unshuffle": lambda x: F.pixel_unshuffle(x, 2),

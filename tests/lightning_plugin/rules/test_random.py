@@ -105,6 +105,13 @@ def test_a_coin_is_fair_unless_said_otherwise():
     assert abs(on_grid(lambda x: (x * 1).bernoulli_(0.2), x, (3, 3)).mean() - 0.2) < 0.02
 
 
+def test_what_is_drawn_by_default():
+    x = -torch.ones(1, 4, 64, 64, dtype=torch.float64)
+    slopes = -on_grid(lambda x: F.rrelu(x, training=True), x, (3, 3))
+    assert 1 / 8 <= slopes.min() < 0.13 and 0.33 < slopes.max() <= 1 / 3
+    assert abs(on_grid(lambda x: (x * 1).exponential_(), x, (3, 3)).mean() - 1) < 0.05
+
+
 def noise_alpha(p: float) -> float:
     alpha = 1.7580993408473766
     return alpha / math.sqrt((alpha * alpha * p + 1) * (1 - p))
