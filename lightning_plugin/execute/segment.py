@@ -267,13 +267,10 @@ class SegmentRun:
             key = None if found.constants is None else found.constants.at(box)
             return key if key is not None or found.made is None else found.made.signature(box)
 
-        tiles, whole = list(tiles), self.rehearsal is None and program is self.program
-        found = self.grouped.get(grid) if whole else None
-        if found is None:
-            found = groups(tapes, tiles, content)
-        if whole:
-            self.grouped[grid] = found
-        return ([tiles[place] for place in places] for places in found)
+        tiles, known = list(tiles), self.grouped if self.rehearsal is None and program is self.program else {}
+        if grid not in known:
+            known[grid] = groups(tapes, tiles, content)
+        return ([tiles[place] for place in places] for places in known[grid])
 
     def likeness(
         self, tapes: Tapes, tensors: Sequence[Tensor], where: Sequence[tuple[str, Any]], *more: Hashable
