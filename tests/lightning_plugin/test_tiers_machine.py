@@ -8,18 +8,14 @@ that is full. After each command all that can be seen of the two is compared, an
 from __future__ import annotations
 
 import copy
-import errno
 import gc
-import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -30,30 +26,19 @@ from torch import Tensor, nn
 from lightning_plugin import BudgetError
 from lightning_plugin.errors import EngineError
 from tests.exactness import TOLERANCE, difference
-from tests.lightning_plugin.tiers import OPTIMIZERS, Way, World, copied, image, network, open_in
-from tests.machines import Machine, go_through
-
-LEVELS = st.sampled_from(["device", "host", "disk"])
-GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 3))
-
-
-def several(what: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(what, min_size=1, max_size=4).map(tuple)
-
-
-PLACED = st.builds(
+from tests.lightning_plugin.tiers import (
+    OPTIMIZERS,
+    WAYS,
     Way,
-    tiles=GRIDS,
-    backward_tiles=GRIDS,
-    tiers=several(LEVELS),
-    parameters=several(LEVELS),
-    ahead=several(st.booleans()),
-    fetched_ahead=st.booleans(),
-    drop=several(st.sampled_from([0, 0, 1])),
+    World,
+    copied,
+    image,
+    loss,
+    network,
+    open_in,
+    refusing,
 )
-BUDGETED = st.builds(Way, budget=st.integers(70, 200).map(lambda n: 1024 * n), calls=st.sampled_from([1, 2]))
-#: Planning takes a second.
-WAYS = st.one_of(*[PLACED] * 7, BUDGETED)
+from tests.machines import Machine, go_through
 
 
 class Broken(Exception):
@@ -73,27 +58,6 @@ class Call:
     seed: int
     retained: bool = False
     stale: bool = False
-
-
-def loss(out: Tensor, seed: int) -> Tensor:
-    weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(seed))
-    return (out * weights).sum() + out.square().mean()
-
-
-@contextmanager
-def refusing(name: str, after: int) -> Iterator[list[int]]:
-    """A disk on which a call of the system fails from the n-th on."""
-    right, calls = getattr(os, name), [0]
-
-    def counted(*arguments: Any) -> Any:
-        calls[0] += 1
-        if calls[0] > after:
-            number = errno.EIO if name == "preadv" else errno.ENOSPC
-            raise OSError(number, os.strerror(number))
-        return right(*arguments)
-
-    with mock.patch.object(os, name, counted):
-        yield calls
 
 
 class Tiers(Machine):

@@ -4,12 +4,17 @@ elsewhere."""
 from __future__ import annotations
 
 import copy
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import TiledModule
@@ -154,3 +159,47 @@ def open_in(folder: Path) -> int:
         except FileNotFoundError:
             continue
     return found
+
+
+LEVELS = st.sampled_from(["device", "host", "disk"])
+GRIDS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+def several(what: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(what, min_size=1, max_size=4).map(tuple)
+
+
+PLACED = st.builds(
+    Way,
+    tiles=GRIDS,
+    backward_tiles=GRIDS,
+    tiers=several(LEVELS),
+    parameters=several(LEVELS),
+    ahead=several(st.booleans()),
+    fetched_ahead=st.booleans(),
+    drop=several(st.sampled_from([0, 0, 1])),
+)
+BUDGETED = st.builds(Way, budget=st.integers(70, 200).map(lambda n: 1024 * n), calls=st.sampled_from([1, 2]))
+#: Planning takes a second.
+WAYS = st.one_of(*[PLACED] * 7, BUDGETED)
+
+
+def loss(out: Tensor, seed: int) -> Tensor:
+    weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(seed))
+    return (out * weights).sum() + out.square().mean()
+
+
+@contextmanager
+def refusing(name: str, after: int) -> Iterator[list[int]]:
+    """A disk on which a call of the system fails from the n-th on."""
+    right, calls = getattr(os, name), [0]
+
+    def counted(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > after:
+            number = errno.EIO if name == "preadv" else errno.ENOSPC
+            raise OSError(number, os.strerror(number))
+        return right(*arguments)
+
+    with mock.patch.object(os, name, counted):
+        yield calls

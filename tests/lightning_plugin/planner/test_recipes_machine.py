@@ -156,7 +156,7 @@ class Recipes(Machine):
         shutil.rmtree(self.root)
 
     def files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
+        return sorted(path for path in self.folder.glob("*.json") if path.is_file())
 
     def does(self, which: int, sides: tuple[int, int], budget: int, tiled: TiledModule | None = None) -> None:
         if step(which, sides, budget, tiled, count=not self.forgeries):
@@ -212,8 +212,8 @@ class Recipes(Machine):
         """Another value, with the checksum that goes with it: as a former version may have written it, or a foe."""
         self.counted["damages"] += 1
         path = data.draw(st.sampled_from(self.files()))
-        _, _, text = path.read_text().partition("\n")
         try:
+            _, _, text = path.read_text().partition("\n")
             text = json.dumps(forged(json.loads(text), data))
         except ValueError:
             return  # it was damaged before
