@@ -50,7 +50,6 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     "select last": lambda x: x[..., -1].relu(),
     "select both": lambda x: x[:, :, 4, 3].square(),
     "unbind": lambda x: sum((r * (i + 1) for i, r in enumerate(x.unbind(3))), x[..., 0]),
-    "one number of all": lambda x: x * x[0, 0].flatten()[9],
     "first of a sequence": lambda x: x.flatten(2)[:, :, 9] * x.flatten(2).transpose(1, 2)[:, -1],
     "channels last": lambda x: x.permute(0, 2, 3, 1)[:, 1::2, 2:, :2],
     "merged patches": lambda x: torch.cat(
@@ -104,6 +103,10 @@ def test_maps_that_lie_otherwise_meet(together: Callable[[Tensor], Tensor]) -> N
     """Of the same shape, and with rows where the other has columns."""
     for images in (1, 2):
         assert_exact(After(together), (images, 3, 6, 6), tiles=(3, 2), backward_tiles=(2, 3))
+
+
+def test_one_number_of_all_is_exact() -> None:
+    assert_exact(After(lambda x: x * x[0, 0].flatten()[9]), (2, 3, 11, 7))
 
 
 def test_flattened_crop_is_exact() -> None:
