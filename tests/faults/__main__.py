@@ -44,7 +44,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="wsi-faults-") as folder, Server(Place(Path(folder))) as server:
         bench = Bench(server)
         if options.engine:
-            for name in WORLDS:
+            for name in options.commands or WORLDS:
                 state["engine"] = state.get("engine", {}) | {name: rows_of(server, name, options.engine)}
                 about.write_text(json.dumps(state))
             names = []

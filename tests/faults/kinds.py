@@ -6,13 +6,11 @@ import errno
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from tests.faults.seam import FROM_THEN_ON
 
 FILES = ("open", "make", "read", "write", "change", "close")
 WRITES = ("make", "write", "change", "close")
-Where = Literal["anywhere", "workers", "results"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Kind:
     value: int = 0
     times: int = 1
     once: bool = False
-    #: Errors of the system have words, which a message may hold instead of a file's name.
     ends: bool = False  # a process may end without a word
 
 
@@ -41,8 +38,9 @@ KINDS: Mapping[str, Kind] = {
     "short reads and writes, all": Kind(("read", "write"), "short", 0, FROM_THEN_ON, once=True),
     "slow disk": Kind((*FILES, "look"), "slow", 1000, FROM_THEN_ON, once=True),
     "no locks": Kind(("lock",), "error", errno.ENOLCK, FROM_THEN_ON),
-    "no memory once": Kind(("memory", "map"), "error", errno.ENOMEM),
-    "no memory from then on": Kind(("memory", "map"), "error", errno.ENOMEM, FROM_THEN_ON),
+    # NumPy crashes where it cannot have a buffer of its own to convert numbers in: an end like that by the system.
+    "no memory once": Kind(("memory", "map"), "error", errno.ENOMEM, ends=True),
+    "no memory from then on": Kind(("memory", "map"), "error", errno.ENOMEM, FROM_THEN_ON, ends=True),
     "no process or thread once": Kind(("start",), "error", errno.EAGAIN),
     "no process or thread from then on": Kind(("start",), "error", errno.EAGAIN, FROM_THEN_ON),
     "SIGKILL": Kind(FILES, "signal self", signal.SIGKILL, ends=True),

@@ -184,6 +184,8 @@ FOPEN(fopen)
 FOPEN(fopen64)
 int mkstemp64(char *pattern) { REAL(mkstemp64); return path_fails(MAKE, "mkstemp", AT_FDCWD, pattern) > 0 ? -1 : real(pattern); }
 int mkstemp(char *pattern) { REAL(mkstemp); return path_fails(MAKE, "mkstemp", AT_FDCWD, pattern) > 0 ? -1 : real(pattern); }
+int mkstemps64(char *pattern, int end) { REAL(mkstemps64); return path_fails(MAKE, "mkstemps", AT_FDCWD, pattern) > 0 ? -1 : real(pattern, end); }
+int mkstemps(char *pattern, int end) { REAL(mkstemps); return path_fails(MAKE, "mkstemps", AT_FDCWD, pattern) > 0 ? -1 : real(pattern, end); }
 static void copied(int from, int to) { if (to >= 0 && to < FDS) ours[to] = is_ours(from) ? ours[from] : 0; }
 int dup(int fd) { int to = syscall(SYS_dup, fd); copied(fd, to); return to; }
 int dup2(int fd, int to) { REAL(dup2); int n = real(fd, to); if (n >= 0) copied(fd, n); return n; }

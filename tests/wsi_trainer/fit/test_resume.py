@@ -21,7 +21,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit import checkpoints, going_on, training
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.engine import make_trainer
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.report.contents import read_curves
@@ -129,6 +129,23 @@ def test_a_run_goes_on_with_the_model_it_began_with(
     assert "model.learning_rate was" in capsys.readouterr().err and folder.config.read_text() == config
     assert main([*command, "--train.epochs=2"]) == 0
     assert "train.epochs was 1 and is 2 from now on" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("budget", ["null", "8MiB"])
+def test_a_run_that_died_after_its_last_checkpoint_tells_of_its_memory(
+    budget: str, words: list[str], tmp_path: Path
+) -> None:
+    command = ["fit", *words, "--train.epochs=1", f"--train.budget={budget}"]
+    assert main(command) == 0
+    folder = RunFolder(tmp_path / "run")
+    before = read_json(folder.memory)
+    folder.memory.unlink()
+    folder.plan.unlink(missing_ok=True)
+    assert main([*command, "--resume=last"]) == 0
+    after = read_json(folder.memory)
+    assert after.pop("process_peak_bytes") and before.pop("process_peak_bytes")
+    assert after == before
+    assert folder.plan.is_file() == (budget != "null")
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(

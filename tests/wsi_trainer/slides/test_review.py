@@ -20,6 +20,7 @@ from tests.wsi_trainer.slides.crashing import attempt_in_worker
 from wsi_trainer.cli import main
 from wsi_trainer.slides import pool
 from wsi_trainer.slides.drawn_tissue import draw_tissue
+from wsi_trainer.slides.review import one
 from wsi_trainer.slides.review.page import Entry
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 from wsi_trainer.synthetic.artefacts import Spoilt, ink, stroke
@@ -199,3 +200,26 @@ def test_the_page_in_a_browser(looked: Path) -> None:
     assert len(widths) == 4
     assert min(widths) > 0
     assert not said
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_outlines_of_a_run_that_died_are_not_taken_for_another_tools(
+    slides: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Neither where it died before the record of the outlines was complete, nor before they had their name."""
+    command = ["tissue", str(slides), str(tmp_path / "out"), "--workers=1", "--stall_minutes=0"]
+    note, calls = one._note, []
+
+    def die(record: Path, facts: Any) -> None:
+        calls.append(record)
+        if len(calls) == failing:
+            raise OSError(28, "No space left on device")
+        note(record, facts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_note", die)
+        assert main(command) == 1
+    assert main(command) == 0
+    assert main([*command[:2], str(tmp_path / "whole"), *command[3:]]) == 0
+    for path in (tmp_path / "whole").rglob("*.geojson"):
+        assert path.read_bytes() == (tmp_path / "out" / path.relative_to(tmp_path / "whole")).read_bytes()

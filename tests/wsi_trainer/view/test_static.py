@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.wsi_trainer.view.conftest import Made
 from wsi_trainer.cli import main
+from wsi_trainer.view import static_copy
 
 SAID = re.compile(r'wsi\.data\.put\("(?P<address>[^"]+)", (?P<content>.*)\);\n', re.DOTALL)
 
@@ -67,3 +68,21 @@ def test_only_some_slides(made: Made, tmp_path: Path) -> None:
     out = tmp_path / "copy"
     assert main(["view", str(made.folder.path), f"--static={out}", "--only=[slide 3 <&>.tif]"]) == 0
     assert [path.name for path in (out / "slides").iterdir()] == ["1"]
+
+
+def test_a_copy_that_failed_leaves_nothing_and_can_be_made_again(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["view", str(made.folder.path), f"--static={tmp_path / 'copy'}", "--longest=1000"]
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(static_copy, "asset", full)  # after the slides
+        assert main(words) == 2
+    assert not list(tmp_path.iterdir())
+    (tmp_path / ".copy.partial").mkdir()  # as of one that was killed
+    (tmp_path / ".copy.partial" / "old").touch()
+    assert main(words) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"] and not (tmp_path / "copy" / "old").exists()
