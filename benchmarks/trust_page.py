@@ -152,7 +152,8 @@ def load(data: Any) -> str:
         )
     if "over slides" in cases.get("preprocess, all", {}):
         draw_slides(cases, FIGURES / "load-slides.png")
-        told += "\n![Milliseconds a slide as their number grows.](figures/load-slides.png)\n"
+        told += "\n![Milliseconds a slide as their number grows.](figures/load-slides.png)\n\n"
+        told += "The first point of each line has the start of the command in it.\n"
     return told
 
 
