@@ -134,7 +134,6 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "wsi_trainer.fit.plan_command": "a plan, which holds names of the user's own modules; JSON",
         "wsi_trainer.fit.run_folder": "JSON",
         "wsi_trainer.fit.status_command": "JSON",
-        "wsi_trainer.fit.training": "JSON",
         "wsi_trainer.embed.partial": "JSON",
         "wsi_trainer.explain.qupath": "a script of the package with one path, quoted",
         "wsi_trainer.synthetic.generate": "JSON of its own",
