@@ -152,7 +152,8 @@ def load(data: Any) -> str:
         )
     if "over slides" in cases.get("preprocess, all", {}):
         draw_slides(cases, FIGURES / "load-slides.png")
-        told += "\n![Milliseconds a slide as their number grows.](figures/load-slides.png)\n"
+        told += "\n![Milliseconds a slide as their number grows.](figures/load-slides.png)\n\n"
+        told += "The first point of each line has the start of the command in it.\n"
     return told
 
 
@@ -181,7 +182,12 @@ def soak(data: Any) -> str:
     )
     if "over steps" in case:
         draw_steps(case, FIGURES / "load-steps.png")
-        told += "\n![Memory and time of a step over all steps.](figures/load-steps.png)\n"
+        told += (
+            f"\nThe process grew by {case['growth of the process, MiB']:.0f} MiB after the first tenth: what is "
+            "remembered of sizes (tapes of tiles, operators on tensors without data, recipes) fills up to its bounds, "
+            "since nearly every step of this training has a size that was not there before.\n"
+            "\n![Memory and time of a step over all steps.](figures/load-steps.png)\n"
+        )
     return told
 
 

@@ -16,7 +16,7 @@ def draw_slides(cases: dict[str, Any], path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
     for axes, key, title in (
         (panels[0], "ms", "of processors"),
-        (panels[1], "ms by the clock", "by the clock, with all that the machine did besides"),
+        (panels[1], "ms by the clock", "by the clock, beside other work"),
     ):
         for name, colour in (("part", "tab:blue"), ("all", "tab:orange")):
             case = cases.get(f"preprocess, {name}", {})

@@ -390,9 +390,12 @@ def test_plain_and_elsewhere_agree(count: Callable[..., int], record_result: Cal
 
 
 #: What it has found, each with its test.
-DEFECTS: list[str] = [
-    (
-        "a copy of a TiledModule that had taken a step failed where parameters lie on the disk, and elsewhere planned"
-        " beside memory that its ledger never saw go: test_a_copy_of_a_tiled_module_begins_anew"
-    ),
+DEFECTS: list[dict[str, str]] = [
+    {
+        "what": (
+            "A copy of a TiledModule that had taken a step failed where parameters lie on the disk, "
+            "and elsewhere planned beside memory that its ledger never saw go"
+        ),
+        "test": "tests/lightning_plugin/test_module.py::test_a_copy_of_a_tiled_module_begins_anew",
+    }
 ]

@@ -279,8 +279,19 @@ def test_the_cache_is_of_use_or_of_none(
 
 
 #: What it has found, each with its test.
-DEFECTS: list[str] = [
-    ("planning hooked the modules of all threads: test_work_is_counted_without_hooks_on_the_modules_of_other_threads"),
-    ("a map on the disk could not be opened while another thread opened one: test_threads_open_maps_at_the_same_time"),
-    "each step on a full disk left a half written file: test_what_cannot_be_written_leaves_nothing",
+DEFECTS: list[dict[str, str]] = [
+    {
+        "what": "Planning hooked the modules of all threads",
+        "test": (
+            "tests/lightning_plugin/test_private.py::test_work_is_counted_without_hooks_on_the_modules_of_other_threads"
+        ),
+    },
+    {
+        "what": "A map on the disk could not be opened while another thread opened one",
+        "test": "tests/lightning_plugin/test_store.py::test_threads_open_maps_at_the_same_time",
+    },
+    {
+        "what": "Each step on a full disk left a half written file",
+        "test": "tests/lightning_plugin/planner/test_shelf.py::test_what_cannot_be_written_leaves_nothing",
+    },
 ]

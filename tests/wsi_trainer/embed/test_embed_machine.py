@@ -300,18 +300,24 @@ def test_a_folder_of_features_holds_no_wrong_one(
 
 
 #: What it has found, each with its test.
-DEFECTS: list[str] = [
-    (
-        "features of a slide that has changed since, or of other patches, were kept as if they were right: "
-        "test_what_a_folder_holds_is_what_would_be_made"
-    ),
-    (
-        "with data.on_error skip, files of another encoder were passed over, and the command ended well: "
-        "test_files_of_other_weights_are_refused_also_where_slides_may_be_left_out"
-    ),
-    "two commands on one folder wrote the same rows: test_a_folder_is_one_runs_at_a_time",
-    (
-        "rows of work under way were believed when they had changed on the disk, or the slide had: "
-        "test_rows_that_have_changed_are_made_again"
-    ),
+DEFECTS: list[dict[str, str]] = [
+    {
+        "what": "Features of a slide that has changed since, or of other patches, were kept as if they were right",
+        "test": "tests/wsi_trainer/embed/test_embed.py::test_what_a_folder_holds_is_what_would_be_made",
+    },
+    {
+        "what": "With data.on_error skip, files of another encoder were passed over, and the command ended well",
+        "test": (
+            "tests/wsi_trainer/embed/test_embed.py::"
+            "test_files_of_other_weights_are_refused_also_where_slides_may_be_left_out"
+        ),
+    },
+    {
+        "what": "Two commands on one folder wrote the same rows",
+        "test": "tests/wsi_trainer/embed/test_embed.py::test_a_folder_is_one_runs_at_a_time",
+    },
+    {
+        "what": "Rows of work under way were believed when they had changed on the disk, or the slide had",
+        "test": "tests/wsi_trainer/embed/test_embed.py::test_rows_that_have_changed_are_made_again",
+    },
 ]

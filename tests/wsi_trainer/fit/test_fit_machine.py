@@ -243,10 +243,13 @@ def test_a_run_ends_as_if_nothing_had_been(
 
 
 #: What it has found, each with its test.
-DEFECTS: list[str] = [
-    "two runs in one folder wrote over each other's checkpoints: test_a_folder_is_one_runs_at_a_time",
-    (
-        "a run continued with another learning rate went on with the old one, and config.yaml said the new one: "
-        "test_a_run_goes_on_with_the_model_it_began_with"
-    ),
+DEFECTS: list[dict[str, str]] = [
+    {
+        "what": "Two runs in one folder wrote over each other's checkpoints",
+        "test": "tests/wsi_trainer/fit/test_resume.py::test_a_folder_is_one_runs_at_a_time",
+    },
+    {
+        "what": "A run continued with another learning rate went on with the old one, and config.yaml said the new one",
+        "test": "tests/wsi_trainer/fit/test_resume.py::test_a_run_goes_on_with_the_model_it_began_with",
+    },
 ]
