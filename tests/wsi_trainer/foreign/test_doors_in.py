@@ -159,7 +159,7 @@ def test_features_that_lie_in_another_file(tmp_path: Path, how: str) -> None:
 def test_a_changed_feature_is_found(tmp_path: Path) -> None:
     corners = np.zeros((30, 2))
     about = Written(name="s", corners=corners, slide=(9, 9), scale=1.0, size=8, step=8, mpp=None, encoder="e",
-                    weights="w")  # fmt: skip
+                    weights="w", origin="o")  # fmt: skip
     path = tmp_path / "slide.h5"
     write(path, ROWS, about, "trident")
     assert torch.equal(FeatureSource(path).read(Box((0, 0), (30, 1)))[0, :, :, 0].T, torch.from_numpy(ROWS))

@@ -164,7 +164,8 @@ def test_masks_come_back_as_they_went(mask: np.ndarray, scale: int, top: int, le
     with TemporaryDirectory() as folder:
         path = Path(folder) / "s.geojson"
         place = Place((1, 1), (float(top), float(left)), (float(scale), float(scale)))
-        _write_outlines(path, TissueMask(mask, scale, found={"pen": ~mask}), place)
+        digests: list[str] = []
+        _write_outlines(path, TissueMask(mask, scale, found={"pen": ~mask}), place, digests.append)
         assert np.array_equal(draw_tissue(path, mask.shape, scale, (scale, scale), (top, left)).mask, mask)
         rows, columns = (np.mgrid[:14, :19] + 0.5) * scale
         polygons = _polygons(path, "Tissue")
