@@ -151,7 +151,7 @@ class Options:
         unknown = words.keys() - kind.__annotations__.keys()
         if unknown:
             raise TypeError(f"{min(unknown)!r} is no option; those are {', '.join(kind.__annotations__)}")
-        found: dict[str, Any] = {name: READ.get(name, as_given)(given) for name, given in words.items()}
+        found: dict[str, Any] = {name: READ[name](given) if name in READ else given for name, given in words.items()}
         return Options(**found)
 
     @property
@@ -175,10 +175,6 @@ def grid(tiles: Tiles) -> tuple[int, ...] | None:
     if tiles is None:
         return None
     return (tiles,) if isinstance(tiles, int) else tuple(tiles)
-
-
-def as_given(given: Any) -> Any:
-    return given
 
 
 #: How words are read that are not what they say: sizes may be texts, and one number of tiles stands for every axis.

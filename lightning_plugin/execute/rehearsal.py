@@ -153,12 +153,11 @@ def ends(v: Value, box: Box) -> Hashable:
 
 
 def measures_of(lie: Lie) -> Iterator[int]:
-    """The sizes of what is held, of what is wanted and of what a window pads besides: on each axis, and in bytes."""
+    """The sizes of what is held of a map and of what is wanted of it: on each axis, and in bytes."""
     if lie.box is None or lie.wanted is None:
         return
     each = lie.map.bytes // max(1, math.prod(lie.map.space.extent))
-    sides = [lie.box.extent, lie.wanted.extent]
-    for side in sides:
+    for side in (lie.box.extent, lie.wanted.extent):
         yield from side
         yield each * math.prod(side)
 

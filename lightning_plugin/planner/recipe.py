@@ -41,8 +41,7 @@ from lightning_plugin.stretch import Note
 NEAR = 1.2
 #: After so many sizes that a formula did not cover, no more are remembered.
 MOST_EXAMPLES = 8
-#: Of so many kinds of tiles, and passes that rehearsals have run, the latest are remembered: images no larger than some
-#: tiles have kinds of their own.
+#: Of so many kinds of tiles the latest are remembered: images no larger than some tiles have kinds of their own.
 MOST_KINDS = 32
 
 
