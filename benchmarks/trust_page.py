@@ -62,11 +62,17 @@ def lines(head: list[str], rows: list[list[Any]]) -> str:
 
 def faults(data: Any) -> str:
     values = data["values"]
-    columns = ["command", "kind", "calls", "injected", "right", "recovered", "defects"]
+    columns = ["command", "kind", "calls", "sites", "sites tried", "injected", "right", "recovered", "defects"]
     rows = [[row.get(column, "–") for column in columns] for row in values["rows"]]
     sums: list[Any] = ["**all**", "", *(sum(row.get(column, 0) for row in values["rows"]) for column in columns[2:])]
     notes = "".join(f"\n- {note}" for note in values.get("notes", []))
-    return lines(columns, [*rows, sums]) + (notes + "\n" if notes else "")
+    reached = lines(["command", "sites", "hit by some kind"], [list(r.values()) for r in by_command(values)])
+    return f"{reached}\n\n{lines(columns, [*rows, sums])}" + (notes + "\n" if notes else "")
+
+
+def by_command(values: Any) -> Iterator[dict[str, Any]]:
+    for row in values.get("reached", []):
+        yield {key: row[key] for key in ("command", "sites", "reached")}
 
 
 def machines(_: Any) -> str:
@@ -242,8 +248,9 @@ Section = tuple[str, str, Callable[[Any], str], str]
 SECTIONS: tuple[Section, ...] = (
     (
         "Faults, one at a time",
-        "Every read, write, allocation and start of a process of a small run of each command fails, the n-th call of "
-        "each kind for n from 1 until the run passes, once or from then on. *Right*: the result was right all the "
+        "In a small run of each command the n-th call of a kind fails, once or from then on. Calls of one function "
+        "about files of one sort are a *site*; of each row, the first call of each site comes first, then the last of "
+        "each, then the others, as far as the time went: `injected` of `calls`. *Right*: the result was right all the "
         "same. *Recovered*: a clear message, and the same command again ended in the right result.",
         faults, "faults",
     ),

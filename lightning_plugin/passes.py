@@ -3,11 +3,19 @@
 [Note: passes] A boundary's cotangent is collected by some segments and used by another, in one pass of autograd. A pass
 may end early (a source fails, a hook raises) or be asked for some inputs only (``autograd.grad(loss, head)``). So what
 one pass has collected is nothing to the next, and nothing is collected for a segment that the pass will not run.
+
+[Note: failed] PyTorch keeps what a pass that failed had still to run, gradients and all, in a queue of the thread's,
+and lets it go when a later pass comes upon it. It takes the youngest node first, so it never does so by itself: the
+memory would be missing in each step to come. A node that is older than all those is run to have them looked at.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from lightning_plugin.private import graph_task, graph_task_keeps_graph, graph_task_runs
 
@@ -25,3 +33,28 @@ def retains_graph() -> bool:
 def will_run(node: Any) -> bool:
     """Whether the pass under way runs a node of autograd's graph."""
     return node is not None and graph_task_runs(node)
+
+
+class _Old(threading.local):
+    """Of each thread a node of autograd's that is older than those of its steps; autograd counts them by thread."""
+
+    def __init__(self) -> None:
+        self.made: tuple[Tensor, Tensor] | None = None
+
+
+_old = _Old()
+
+
+def begin() -> None:
+    """This thread makes nodes from now on."""
+    if _old.made is None:
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = torch.zeros((), requires_grad=True)
+            _old.made = leaf, leaf * 1
+
+
+def forget_failed() -> None:
+    """Let go of what passes that failed have left in this thread; see [Note: failed]."""
+    if _old.made is not None:
+        leaf, old = _old.made
+        torch.autograd.grad(old, leaf, retain_graph=True)

@@ -26,6 +26,7 @@ from lightning_plugin.heap import Heap
 from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Chains, Options
+from lightning_plugin.passes import begin, forget_failed
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import shelf
 from lightning_plugin.planner.calibrate import local_rates
@@ -150,8 +151,10 @@ class Settings:
         def fitting() -> list[Plan]:
             return [plan for plan in known if plan.peak_bytes <= usable(budget - held)]
 
+        begin()
         held = self.beside(recording)
         if held > SCRAPS and not fitting():
+            forget_failed()
             gc.collect()  # what only waits for it is not held
             held = self.beside(recording)
         held = held if held > SCRAPS else 0

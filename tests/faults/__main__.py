@@ -15,6 +15,7 @@ from tests.faults.commands import COMMANDS
 from tests.faults.engine import WORLDS, rows_of
 from tests.faults.places import Place
 from tests.faults.runs import ROOT, Server
+from tests.faults.seam import Site
 
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 STATE = ROOT / ".faults"
@@ -56,11 +57,11 @@ def main() -> int:
                     break
                 if COMMANDS[key[0]].short and number % FEWER:
                     continue
-                n = next(queues[key], None)
-                if n is None:
+                found = next(queues[key], None)
+                if found is None:
                     del queues[key]
                     continue
-                one(bench, state["rows"]["|".join(key)], key, n, bool(options.n))
+                one(bench, state["rows"]["|".join(key)], key, *found, bool(options.n))
             number += 1
             print(f"-- round {number}, {time.monotonic() - began:.0f} s, {len(queues)} kinds", flush=True)
             about.write_text(json.dumps(state))
@@ -76,28 +77,30 @@ def main() -> int:
 def plan(bench: Bench, names: list[str], options: argparse.Namespace, state: dict[str, Any]) -> Any:
     """What is to be tried, by command and kind; calls are counted where that is not known."""
     for name in names:
+        every = {site for kind in kinds_of(name).values() for site in bench.sites(name, kind)}
+        state.setdefault("sites", {})[name] = len(every)
         for kind_name, kind in kinds_of(name).items():
             if options.kinds and kind_name not in options.kinds:
                 continue
             key = f"{name}|{kind_name}"
-            row = state["rows"].get(key)
-            if row is None:
-                row = state["rows"][key] = {"calls": bench.calls(name, kind), "tried": {}}
-            if not row["calls"]:
+            sites = bench.sites(name, kind)
+            row = state["rows"].setdefault(key, {"tried": {}})
+            row |= {"calls": len(sites), "sites": len(set(sites))}
+            if not sites:
                 continue
-            numbers = [1] if kind.once else list(order(name, kind_name, row["calls"]))
+            numbers = [1] if kind.once else order(name, kind_name, sites)
             if options.again:
                 numbers = [n for n in numbers if row["tried"].get(str(n), {}).get("verdict") == DEFECT]
             elif options.n:
                 numbers = options.n
             else:
                 numbers = [n for n in numbers if str(n) not in row["tried"]]
-            yield (name, kind_name), iter(numbers)
+            yield (name, kind_name), iter([(n, sites[n - 1]) for n in numbers if n <= len(sites)])
 
 
-def one(bench: Bench, row: dict[str, Any], key: tuple[str, str], n: int, show: bool) -> None:
+def one(bench: Bench, row: dict[str, Any], key: tuple[str, str], n: int, site: Site, show: bool) -> None:
     outcome = bench.try_one(*key, n)
-    row["tried"][str(n)] = {"verdict": outcome.verdict}
+    row["tried"][str(n)] = {"verdict": outcome.verdict, "site": f"{site.call} {site.about}"}
     if outcome.verdict == DEFECT:
         row["tried"][str(n)] |= {"why": outcome.why, "struck": outcome.struck, "said": outcome.said}
     if show or outcome.verdict == DEFECT:
@@ -116,15 +119,23 @@ def write(path: Path, state: dict[str, Any]) -> None:
         injected = sum(verdicts.values()) - verdicts[BEYOND]
         if row["calls"]:
             rows.append({
-                "command": command, "kind": kind, "calls": row["calls"], "injected": injected,
+                "command": command, "kind": kind, "calls": row["calls"], "sites": row["sites"],
+                "sites tried": len({outcome["site"] for outcome in row["tried"].values()}), "injected": injected,
                 "right": verdicts[RIGHT], "recovered": verdicts[RECOVERED], "defects": verdicts[DEFECT],
             })  # fmt: skip
     for row in (row for found in state.get("engine", {}).values() for row in found if row["calls"]):
         for why in row["why"]:
             print(f"## {row['command']} | {row['kind']} | {why}")
         rows.append({key: value for key, value in row.items() if key != "why"})
+    reached: dict[str, set[str]] = {name: set() for name in state["sites"]}
+    for key, row in state["rows"].items():
+        reached[key.partition("|")[0]] |= {outcome["site"] for outcome in row["tried"].values()}
+    by_command = [
+        {"command": name, "sites": state["sites"][name], "reached": len(found)} for name, found in reached.items()
+    ]
     values = json.loads(path.read_text())["values"] if path.is_file() else {}
-    values = {"defects_found": [], "notes": [], **values, "rows": rows, "seconds": round(state["seconds"], 1)}
+    values = {"defects_found": [], "notes": []} | values
+    values |= {"rows": rows, "reached": by_command, "seconds": round(state["seconds"], 1)}
     record = {"name": "faults", "environment": environment(), "values": values}
     path.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 

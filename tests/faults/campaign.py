@@ -12,7 +12,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from tests.faults.commands import COMMANDS, Command, bring
 from tests.faults.judge import difference, tree
 from tests.faults.kinds import KINDS, READ_ONLY, Kind
 from tests.faults.runs import Ended, Server
+from tests.faults.seam import Site
 
 RIGHT, RECOVERED, DEFECT, BEYOND = "right", "recovered", "defect", "beyond"
 TEMPORARIES = ("tmp/wsi-train-doctor-*",)
@@ -52,25 +53,26 @@ class Bench:
     def __init__(self, server: Server) -> None:
         self.server, self.place = server, server.place
         self._right: dict[str, dict[str, str]] = {}
-        self._seen: dict[str, dict[str, int]] = {}
+        self._sites: dict[str, list[Site]] = {}
 
     def right(self, name: str) -> dict[str, str]:
         """What a command leaves that never failed."""
         if name not in self._right:
             command = COMMANDS[name]
             bring(self.server, command.before)
-            self.server.seam.arm((), "through")
+            listed = self.place.base / "calls"
+            listed.write_text("")
+            self.server.seam.arm((), "through", list_in=str(listed))
             ended = self.server.run(self._words(command), faulty=True)
-            self._seen[name] = self.server.seam.seen()
+            self._sites[name] = self.server.seam.sites(listed)
             if ended.code:
                 raise RuntimeError(f"{name} fails without a fault: {ended.said[-3000:]}")
             self._right[name] = tree(self.place.now)
         return self._right[name]
 
-    def calls(self, name: str, kind: Kind) -> int:
-        """How many calls of a kind a command makes; where only those about results fail, whether there are any."""
-        seen = self._seen[name] if self.right(name) else {}
-        return sum(seen[call] for call in kind.calls)
+    def sites(self, name: str, kind: Kind) -> list[Site]:
+        """The site of each call that a kind of fault is about, in the order in which a command makes them."""
+        return [site for site in self._sites[name] if site.call in kind.calls] if self.right(name) else []
 
     def try_one(self, name: str, kind_name: str, n: int) -> Outcome:
         """The n-th call of a kind fails."""
@@ -157,8 +159,16 @@ class Bench:
         return ""
 
 
-def order(name: str, kind: str, calls: int) -> Iterator[int]:
-    """All n of a kind, in an order that is the same each time: early stops leave a sample."""
-    numbers = list(range(1, calls + 1))
-    random.Random(f"{name} {kind}").shuffle(numbers)
-    yield from numbers
+def order(name: str, kind: str, sites: Sequence[Site]) -> list[int]:
+    """All n of a kind: the first call of each site, then the last of each, then the others. Each of these in an order
+    that is shuffled and the same each time, so that early stops leave a sample."""
+    first: dict[Site, int] = {}
+    last: dict[Site, int] = {}
+    for n, site in enumerate(sites, 1):
+        first.setdefault(site, n)
+        last[site] = n
+    found: list[int] = []
+    for numbers in (list(first.values()), list(last.values()), list(range(1, len(sites) + 1))):
+        random.Random(f"{name} {kind}").shuffle(numbers)
+        found += numbers
+    return list(dict.fromkeys(found))

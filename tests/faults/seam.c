@@ -33,7 +33,7 @@ enum { THROUGH, ERROR, SHORT, SLOW, SIGNAL_MAIN, SIGNAL_GROUP, SIGNAL_SELF, HANG
 
 struct State { /* as in seam.py: eight bytes each, then texts */
     int64_t armed, main, mask, action, value, first, times, least, count, fired, seen[OPS];
-    char root[256], below[256], where[256], what[64];
+    char root[256], below[256], where[256], what[64], list[256];
 };
 static struct State *state;
 #define FDS 65536
@@ -91,11 +91,23 @@ static void noted(const char *what, const char *where) {
     }
 }
 
+/* One line for each call, in the file that is asked for. */
+static void listed(int op, const char *what, const char *where) {
+    char line[4400];
+    int error = errno, fd = syscall(SYS_openat, AT_FDCWD, state->list, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+        syscall(SYS_write, fd, line, snprintf(line, sizeof line, "%d\t%s\t%s\n", op, what, where ? where : ""));
+        syscall(SYS_close, fd);
+    }
+    errno = error;
+}
+
 /* Whether a call fails, with errno set; -1 where it is to be short. All else that is done at the n-th is done here. */
 static int fails(int op, const char *what, const char *where) {
     if (!state || !state->armed) return 0;
     if (state->below[0] && !(where && under(state->below, where))) return 0;
     __sync_fetch_and_add(&state->seen[op], 1);
+    if (state->list[0]) listed(op, what, where);
     if (!(state->mask >> op & 1)) return 0;
     int64_t number = __sync_add_and_fetch(&state->count, 1);
     if (number < state->first || number >= state->first + state->times) return 0;

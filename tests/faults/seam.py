@@ -18,10 +18,12 @@ import errno
 import hashlib
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("seam.c")
@@ -34,6 +36,19 @@ ACTIONS = (
 FROM_THEN_ON = 1 << 40
 
 
+#: Of the name of a file, what differs from run to run or counts files of one sort.
+NAMES = re.compile(r"\d+|(?<=/tmp/)[^/]+|(?<=[./-])[a-z0-9_]{8}(?=$|[./])")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The kind of a call, and its function and file. A call about no file, for memory or a process, is one of its own.
+    Files of one sort, as chunks of a store, have one name."""
+
+    call: str
+    about: str
+
+
 class Setting(ctypes.Structure):
     """What fails, and what was seen; `State` in seam.c."""
 
@@ -43,6 +58,7 @@ class Setting(ctypes.Structure):
         ("seen", ctypes.c_int64 * len(CALLS)),
         *((name, ctypes.c_char * 256) for name in ("root", "below", "where")),
         ("what", ctypes.c_char * 64),
+        ("list", ctypes.c_char * 256),
     )
 
 
@@ -88,7 +104,7 @@ class Seam:
 
     def arm(
         self, calls: Iterable[str], action: str, value: int = 0, *, first: int = 1, times: int = 1,
-        below: str = "", least: int = 1 << 14,
+        below: str = "", least: int = 1 << 14, list_in: str = "",
     ) -> None:  # fmt: skip
         """In a run that begins from here, the first-th call of these kinds does this, so many times.
 
@@ -100,6 +116,7 @@ class Seam:
             times: How many calls in a row.
             below: A folder within the root; calls about other places are not counted.
             least: Bytes from which on memory is counted.
+            list_in: A file that is to have a line for each call of any kind.
         """
         setting = self.setting
         setting.armed = 0
@@ -107,7 +124,7 @@ class Seam:
         setting.mask = sum(1 << CALLS.index(call) for call in calls)
         setting.action, setting.value = ACTIONS.index(action), value
         setting.first, setting.times, setting.least = first, times, least
-        setting.root, setting.below = os.fsencode(self.root), os.fsencode(below)
+        setting.root, setting.below, setting.list = map(os.fsencode, (self.root, below, list_in))
 
     def disarm(self) -> None:
         self.setting.armed = 0
@@ -115,6 +132,15 @@ class Seam:
     def seen(self) -> dict[str, int]:
         """How many calls of each kind there were."""
         return dict(zip(CALLS, self.setting.seen))
+
+    def sites(self, listed: Path) -> list[Site]:
+        """The site of each call that a file lists."""
+        found = []
+        for number, line in enumerate(listed.read_text(errors="replace").splitlines()):
+            op, what, where = line.split("\t", 2)
+            name = NAMES.sub("#", where.replace(str(self.root), ""))
+            found.append(Site(CALLS[int(op)], f"{what} {name or number}"))
+        return found
 
     def struck(self) -> str:
         """The call that failed first."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import itertools
 import os
 import tempfile
 from collections.abc import Callable
@@ -378,6 +379,35 @@ def test_plans_say_what_is_streamed(net: Encoder) -> None:
     more = make_plan(net, (12, 3, 16, 16), budget="6MiB", parameters="host", dtype=torch.float64, optimizer="adamw")
     none = make_plan(net, (12, 3, 16, 16), budget="6MiB", parameters="host", dtype=torch.float64)
     assert streamed(more) and not streamed(none), "what the optimizer will keep counts"
+
+
+@pytest.mark.parametrize("failing", [3, 6, 9])
+def test_a_backward_pass_that_failed_keeps_no_memory(
+    net: Encoder, bag: Tensor, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step is under the same budget, and exact: PyTorch would keep gradients of the pass that failed."""
+    plain = copy.deepcopy(net)
+    step(plain, bag)
+    tiled = tight(net, parameters="disk")
+    step(tiled, bag)
+    net.zero_grad()
+    made = tempfile.TemporaryFile
+    count = itertools.count(1)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if next(count) == failing:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return made(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", refuse)
+        with pytest.raises(DiskError, match="could not be made: Too many open files"):
+            step(tiled, bag)
+    net.zero_grad()
+    step(tiled, bag)
+    for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert difference(mine.grad, theirs.grad, 1e-3) < TOLERANCE  # type: ignore[arg-type]
+    assert tiled.plan is not None and tiled.peak_bytes <= tiled.plan.budget  # type: ignore[operator]
 
 
 def test_a_gradient_is_not_lost_where_a_parameter_cannot_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ def train(folder: Path) -> None:
     run = trainer(strategy, max_epochs=EPOCHS, enable_checkpointing=True, callbacks=callbacks)
     data = DataLoader(Subset(Bags(), [0]), batch_size=None)
     run.fit(module, data, ckpt_path=last if last.is_file() else None, weights_only=False)
-    assert strategy.plan is not None and strategy.plan.on_disk
+    if (folder / "begun").exists():  # else the run before was killed after its last checkpoint
+        assert strategy.plan is not None and strategy.plan.on_disk
     torch.save(module.state_dict(), folder / "partial")
     (folder / "partial").rename(folder / "done")
 
