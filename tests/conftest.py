@@ -6,6 +6,7 @@ the project promises: tests marked `full` too, `count(...)` in full, and the hyp
 
 import gc
 import json
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -26,6 +27,7 @@ hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the stated counts, not a sample of them")
+    parser.addoption("--minutes", type=float, default=math.inf, help="each state machine goes on for at most so long")
     parser.addoption(
         "--operators", action="store_true", help="note which tests reach which rule, for the table of operators"
     )
@@ -87,6 +89,12 @@ def count(request: pytest.FixtureRequest) -> Callable[..., int]:
         return full if full_run else ci
 
     return choose
+
+
+@pytest.fixture(scope="session")
+def minutes(request: pytest.FixtureRequest) -> float:
+    """How long a state machine goes on: it ends with fewer sequences than are asked for, and says how many."""
+    return float(request.config.getoption("--minutes"))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,9 @@ of its own; where the two disagree, the sequence is made as short as it can be, 
 from __future__ import annotations
 
 import io
+import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -37,18 +39,25 @@ class Machine(RuleBasedStateMachine):
 KINDS = ("sequences", "steps", "kills", "damages", "concurrent")
 
 
-def go_through(machine: type[Machine], sequences: int, steps: int) -> dict[str, Any]:
-    """Run a machine; what it has gone through without a disagreement, which would have ended it."""
+#: So many sequences at a time: in between it is looked at the clock.
+AT_A_TIME = 10
+
+
+def go_through(machine: type[Machine], sequences: int, steps: int, minutes: float = math.inf) -> dict[str, Any]:
+    """Run a machine; what it has gone through without a disagreement, which would have ended it. It goes through so
+    many sequences, or fewer if that takes longer than so many minutes."""
     machine.counted = Counter()
-    settings = hypothesis.settings(
-        max_examples=sequences,
-        stateful_step_count=steps,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    run_state_machine_as_test(machine, settings=settings)
-    assert machine.counted["sequences"] >= sequences
+    began = time.monotonic()
+    while (done := machine.counted["sequences"]) < sequences and time.monotonic() - began < 60 * minutes:
+        settings = hypothesis.settings(
+            max_examples=min(AT_A_TIME, sequences - done),
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        run_state_machine_as_test(machine, settings=settings)
+    assert machine.counted["sequences"] >= sequences or minutes < math.inf
     return {**dict.fromkeys(KINDS, 0), **machine.counted, "disagreements": 0}
 
 

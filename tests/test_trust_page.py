@@ -13,14 +13,15 @@ from benchmarks import exactness_page, trust_page
 
 ROOT = Path(__file__).resolve().parents[1]
 
-COLUMNS = ("command", "kind", "calls", "injected", "right", "recovered", "defects")
+COLUMNS = ("command", "kind", "calls", "sites", "sites tried", "injected", "right", "recovered", "defects")
 FOUND: dict[str, Any] = {
     "faults": {
         "rows": [
-            dict(zip(COLUMNS, ("fit", "write|ENOSPC", 7, 14, 4, 9, 1), strict=True)),
-            dict(zip(COLUMNS, ("verify", "read", 5, 10, 0, 10, 0), strict=True)),
+            dict(zip(COLUMNS, ("fit", "write|ENOSPC", 7, 5, 4, 14, 4, 9, 1), strict=True)),
+            dict(zip(COLUMNS, ("verify", "read", 5, 3, 3, 10, 0, 10, 0), strict=True)),
         ],
         "defects_found": [{"what": "a disk that was full", "test": "tests/test_trust_page.py::test_named_tests_exist"}],
+        "reached": [{"command": "fit", "sites": 9, "reached": 6}],
         "notes": ["of links, one"],
     },
     "state_machine_fit": {
@@ -55,8 +56,9 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_was_counted_is_said(page: Any) -> None:
     said = page(FOUND)
     faults = said["Faults, one at a time"]
-    assert "| fit | write\\|ENOSPC | 7 | 14 | 4 | 9 | 1 |" in faults and "- of links, one" in faults
-    assert "| **all** |  | 12 | 24 | 4 | 19 | 1 |" in faults
+    assert "| fit | write\\|ENOSPC | 7 | 5 | 4 | 14 | 4 | 9 | 1 |" in faults and "- of links, one" in faults
+    assert "| **all** |  | 12 | 8 | 7 | 24 | 4 | 19 | 1 |" in faults
+    assert "| fit | 9 | 6 |" in faults
     assert "| fit and resume | 11 | 120 | 13 | 14 | 15 | 0 |" in said["Random sequences against a model"]
     assert "| rules/a.py | 30 | 27 | 1 | 1 | 1 |" in said["Mutants"]
     assert "- excused: a < b, they are the same" in said["Mutants"] and "- survived: c" in said["Mutants"]

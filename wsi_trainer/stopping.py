@@ -103,7 +103,10 @@ def end_with_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+        try:
+            threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+        except RuntimeError:  # the system gives no thread: a worker that might outlive its parent does not begin
+            os._exit(1)
 
 
 def _end_after(sentinel: int) -> None:

@@ -23,12 +23,13 @@ from tests.faults.runs import Ended, Server
 from tests.faults.seam import Site
 
 RIGHT, RECOVERED, DEFECT, BEYOND = "right", "recovered", "defect", "beyond"
-TEMPORARIES = ("tmp/wsi-train-doctor-*",)
 NAMED = "results cannot be written"
 CAUSES = re.compile(
-    r"memory|no space left|disk|input/output|interrupted|too many open files|temporarily unavailable|thread|process|"
-    r"lock|read-only|end(ed)? early|damaged|missing image|another run", re.IGNORECASE,
-)  # fmt: skip
+    r"memory|unable to allocate|no space left|disk|input/output|interrupted|too many open files|"
+    r"temporarily unavailable|thread|process|lock|read-only|end(ed)? early|damaged|missing image|another run|"
+    r"Jpeg2kError",  # of a codec that says no more
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,6 @@ class Bench:
         """The n-th call of a kind fails."""
         command, kind = COMMANDS[name], kinds_of(name)[kind_name]
         expected = self.right(name)
-        # Who is killed, or can do nothing any more, leaves what it has in the system's folder of temporary files to it.
-        free = (*command.free, *(TEMPORARIES if kind.ends or kind.times > 2 else ()))
         bring(self.server, command.before)
         self._arm(command, kind, n, kind.action)
         ended = self._two(command) if kind.action == "pause" else [self.server.run(self._words(command), faulty=True)]
@@ -94,7 +93,7 @@ class Bench:
         if why:
             return outcome(DEFECT, why)
         if all(one.code == 0 for one in ended):
-            wrong = difference(expected, tree(self.place.now), free)
+            wrong = difference(expected, tree(self.place.now), command.free)
             if wrong:
                 return outcome(DEFECT, f"success, but {wrong}")
             return outcome(RIGHT if fired else BEYOND)
@@ -106,7 +105,7 @@ class Bench:
         why = self.unclear(again, kind)
         if again.code is None or "Traceback" in again.said:
             return outcome(DEFECT, f"run again: {why}")
-        wrong = difference(expected, tree(self.place.now), free)
+        wrong = difference(expected, tree(self.place.now), command.free)
         if wrong:
             return outcome(DEFECT, f"run again: exit code {again.code}, {wrong}")
         return outcome(RECOVERED)

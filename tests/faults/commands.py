@@ -79,7 +79,8 @@ COMMANDS: Mapping[str, Command] = {
     "heatmap": Command(lambda n: ["heatmap", config(n), f"--regions={n}/in/slides/lesions", "--size=64"]),
     "report": Command(lambda n: ["report", f"{n}/run"]),
     "view --static": Command(lambda n: ["view", f"{n}/run", f"--static={n}/out/copy"], out="out"),
-    "doctor": Command(lambda n: ["doctor"], "slides", "out"),
+    # What cannot be removed is left to the system's folder of temporary files.
+    "doctor": Command(lambda n: ["doctor"], "slides", "out", free=("tmp/*",)),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -190,16 +191,16 @@ def loss(out: Tensor, seed: int) -> Tensor:
 
 
 @contextmanager
-def refusing(name: str, after: int) -> Iterator[list[int]]:
-    """A disk on which a call of the system fails from the n-th on."""
-    right, calls = getattr(os, name), [0]
+def refusing(name: str, after: int, all_calls: list[int]) -> Iterator[None]:
+    """A disk on which a call of the system fails from the n-th on; it is counted how many there are, with others."""
+    right, here = getattr(os, name), itertools.count(1)
 
     def counted(*arguments: Any) -> Any:
-        calls[0] += 1
-        if calls[0] > after:
+        all_calls[0] += 1
+        if next(here) > after:
             number = errno.EIO if name == "preadv" else errno.ENOSPC
             raise OSError(number, os.strerror(number))
         return right(*arguments)
 
     with mock.patch.object(os, name, counted):
-        yield calls
+        yield

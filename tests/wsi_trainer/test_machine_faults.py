@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.readers.tiff import TiffReader
 from wsi_trainer.slides.store.files import machine, sweep
 from wsi_trainer.slides.whole_reads import read_at, read_into
-from wsi_trainer.stopping import ends_at_once
+from wsi_trainer.stopping import end_with_parent, ends_at_once
 
 
 def full(*args: object, **kwargs: object) -> Any:
@@ -139,6 +140,24 @@ def test_the_limits_of_the_machine_are_no_faults_of_the_program(error: Exception
             assert said in str(as_user_error(later))
     assert as_user_error(RuntimeError("contiguous memory format")) is None
     assert as_user_error(KeyError("memory")) is None
+    of_hdf5 = "Can't decrement id ref count (unable to extend file properly, errno = 28, error message = 'No space')"
+    assert "No space left on device" in str(as_user_error(RuntimeError(of_hdf5)))
+
+
+def without_threads() -> None:
+    """A worker of a pool, where the system gives no thread."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = refuse  # type: ignore[method-assign]
+    end_with_parent()
+
+
+def test_a_worker_that_gets_no_thread_ends_without_a_traceback(tmp_path: Path) -> None:
+    process = start(tmp_path / "log", without_threads)
+    process.join(30)
+    assert process.exitcode == 1 and not (tmp_path / "log").read_text()
 
 
 def stopped_twice() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -144,6 +145,8 @@ def refused(error: BaseException) -> UserError | None:
         return UserError(about_disk(error))
     if isinstance(error, MemoryError):
         return UserError(SHORT["can't allocate memory"].format(error or "no more could be had"))
+    if isinstance(error, RuntimeError) and (number := OF_THE_SYSTEM.search(str(error))):
+        return refused(OSError(int(number[1]), os.strerror(int(number[1]))))
     if isinstance(error, RuntimeError):
         said = str(error).partition("\n")[0].removesuffix(".")
         return next((UserError(words.format(said)) for part, words in SHORT.items() if part in str(error)), None)
@@ -156,6 +159,9 @@ def before(error: BaseException) -> Iterator[BaseException]:
         yield earlier
         error = earlier
 
+
+OF_THE_SYSTEM = re.compile(r"errno = (\d+)")
+"""How HDF5 tells of what the system refused."""
 
 SHORT = {
     "can't start new thread": "{}: the system has no room for another one (see ulimit -u); end other programs, or "

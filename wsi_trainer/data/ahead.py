@@ -102,12 +102,15 @@ class AheadSource(PassingSource):
         return images * channels * box.positions * self.dtype.itemsize
 
     def _submit(self, box: Box) -> bool:
-        """Hands a box to the thread, unless it is larger than all that may be read ahead."""
+        """Hands a box to the thread, unless it is larger than all that may be read ahead or there is no thread."""
         if self.bytes_of(box) > self._limit:
             return False
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
-        self._waiting[box] = self._thread.submit(self.source.read, box)
+        try:
+            self._waiting[box] = self._thread.submit(self.source.read, box)
+        except RuntimeError:  # the system gives no thread: the box is read when it is asked for
+            return False
         while sum(map(self.bytes_of, self._waiting)) > self._limit:
             self._drop(next(iter(self._waiting)))
         return True

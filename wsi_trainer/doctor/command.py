@@ -69,7 +69,7 @@ def _told(checks: list[Check], json: bool) -> int:
 
 def examine() -> list[Check]:
     """All checks; the files that they make are gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="wsi-train-doctor-") as folder:
+    with tempfile.TemporaryDirectory(prefix="wsi-train-doctor-", ignore_cleanup_errors=True) as folder:
         formats = check_formats(Path(folder))
     return [*check_packages(), *check_machine(Path.cwd()), *formats]
 

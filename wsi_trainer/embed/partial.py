@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import repeat, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -34,8 +34,7 @@ class PartialRows:
             batch: Rows that are made at a time.
             identity: What rows depend on.
         """
-        self.rows = target.with_name(f".{target.name}.rows")
-        self.about = target.with_name(f".{target.name}.json")
+        self.rows, self.about = beside(target)
         self.width, said = width, json.dumps({**identity, "width": width, "batch": batch}, sort_keys=True)
         lines = _lines(self.about)
         sums = lines[1:] if lines[:1] == [said] else []
@@ -78,8 +77,18 @@ class PartialRows:
     def remove(self) -> None:
         """What is done leaves nothing behind."""
         self.close()
-        self.rows.unlink(missing_ok=True)
-        self.about.unlink(missing_ok=True)
+        remove((self.rows, self.about))
+
+
+def beside(target: Path) -> tuple[Path, Path]:
+    """The two files beside the one to be."""
+    return target.with_name(f".{target.name}.rows"), target.with_name(f".{target.name}.json")
+
+
+def remove(files: Iterable[Path]) -> None:
+    """Remove what is there of some files."""
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def _lines(path: Path) -> list[str]:

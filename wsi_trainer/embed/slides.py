@@ -19,7 +19,7 @@ from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.embed.layouts import Layout, Written, made_with, write
 from wsi_trainer.embed.origin import origin_of
-from wsi_trainer.embed.partial import PartialRows
+from wsi_trainer.embed.partial import PartialRows, beside, remove
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import PatchEncoder, SlideClassifier
 from wsi_trainer.slides.errors import SlideError
@@ -82,6 +82,7 @@ class Embedder:
                 f"{path} was made of other pixels, of other patches or in another precision than {record.slide} has "
                 "now; choose another --out, or remove it, and it is made again"
             )
+        remove(beside(path))  # a run may have failed when all was written
         self.kept += 1
         return 0
 

@@ -22,6 +22,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.stopping import end_children, end_with_parent
 
 from .convert import Converted, Job, convert
+from .serving import serving
 from .settings import Settings
 from .stall import StallWatch, end
 
@@ -45,6 +46,7 @@ Outcome = Converted | Failure
 Report = Callable[[int, float], None]
 """Called with the number of a job and the share of it that is done."""
 
+_SPAWN = multiprocessing.get_context("spawn")
 _FIELDS = 3  # numbers for each job in shared memory: what is done, of how much, and the process that does it
 _progress: Any = None  # in a worker: that memory
 
@@ -105,14 +107,17 @@ def _attempt_in_worker(
     return attempt_work(work, job, out, settings, threads, overwrite, note)
 
 
+def _shared(jobs: int) -> Any:
+    """Memory in which processes note how far they are with each job."""
+    return _SPAWN.Array("q", _FIELDS * jobs, lock=False)
+
+
 @contextmanager
-def _processes(workers: int, jobs: int) -> Iterator[tuple[Executor, Any]]:
-    context = multiprocessing.get_context("spawn")
-    shared = context.Array("q", _FIELDS * jobs, lock=False)
+def _processes(workers: int, shared: Any) -> Iterator[Executor]:
     others = frozenset(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(shared,))
+    pool = ProcessPoolExecutor(workers, mp_context=_SPAWN, initializer=_start_worker, initargs=(shared,))
     try:
-        yield pool, shared
+        yield pool
     except BaseException:
         end_children(since=others)  # what they do can be continued, and nobody waits for it any more
         raise
@@ -169,46 +174,51 @@ def _run_pool(
 
     Where a process was ended because it had stalled, its slide has an outcome, and the others may simply go on.
     """
-    watch, stalled = StallWatch(stall), False
-    with _processes(workers, max(jobs) + 1) as (pool, shared):
-        ahead = iter(jobs.items())
-        futures: dict[Future[Any], int] = {}
-        finished: set[int] = set()
-        broken = False
-        while True:
-            try:
-                for number, job in itertools.islice(ahead, 0 if broken else _AHEAD * workers - len(futures)):
-                    futures[pool.submit(_attempt_in_worker, number, job, *arguments)] = number
-            except BrokenProcessPool:
-                broken = True
-            if not futures:
-                break
-            done, _ = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
-            for number in set(futures.values()) - finished:
-                ready, total, pid = shared[_FIELDS * number : _FIELDS * (number + 1)]
-                if not total:
-                    continue
-                report(number, ready / total)
-                if not stalled and watch.is_stalled(number, ready):
-                    stalled = True  # ending one process breaks the pool, and all others begin anew
-                    finished.add(number)
-                    failure = Failure(str(jobs[number].slide), "Stalled", watch.reason(pid, ready / total))
-                    end(pid)
-                    yield number, failure
-            for future in done:
-                number = futures.pop(future)
+    watch, stalled, broken = StallWatch(stall), False, False
+    futures: dict[Future[Any], int] = {}
+    finished: set[int] = set()
+    shared = _shared(max(jobs) + 1)
+    try:
+        with serving() as served, _processes(workers, shared) as pool:
+            ahead = iter(jobs.items())
+            while True:
                 try:
-                    outcome = future.result()
+                    for number, job in itertools.islice(ahead, 0 if broken else _AHEAD * workers - len(futures)):
+                        futures[pool.submit(_attempt_in_worker, number, job, *arguments)] = number
                 except BrokenProcessPool:
                     broken = True
-                    continue
-                if number not in finished:
-                    finished.add(number)
-                    yield number, outcome
-        if stalled or not broken:
-            return
-        started = [number for number in jobs if shared[_FIELDS * number + 1] and number not in finished]
-        died.extend(started or [min(jobs.keys() - finished)])
+                if not futures:
+                    break
+                done, _ = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
+                if not done:
+                    served.check()
+                for number in set(futures.values()) - finished:
+                    ready, total, pid = shared[_FIELDS * number : _FIELDS * (number + 1)]
+                    if not total:
+                        continue
+                    report(number, ready / total)
+                    if not stalled and watch.is_stalled(number, ready):
+                        stalled = True  # ending one process breaks the pool, and all others begin anew
+                        finished.add(number)
+                        failure = Failure(str(jobs[number].slide), "Stalled", watch.reason(pid, ready / total))
+                        end(pid)
+                        yield number, failure
+                for future in done:
+                    number = futures.pop(future)
+                    try:
+                        outcome = future.result()
+                    except BrokenProcessPool:
+                        broken = True
+                        continue
+                    if number not in finished:
+                        finished.add(number)
+                        yield number, outcome
+    except BrokenProcessPool:
+        broken = True
+    if stalled or not broken:
+        return
+    started = [number for number in jobs if shared[_FIELDS * number + 1] and number not in finished]
+    died.extend(started or [min(jobs.keys() - finished)])
 
 
 def _run_alone(number: int, job: Job, arguments: tuple[Any, ...], report: Report, stall: float | None) -> Any:

@@ -98,6 +98,18 @@ def test_a_box_begun_for_nothing_is_let_go() -> None:
     assert list(twice._waiting) == [B]  # what the step announced stays
 
 
+def test_where_there_is_no_thread_boxes_are_read_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    image = Noise()
+    source = AheadSource(image)
+    source.begin(A)
+    source.prefetch([A, B])
+    assert not image.boxes and torch.equal(source.read(A), image.pixels[:, :, :8, :8])
+
+
 def test_no_more_is_read_ahead_than_the_limit() -> None:
     image = Noise()
     size = 3 * 8 * 8

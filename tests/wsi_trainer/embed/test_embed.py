@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,20 @@ def test_a_folder_is_one_runs_at_a_time(
         assert run(config, tmp_path / "out") == 2
     assert "s0.h5 is being made by another run" in capsys.readouterr().err
     assert run(config, tmp_path / "out") == 0
+
+
+def test_what_a_run_left_that_failed_when_all_was_written_is_removed(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding.PartialRows, "close", full)
+        assert run(config, tmp_path / "out") != 0
+    assert (tmp_path / "out" / "s0.h5").is_file() and (tmp_path / "out" / ".s0.h5.rows").is_file()
+    assert run(config, tmp_path / "out") == 0
+    assert [path.name for path in (tmp_path / "out").glob(".*")] == [".staging"]
 
 
 @pytest.mark.parametrize("name", [".s0.h5.rows", ".s0.h5.json"])

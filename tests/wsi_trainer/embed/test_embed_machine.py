@@ -290,12 +290,12 @@ class Features(Machine):
 
 @pytest.mark.slow
 def test_a_folder_of_features_holds_no_wrong_one(
-    tmp_path: Path, count: Callable[..., int], record_result: Callable[..., None]
+    tmp_path: Path, count: Callable[..., int], record_result: Callable[..., None], minutes: float
 ) -> None:
     Features.weights = tmp_path
     for weights in (0, 1):
         torch.save(network(weights).state_dict(), tmp_path / f"{weights}.pt")
-    found = go_through(Features, count(ci=4, full=200), count(ci=6, full=14))
+    found = go_through(Features, count(ci=4, full=200), count(ci=6, full=14), minutes)
     record_result("state_machine_embed", {**found, "defects_found": DEFECTS})
 
 

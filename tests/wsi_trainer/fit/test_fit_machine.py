@@ -235,10 +235,10 @@ def prepare(machine: type[Fit], folder: Path | None = None) -> None:
 
 @pytest.mark.slow
 def test_a_run_ends_as_if_nothing_had_been(
-    tmp_path: Path, count: Callable[..., int], record_result: Callable[..., None]
+    tmp_path: Path, count: Callable[..., int], record_result: Callable[..., None], minutes: float
 ) -> None:
     prepare(Fit, tmp_path)
-    found = go_through(Fit, count(ci=2, full=100), count(ci=4, full=9))
+    found = go_through(Fit, count(ci=2, full=100), count(ci=4, full=9), minutes)
     record_result("state_machine_fit", {**found, "defects_found": DEFECTS})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,26 @@ def test_process_that_dies_costs_its_slide_only(cohort: Path, tmp_path: Path, mo
     failure = next(outcome for outcome in outcomes.values() if isinstance(outcome, Failure))
     assert failure.kind == "ProcessDied"
     assert "slide_0002" in failure.slide
+
+
+def test_a_pool_whose_own_thread_dies_is_made_anew(
+    cohort: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's pool of processes would wait for ever: its thread needs another one, which the system may refuse."""
+    original, refused = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("QueueFeeder") and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    jobs = [item.job for item in list_slides(str(cohort))]
+    outcomes = dict(run_all(jobs, tmp_path, SMALL, workers=2, overwrite=False, report=lambda n, share: None))
+    assert refused and outcomes.keys() == set(range(6))
+    assert all(isinstance(outcome, Converted) for outcome in outcomes.values())
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_slide_that_hangs_is_given_up_and_the_others_go_on(cohort: Path, tmp_path: Path, monkeypatch) -> None:
