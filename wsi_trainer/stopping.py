@@ -69,6 +69,22 @@ def ends_at_once(grace: float = GRACE) -> Iterator[None]:
         watcher.join(0 if sys.exc_info()[0] is Stopped else None)
 
 
+@contextmanager
+def stops_once() -> Iterator[None]:
+    """In this context Ctrl-C raises `Stopped`; more of it does not break off how that is told."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # somebody else's, or left to the parent
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, _raise)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _raise(signum: int, frame: FrameType | None) -> NoReturn:
     for number in {signum, signal.SIGINT, signal.SIGTERM}:
         signal.signal(number, _again)

@@ -7,6 +7,7 @@ axes, and each tile is computed as the whole is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +133,7 @@ class GroupNorm:
     place: int
 
     def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        inner = x[0, 0].numel()
+        inner = math.prod(x.shape[2:])
         found: Tensor = aten.native_group_norm(x, weight, bias, x.shape[0], x.shape[1], inner, self.groups, self.eps)[
             self.place
         ]

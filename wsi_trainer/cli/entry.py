@@ -17,6 +17,7 @@ from wsi_trainer.cli.table import COMMANDS, Command
 from wsi_trainer.debugging import ASKED
 from wsi_trainer.disks import about_disk
 from wsi_trainer.errors import UserError
+from wsi_trainer.stopping import stops_once
 from wsi_trainer.words import clean, speakable
 
 DEBUG_FLAG = "--debug"
@@ -32,7 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         speakable(stream)
     words = list(sys.argv[1:] if argv is None else argv)
     debug = DEBUG_FLAG in words
-    words = [word for word in words if word != DEBUG_FLAG]
+    with stops_once():
+        return outcome([word for word in words if word != DEBUG_FLAG], debug)
+
+
+def outcome(words: list[str], debug: bool) -> int:
+    """Run a command; its errors are one line and an exit code."""
     thread_errors, before = threading.excepthook, ASKED.set(debug)
     if not debug:
         threading.excepthook = in_a_thread

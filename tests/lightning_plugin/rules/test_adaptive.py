@@ -89,3 +89,9 @@ def test_several_levels() -> None:
 )  # fmt: skip
 def test_any(size: Any, out: Any, pool: Any, tiles: Any) -> None:
     assert_tiled(After(partial(pool, output_size=out)), (1, 3, *size), tiles=tiles, backward_tiles=tiles[::-1])
+
+
+def test_the_maximum_of_all_positions_is_a_reduction() -> None:
+    net = After(lambda x: F.adaptive_max_pool2d(x, 1))
+    assert_tiled(net, (2, 3, 12, 8), joins=True)
+    assert recorded_kinds(net, (2, 3, 12, 8))["First"] == 1

@@ -45,7 +45,22 @@ def biased_by_hand(x: Tensor) -> Tensor:
     return torch.softmax(torch.baddbmm(-far, t, t.transpose(1, 2), beta=0.3, alpha=0.7), -1) @ t
 
 
-@pytest.mark.parametrize("function", [causal_and_blind, grouped, scaled, biased_by_hand])
+def values_of_the_user(x: Tensor) -> Tensor:
+    """Attention to what is no map, and what looks like it."""
+    t = tokens(x)
+    values = torch.linspace(-1, 1, t.shape[1], dtype=t.dtype).view(1, -1, 1).expand(t.shape[0], -1, 3)
+    return torch.softmax(torch.bmm(t, t.transpose(1, 2)), -1) @ values
+
+
+def keys_of_the_user(x: Tensor) -> Tensor:
+    t = tokens(x)
+    keys = torch.linspace(-1, 1, 4 * t.shape[1], dtype=t.dtype).view(1, 4, -1).expand(t.shape[0], -1, -1)
+    return torch.softmax(torch.bmm(t, keys), -1) @ t
+
+
+@pytest.mark.parametrize(
+    "function", [causal_and_blind, grouped, scaled, biased_by_hand, values_of_the_user, keys_of_the_user]
+)
 @pytest.mark.parametrize("images", [1, 3])
 def test_exact_and_no_barrier(function, images):
     net = After(function)

@@ -16,10 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_plugin import LazyImage
+from lightning_plugin import LazyImage, TiledModule
 from lightning_plugin.boxes import Box
+from lightning_plugin.execute import run as running
+from lightning_plugin.execute.frame import Frame
 from lightning_plugin.graph import Node, ancestors
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import ReduceOp, TileOp
 from tests.exactness import flat
 from tests.lightning_plugin.rules.helpers import After
 
@@ -110,3 +112,45 @@ def test_what_is_marked_alike_is_the_same_computation(function: Callable[[Tensor
             torch.testing.assert_close(bound, first, rtol=1e-12, atol=1e-12, msg=f"{node.op}: {one}, at {other}")
             pairs += 1
     assert pairs > 5, "hardly any tiles are alike"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.flatten(2).softmax(-1), lambda x: x.mean((2, 3)), lambda x: x.var((2, 3)), lambda x: x.amax((2, 3)),
+        lambda x: x.logsumexp((2, 3)), lambda x: F.batch_norm(x, None, None, training=True),
+    ],
+)  # fmt: skip
+def test_what_places_have_no_say_in_is_the_same_for_identical_tiles(function: Callable[[Tensor], Any]) -> None:
+    """Else a plan would not count on sharing, and no result would show it."""
+    out = After(function).double()(LazyImage.from_tensor(torch.empty(SHAPE, dtype=torch.float64)))
+    reductions = [n for n in ancestors([out._value]) if isinstance(n.op, ReduceOp)]
+    assert reductions and all(node.op.uniform for node in reductions)
+
+
+@pytest.mark.parametrize("images", [2, 3])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.group_norm(x, 2, torch.ones(4, dtype=x.dtype)), lambda x: F.instance_norm(x),
+        lambda x: F.layer_norm(x, x.shape[1:]), lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: F.normalize(x.flatten(2), dim=2), lambda x: x.softmax(1) * x.flatten(2).softmax(-1).view(x.shape),
+    ],
+)  # fmt: skip
+def test_vectors_have_the_shapes_that_were_recorded(
+    function: Callable[[Tensor], Any], images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans count on them."""
+    frames: list[Frame] = []
+    ran = running.run_stages
+
+    def run(stages: Any, nodes: Any, frame: Frame) -> None:
+        frames.append(frame)
+        ran(stages, nodes, frame)
+
+    monkeypatch.setattr(running, "run_stages", run)
+    TiledModule(After(function).double(), tiles=(2, 2))(torch.randn(images, *SHAPE[1:], dtype=torch.float64))
+    found = {v: t for frame in frames for v, t in frame.vectors.items()}
+    assert len(found) > 2
+    for v, t in found.items():
+        assert tuple(v.shape) == tuple(t.shape) and v.dtype == t.dtype, v.node

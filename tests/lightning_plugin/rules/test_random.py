@@ -20,7 +20,7 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules import noise
 from lightning_plugin.rules.noise import Stream
 from tests.exactness import TOLERANCE, asked, difference
-from tests.lightning_plugin.rules.helpers import recorded_kinds
+from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
 CPU = torch.device("cpu")
 GRIDS = [(1, 1), (3, 2), (5, 4), (13, 1)]
@@ -283,3 +283,9 @@ def test_a_tile_is_a_part_of_the_whole(data):
     stream = Stream(4, 2**40 + 17)
     whole = stream.uniform(lay, full, torch.float64, CPU)
     assert torch.equal(stream.uniform(lay, Box(lo, hi), torch.float64, CPU), lay.narrow(whole, full, Box(lo, hi)))
+
+
+def test_the_slope_of_rrelu_in_evaluation_is_the_mean_of_its_bounds() -> None:
+    """By itself `torch.rrelu` names none of them."""
+    assert_tiled(After(torch.rrelu), (2, 3, 9, 8))
+    assert_tiled(After(lambda x: torch.rrelu(x, 0.1, 0.7)), (2, 3, 9, 8))

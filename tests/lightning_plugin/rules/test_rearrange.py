@@ -67,3 +67,12 @@ def test_positions_that_are_no_box(function: Callable[[Tensor], Any]) -> None:
 def test_any(size: Any, shifts: Any, flips: Any, tiles: Any) -> None:
     net = After(lambda x: F.avg_pool2d(x.roll(shifts, (2, 3)).flip(tuple(flips)), 3, 1, 1))
     assert_tiled(net, (1, 3, *size), tiles=tiles, backward_tiles=tiles[::-1])
+
+
+@pytest.mark.parametrize("offset", [(), (0,)])
+def test_strides_that_say_nothing_new(offset: tuple[int, ...]) -> None:
+    def function(x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        return torch.as_strided(x, (n, c, h, w), (c * h * w, h * w, w, 1), *offset).square()
+
+    assert_tiled(After(function), (2, 3, 9, 8))

@@ -1,5 +1,6 @@
 """Bad input ends with exit code 2 and one line on stderr that names it and what is valid; no traceback."""
 
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -231,6 +232,20 @@ def test_interrupt_ends_without_traceback(slide, capsys, monkeypatch):
     monkeypatch.setattr(entry, "call", interrupt)
     assert main(["cook", str(slide)]) == 130
     assert capsys.readouterr().err == "wsi-train: interrupted\n"
+
+
+def test_more_of_ctrl_c_does_not_break_off_what_is_said(slide, capsys, monkeypatch):
+    def interrupted(*_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(entry, "call", interrupted)
+    assert main(["cook", str(slide)]) == 130
+    assert capsys.readouterr().err == "wsi-train: interrupted\n"
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler, "it is as it was"
 
 
 def test_a_budget_too_small_is_one_line(slide, capsys, monkeypatch):
