@@ -6,7 +6,8 @@ one pass has collected is nothing to the next, and nothing is collected for a se
 
 [Note: failed] PyTorch keeps what a pass that failed had still to run, gradients and all, in a queue of the thread's,
 and lets it go when a later pass comes upon it. It takes the youngest node first, so it never does so by itself: the
-memory would be missing in each step to come. A node that is older than all those is run to have them looked at.
+memory, and files, would be missing in each step to come. So a node that is older than all those is run before each
+plan is chosen, to have them looked at.
 """
 
 from __future__ import annotations
@@ -39,22 +40,15 @@ class _Old(threading.local):
     """Of each thread a node of autograd's that is older than those of its steps; autograd counts them by thread."""
 
     def __init__(self) -> None:
-        self.made: tuple[Tensor, Tensor] | None = None
+        with torch.inference_mode(False), torch.enable_grad():
+            self.leaf = torch.zeros((), requires_grad=True)
+            self.node = self.leaf * 1
 
 
 _old = _Old()
 
 
-def begin() -> None:
-    """This thread makes nodes from now on."""
-    if _old.made is None:
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = torch.zeros((), requires_grad=True)
-            _old.made = leaf, leaf * 1
-
-
 def forget_failed() -> None:
     """Let go of what passes that failed have left in this thread; see [Note: failed]."""
-    if _old.made is not None:
-        leaf, old = _old.made
-        torch.autograd.grad(old, leaf, retain_graph=True)
+    with torch.inference_mode(False):
+        torch.autograd.grad(_old.node, _old.leaf, retain_graph=True)

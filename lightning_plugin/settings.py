@@ -26,7 +26,7 @@ from lightning_plugin.heap import Heap
 from lightning_plugin.ledger import Ledger, with_gradients
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Chains, Options
-from lightning_plugin.passes import begin, forget_failed
+from lightning_plugin.passes import forget_failed
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import shelf
 from lightning_plugin.planner.calibrate import local_rates
@@ -118,6 +118,7 @@ class Settings:
         return self.options.chains if self.options.budget is not None else "never"
 
     def choose(self, recording: Recording) -> Plan:
+        forget_failed()
         if self.given is not None:
             validate(self.given, recording)
             if self.given.approximation and self.splitting is None:
@@ -151,10 +152,8 @@ class Settings:
         def fitting() -> list[Plan]:
             return [plan for plan in known if plan.peak_bytes <= usable(budget - held)]
 
-        begin()
         held = self.beside(recording)
         if held > SCRAPS and not fitting():
-            forget_failed()
             gc.collect()  # what only waits for it is not held
             held = self.beside(recording)
         held = held if held > SCRAPS else 0
