@@ -98,11 +98,14 @@ class StoredBlocks:
 
 
 def is_own_store(path: Path) -> bool:
-    """Whether a store has the layout that this package writes, so that it can be read the fast way."""
+    """Whether a store has the layout that this package writes, so that it can be read the fast way. Where that cannot
+    be read it is not said that it has not: the slide would be taken for another one."""
     try:
         _own_level(path, 0)
-    except (OSError, SlideError):
+    except (NotADirectoryError, IsADirectoryError, SlideError):
         return False
+    except OSError as error:
+        raise SlideError(path, f"cannot be read: {error.strerror or error}") from error
     return True
 
 

@@ -170,6 +170,26 @@ def test_a_folder_is_one_runs_at_a_time(
     assert run(config, tmp_path / "out") == 0
 
 
+def test_a_store_that_cannot_be_read_for_a_moment_is_not_taken_for_another(
+    slides: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its features would be said to be of other pixels."""
+    original, left = Path.stat, 1
+
+    def failing(path: Path, **how: Any) -> Any:
+        nonlocal left
+        if left and path == slides / "s0.zarr" / "0" / "zarr.json":
+            left = 0
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return original(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing)
+        assert run(config, tmp_path / "out") == 2 and not left
+    assert "s0.zarr" in (said := capsys.readouterr().err) and "Input/output error" in said
+    assert run(config, tmp_path / "out") == 0
+
+
 def test_what_a_run_left_that_failed_when_all_was_written_is_removed(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
