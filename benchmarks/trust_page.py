@@ -202,7 +202,9 @@ def mutants(data: Any) -> str:
     columns = ["mutants", "killed", "timeout", "survived", "excused"]
     rows = [[row["file"], *(row.get(column, 0) for column in columns)] for row in values["rows"]]
     sums = ["**all**", *(sum(row.get(column, 0) for row in values["rows"]) for column in columns)]
-    told = f"By {values['tool']}.\n\n" + lines(["file", *columns], [*rows, sums])
+    again = values.get("asked again")
+    by = f"By {values['tool']}{f'; {again}' if again else ''}.\n\n"
+    told = by + lines(["file", *columns], [*rows, sums])
     for kind in ("excused", "survived"):
         told += "".join(f"\n- {kind}: {cell(phrase(one))}" for one in values.get(kind, []))
     return told + "\n"

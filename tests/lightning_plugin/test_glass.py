@@ -199,6 +199,14 @@ def test_gradients_of_glass_are_pulled_back_for_one_tile(monkeypatch: pytest.Mon
     assert sum(count > 300 for count in found) >= len(tiled.plan.segments), sorted(found)[-20:]
 
 
+def test_tiles_that_the_user_chose_are_shared_where_a_source_may_know_of_glass() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).double()
+    tiled = TiledModule(net, tiles=(3, 3))
+    for image, shared in ((slide((24, 20), Box((3, 3), (9, 9))), True), (torch.randn(1, 3, 24, 20).double(), False)):
+        materialize(tiled(LazyImage(image) if isinstance(image, Glass) else image))
+        assert tiled.plan is not None and [s.alike for s in tiled.plan.segments] == [shared]
+
+
 # Plans
 
 

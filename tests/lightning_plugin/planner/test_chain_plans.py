@@ -99,6 +99,18 @@ def test_the_smallest_budget_that_is_named_works() -> None:
     assert step(net, shape, error.value.smallest, steps=1, disk=False) == "again"
 
 
+def test_a_frozen_network_is_planned_without_gradients() -> None:
+    """What a plan says it holds is little more than what a step holds, where most of that is parameters."""
+    torch.manual_seed(0)
+    net = network(12, 48).double().requires_grad_(False)
+    net[0].requires_grad_(True)
+    weights, x = sum(p.nbytes for p in net.parameters()), torch.randn(1, 3, 16, 18, dtype=torch.float64)
+    tiled = TiledModule(net, budget=2 * weights, chains="always", disk=False)
+    tiled(x).square().mean().backward()
+    assert tiled.plan is not None and tiled.plan.chains
+    assert weights < tiled.peak_bytes <= tiled.plan.peak_bytes < tiled.peak_bytes + weights / 2
+
+
 @pytest.mark.parametrize("parameters", ["disk", "host"])
 def test_a_deep_network_whose_parameters_are_streamed(parameters: str) -> None:
     torch.manual_seed(0)
