@@ -30,7 +30,7 @@ NOT_RUN = "*Not run.*\n"
 
 #: What each state machine is about, by its file.
 MACHINES = {
-    "cohort_machine": "stores and tables of a cohort: preprocess, verify",
+    "state_machine_cohort": "stores and tables of a cohort: preprocess, verify",
     "state_machine_embed": "embed",
     "state_machine_fit": "fit and resume",
     "state_machine_recipes": "the cache of recipes",
@@ -80,9 +80,7 @@ def machines(_: Any) -> str:
     for name, about in MACHINES.items():
         data = result(name)
         values = {} if data is None else dict(data["values"])
-        values.setdefault("sequences", values.get("sequences without disagreement", "not run"))
-        if "sequences without disagreement" in values:
-            values.setdefault("disagreements", 0)
+        values.setdefault("sequences", "not run")
         rows.append([about, *(values.get(column, "–") for column in COUNTED)])
     return lines(["commands", *COUNTED], rows)
 

@@ -16,7 +16,6 @@ import threading
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_plugin.private import graph_task, graph_task_keeps_graph, graph_task_runs
 

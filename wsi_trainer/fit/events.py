@@ -52,19 +52,19 @@ log = logging.getLogger("wsi_trainer")
 
 
 class EventLog:
-    """Appends records; a disk that refuses one ends the log, and not the run."""
+    """Appends records; a disk that refuses one has not ended the run, nor the log: that is said once, and records that
+    say what the run is come with the next one that is written."""
 
     def __init__(self, path: Path, limit: int = LIMIT) -> None:
         self.path, self.limit = path, limit
         self._head: dict[str, dict[str, Any]] = {}
         self._began = time.monotonic()
-        self._open = True
+        self._owed: list[dict[str, Any]] = []
+        self._said = False
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one record of this event."""
         assert set(fields) <= set(EVENTS[event]), (event, fields)
-        if not self._open:
-            return
         record = {
             "schema": SCHEMA,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -75,12 +75,15 @@ class EventLog:
             self._head[event] = record
         try:
             self._append(record)
+            self._owed = []
         except OSError as error:
-            self._open = False
-            log.warning("the run goes on without %s: %s", self.path.name, error.strerror)
+            self._owed += [record] if event in HEAD else []
+            if not self._said:
+                self._said = True
+                log.warning("the run goes on without what %s should say now: %s", self.path.name, error.strerror)
 
     def _append(self, record: dict[str, Any]) -> None:
-        line = _line(record)
+        line = b"".join(map(_line, [*self._owed, record]))
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(descriptor).st_size

@@ -19,7 +19,7 @@ from wsi_trainer.tables import Table, inert, lively, read_table, table_bytes
 
 from .convert import Converted, Job, stored
 from .inputs import Listed
-from .staging import Locked, due, lock, settle
+from .staging import Locked, due, lock, seal_of, settle
 from .store.files import replace_file
 
 MANIFEST = "manifest.csv"
@@ -70,7 +70,9 @@ def update_tables(out: Path, listed: Sequence[Listed]) -> Told:
 
 def _update(out: Path, listed: Sequence[Listed]) -> Told:
     old = read_manifest_of(out)
-    waiting = dict.fromkeys(due(out))  # each is looked up below
+    marks = due(out)  # before the stores are read: what appears meanwhile is told of by the next run
+    told = [mark for mark in marks if seal_of(out / f"{mark.name}.zarr") == mark.seal]
+    waiting = dict.fromkeys(mark.name for mark in told)  # each is looked up below
     asked = {item.job.name: item for item in listed}
     names = list(dict.fromkeys([*asked, *waiting, *_summarised(out), *_named(old)]))
     there = [name for name in names if os.path.isdir(f"{out}/{name}.zarr")]  # there may be a million names
@@ -88,7 +90,7 @@ def _update(out: Path, listed: Sequence[Listed]) -> Told:
     order = [name for row in rows if (name := _name_of(row)) in found]
     stores = tuple(found[name] for name in dict.fromkeys(order) if name is not None)
     _replace(out / SUMMARY, table_bytes(_SUMMARY_COLUMNS, [_for_people(row) for row in stores]))
-    settle(out, [name for name in waiting if name in found or not (out / f"{name}.zarr").exists()])
+    settle(out, [mark for mark in told if mark.name in found], [mark for mark in marks if mark.name not in waiting])
     gone = tuple(name for name in present if name not in found and not (out / f"{name}.zarr").exists())
     return Told(stores, tuple(kept), added, gone)
 

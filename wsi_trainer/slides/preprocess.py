@@ -205,7 +205,8 @@ def _outcomes(
 def _copied(out: Path, converted: Sequence[Job], wanted: bool) -> list[Job]:
     """The stores to copy: all of this run where copies are wanted, and those that have one and may be new."""
     names = {job.name: job for job in converted}
-    died = [name for name in due(out) if name not in names and _is_there(out, name)]  # the run, before it copied these
+    waiting = dict.fromkeys(mark.name for mark in due(out) if mark.name not in names)
+    died = [name for name in waiting if _is_there(out, name)]  # the run, before it copied these
     earlier = [Job(out / f"{name}.zarr", name) for name in died]
     there = [job for job in [*converted, *earlier] if (out / FOLDER / f"{job.name}.zarr").exists()]
     return list(converted) + [job for job in there if job.name not in names] if wanted else there

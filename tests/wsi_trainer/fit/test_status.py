@@ -51,12 +51,20 @@ def test_numbers_that_are_not_finite_are_json_too(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_a_record_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    events = EventLog(tmp_path / "gone" / "events.jsonl")
+    path = tmp_path / "gone" / "events.jsonl"
+    events = EventLog(path)
+    events.write("start", version="1")
     events.write("checkpoint", step=1)
     events.write("checkpoint", step=2)
     assert [record.getMessage() for record in caplog.records].count(
-        "the run goes on without events.jsonl: No such file or directory"
+        "the run goes on without what events.jsonl should say now: No such file or directory"
     ) == 1
+    path.parent.mkdir()
+    for step in (3, 4):
+        events.write("checkpoint", step=step)
+    assert [(one["event"], one.get("step")) for one in read_events(path)] == [
+        ("start", None), ("checkpoint", 3), ("checkpoint", 4)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.slides import staging
+from wsi_trainer.slides import cohort, staging
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.export import export_ngff04, is_current
@@ -111,9 +112,42 @@ def test_parts_of_a_job_array_give_one_order(folder: Path, tmp_path: Path) -> No
 def test_a_store_of_a_run_that_died_is_listed_by_the_next_whatever_it_is_about(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(Job(folder / "a.tif", "a"), out, SMALL)  # as far as a run that is killed before it writes tables
-    assert staging.due(out) == ["a"]
+    assert [mark.name for mark in staging.due(out)] == ["a"]
     assert preprocess(folder / "b.tif", out) == 0
     assert sorted(row["slide"] for row in rows(out)) == ["a.zarr", "b.zarr"]
+    assert staging.due(out) == []
+
+
+def test_a_store_that_is_replaced_while_tables_are_written_is_told_of_by_the_next_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    convert(Job(folder / "a.tif", "a"), out, SMALL)
+
+    def replaced(*arguments: Any) -> Any:
+        """Another run's store takes the place of the one whose row was just read; its own tables have to wait."""
+        monkeypatch.undo()
+        found = cohort.table_bytes(*arguments)
+        convert(Job(folder / "a.tif", "a"), out, replace(SMALL, mpp=1.0), overwrite=True)
+        return found
+
+    monkeypatch.setattr(cohort, "table_bytes", replaced)
+    cohort.update_tables(out, [])
+    (mark,) = staging.due(out)
+    assert mark.seal == staging.seal_of(out / "a.zarr")
+    cohort.update_tables(out, [])
+    assert rows(out)[0]["mpp"] == "1.0" and staging.due(out) == []
+
+
+def test_the_mark_of_a_store_that_never_came_goes_when_nobody_works_on_it(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(Job(folder / "a.tif", "a"), out, SMALL)
+    staging.note_due(out, "a", "0" * 16)
+    staging.note_due(out, "b", "1" * 16)
+    with staging.lock(out, "a"):
+        cohort.update_tables(out, [])
+        assert [mark.seal for mark in staging.due(out)] == ["0" * 16]
+    cohort.update_tables(out, [])
     assert staging.due(out) == []
 
 

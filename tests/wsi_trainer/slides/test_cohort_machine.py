@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -18,14 +19,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import hypothesis
 import numpy as np
 import pytest
 import tifffile
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, precondition, rule
 
+from tests.machines import Machine, go_through
+from tests.stopping import go_on, started, stopped
 from wsi_trainer.cli import main
+from wsi_trainer.slides import staging
 from wsi_trainer.slides.export import is_current
 from wsi_trainer.slides.store.manifest import find_damage, read_manifest
 
@@ -47,14 +50,11 @@ def _rows(path: Path) -> dict[str, dict[str, str]]:
         return {row[next(iter(row))].removesuffix(".zarr"): row for row in csv.DictReader(file)}
 
 
-class Cohort(RuleBasedStateMachine):
+class Cohort(Machine):
     """A folder of slides and the folder of their stores."""
-
-    sequences = 0
 
     def __init__(self) -> None:
         super().__init__()
-        type(self).sequences += 1
         self.root = Path(tempfile.mkdtemp())
         self.slides, self.out = self.root / "slides", self.root / "out"
         self.slides.mkdir()
@@ -71,11 +71,7 @@ class Cohort(RuleBasedStateMachine):
 
     def run(self, names: list[str], mpp: float, overwrite: bool, export: bool = False, die: int | None = None) -> None:
         """A run over some slides; with `die` the process ends at that rename."""
-        table = self.root / "list.csv"
-        table.write_text("slide,site\n" + "".join(f"slides/{name}.tif,{name.upper()}\n" for name in names))
-        words = ["preprocess", str(table), str(self.out), "--tissue", "none", "--workers", "1", "--stall_minutes", "0"]
-        words += ["--mpp", str(mpp)] if mpp != 0.5 else []
-        words += ["--overwrite", "true"] if overwrite else []
+        words = self.words(names, mpp, overwrite)
         words += ["--export_ngff", "0.4"] if export else []
         if die is not None:
             self._dying(words, names, mpp, overwrite, die)
@@ -97,6 +93,12 @@ class Cohort(RuleBasedStateMachine):
             for name in able:
                 assert (self.out / "ngff-0.4" / f"{name}.zarr").is_dir()
 
+    def words(self, names: list[str], mpp: float, overwrite: bool, table: str = "list.csv") -> list[str]:
+        path = self.root / table
+        path.write_text("slide,site\n" + "".join(f"slides/{name}.tif,{name.upper()}\n" for name in names))
+        words = ["preprocess", str(path), str(self.out), "--tissue", "none", "--workers", "1", "--stall_minutes", "0"]
+        return words + ["--mpp", str(mpp)] * (mpp != 0.5) + ["--overwrite", "true"] * overwrite
+
     def _dying(self, words: list[str], names: list[str], mpp: float, overwrite: bool, die: int) -> None:
         calls, replace = 0, os.replace
 
@@ -112,6 +114,10 @@ class Cohort(RuleBasedStateMachine):
                 main(words)
         except _Killed:
             pass
+        self.look(names, overwrite)
+
+    def look(self, names: list[str], overwrite: bool) -> None:
+        """See how far a run over some slides has got that did not end well."""
         self.uncertain = True
         for name in names:  # it may have got so far or not: the store says what it is
             store = self.out / f"{name}.zarr"
@@ -132,7 +138,37 @@ class Cohort(RuleBasedStateMachine):
 
     @rule(names=some, mpp=st.sampled_from([0.5, 1.0]), overwrite=st.booleans(), die=st.integers(1, 40))
     def killed(self, names: list[str], mpp: float, overwrite: bool, die: int) -> None:
+        self.counted["kills"] += 1
         self.run(names, mpp, overwrite, die=die)
+
+    @rule(names=some, mpp=st.sampled_from([0.5, 1.0]), overwrite=st.booleans(), touches=st.integers(1, 60))
+    def killed_at_once(self, names: list[str], mpp: float, overwrite: bool, touches: int) -> None:
+        """In a process of its own, at any touch of the folder."""
+        self.counted["kills"] += 1
+        log = self.root / "log"
+        process = started(self.words(names, mpp, overwrite), self.out, log, touches, signal.SIGKILL)
+        process.join()
+        assert process.exitcode in (0, 1, -signal.SIGKILL), log.read_text()
+        self.look(names, overwrite)
+
+    @rule(
+        names=some, others=some, mpps=st.tuples(*[st.sampled_from([0.5, 1.0])] * 2),
+        overwrites=st.tuples(st.booleans(), st.booleans()), touches=st.integers(1, 60),
+    )  # fmt: skip
+    def at_the_same_time(
+        self, names: list[str], others: list[str], mpps: tuple[float, float], overwrites: tuple[bool, bool],
+        touches: int,
+    ) -> None:  # fmt: skip
+        """While one run stands in the middle of its work, another does its own in the same folder."""
+        self.counted["concurrent"] += 1
+        log = self.root / "log"
+        first = started(self.words(names, mpps[0], overwrites[0]), self.out, log, touches, signal.SIGSTOP)
+        stopped(first)
+        with mock.patch.object(staging, "PATIENCE", 0.05):
+            assert main(self.words(others, mpps[1], overwrites[1], "other.csv")) in (0, 1, 2)
+        assert go_on(first) in (0, 1, 2) and "Traceback" not in (said := log.read_text()), said
+        self.look(names, any(overwrites))
+        self.look(others, any(overwrites))
 
     @precondition(lambda self: self.mpp and not self.uncertain)
     @rule(data=st.data())
@@ -171,6 +207,7 @@ class Cohort(RuleBasedStateMachine):
     @precondition(lambda self: set(self.mpp) - self.damaged and not self.uncertain)
     @rule(data=st.data(), kind=st.sampled_from(["garbage", "removed"]))
     def damage(self, data: st.DataObject, kind: str) -> None:
+        self.counted["damages"] += 1
         name = data.draw(st.sampled_from(sorted(set(self.mpp) - self.damaged)))
         store = self.out / f"{name}.zarr"
         if kind == "garbage":
@@ -234,11 +271,9 @@ class Cohort(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_stores_manifest_and_summary_agree(count: Callable[..., int], record_result: Callable[..., None]) -> None:
-    wanted = count(ci=8, full=2000)
-    Cohort.sequences = 0
-    settings = hypothesis.settings(max_examples=wanted, stateful_step_count=count(ci=10, full=14), deadline=None)
+def test_stores_manifest_and_summary_agree(
+    count: Callable[..., int], record_result: Callable[..., None], minutes: float
+) -> None:
     with redirect_stdout(io.StringIO()):  # thousands of tables
-        run_state_machine_as_test(Cohort, settings=settings)
-    assert Cohort.sequences >= wanted
-    record_result("cohort_machine", {"sequences without disagreement": Cohort.sequences})  # one would have ended it
+        found = go_through(Cohort, count(ci=8, full=2000), count(ci=10, full=14), minutes)
+    record_result("state_machine_cohort", {**found, "defects_found": []})
