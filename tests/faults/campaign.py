@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.faults.commands import COMMANDS, Command, bring
 from tests.faults.judge import difference, tree
-from tests.faults.kinds import KINDS, READ_ONLY, Kind
+from tests.faults.kinds import HANGS, KINDS, READ_ONLY, Kind
 from tests.faults.runs import Ended, Server
 from tests.faults.seam import Site
 
@@ -45,7 +45,7 @@ class Outcome:
 
 def kinds_of(name: str) -> dict[str, Kind]:
     """The faults of a command."""
-    return {**KINDS, NAMED: READ_ONLY}
+    return {**KINDS, NAMED: READ_ONLY} | ({"hang while reading": HANGS} if COMMANDS[name].processes else {})
 
 
 class Bench:

@@ -24,6 +24,7 @@ class Command:
         again: The words of a rerun, where they are others.
         free: Files that differ from run to run, or that are further ones after a rerun, as patterns of their names.
         short: Whether few runs of it are made, because each is long.
+        processes: Whether slides are read in processes of their own.
     """
 
     words: Words
@@ -32,6 +33,7 @@ class Command:
     again: Words | None = None
     free: tuple[str, ...] = field(default=())
     short: bool = False
+    processes: bool = False
 
 
 def config(now: str) -> str:
@@ -54,7 +56,7 @@ COMMANDS: Mapping[str, Command] = {
     "preprocess": Command(lambda n: ["preprocess", f"{n}/in/two", f"{n}/out", *ALONE], "slides", "out"),
     "preprocess, in processes": Command(
         lambda n: ["preprocess", f"{n}/in/two", f"{n}/out", "--workers=2", "--stall_minutes=0.1"], "slides", "out",
-        short=True,
+        short=True, processes=True,
     ),
     "tissue": Command(lambda n: ["tissue", f"{n}/in/two", f"{n}/out", *ALONE], "slides", "out"),
     "verify": Command(lambda n: ["verify", f"{n}/in/stores", "--workers=1"], "slides", "in/stores"),

@@ -51,5 +51,7 @@ KINDS: Mapping[str, Kind] = {
     "clock ten years ahead": Kind(FILES, "clock", 315360000),
     "two runs": Kind(WRITES, "pause", 1),
 }
+#: A decoder that never ends, where one has a process of its own.
+HANGS = Kind(("read",), "hang")
 #: Results in a folder that cannot be written to: below it, from the first call on.
 READ_ONLY = Kind(("make", "write", "change"), "error", errno.EROFS, FROM_THEN_ON, once=True)
