@@ -28,7 +28,7 @@ from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.execute.gradients import FEW
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import Source
-from lightning_plugin.plan import Plan, SegmentForecast
+from lightning_plugin.plan import Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.account import Account, Reading, account
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rehearse import noted
@@ -199,7 +199,9 @@ class Recipe:
         segments = tuple(
             s
             if s.keep
-            else dataclasses.replace(s, forward=resized(s.forward, was, size), backward=resized(s.backward, was, size))
+            else dataclasses.replace(
+                s, forward=grid_at(s, s.forward, was, size), backward=grid_at(s, s.backward, was, size)
+            )
             for s, was, size in zip(self.plan.segments, self.references, now, strict=True)
         )
         return dataclasses.replace(self.plan, segments=segments)
@@ -301,6 +303,15 @@ def kinds_of(plan: Plan, nodes: Sequence[Node]) -> Kinds:
 def sides_of(grid: Grid, extent: Sequence[int]) -> tuple[int, ...]:
     """The sides of a grid's tiles on a map."""
     return grid.sides or tuple(-(-size // count) for size, count in zip(extent, grid.counts, strict=False))
+
+
+def grid_at(segment: SegmentPlan, grid: Grid, was: Sequence[int], now: Sequence[int]) -> Grid:
+    """A grid of a segment where its map has other extents. One that shares halos stays cut along one axis."""
+    if segment.halo != "share":
+        return resized(grid, was, now)
+    sides = sides_of(grid, was)
+    cut = [side if count > 1 else size for side, count, size in zip(sides, grid.counts, now, strict=False)]
+    return resized(Grid(grid.counts, tuple(cut)), was, now)
 
 
 def resized(grid: Grid, was: Sequence[int], now: Sequence[int]) -> Grid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from lightning_plugin.planner.rates import RATES
 from lightning_plugin.planner.recipe import Recipe
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.settings import known_for
+from tests.exactness import TOLERANCE, difference
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 LAYERS: dict[str, Any] = {
@@ -224,3 +226,25 @@ def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
         assert known_for([counting], here, 1 << 16, 1) is None and len(asked) == 1
     with network(module, (299, 308)) as here:
         assert known_for([counting], here, 1 << 30, 1) is not None and len(asked) == 2
+
+
+@pytest.mark.parametrize("budget", ["400KiB", "700KiB"])
+def test_what_shares_halos_stays_cut_along_one_axis(budget: str) -> None:
+    """Also where an image is wider than the one that the recipe was made for."""
+    module = net(["conv", "norm", "relu", "wide"]).double()
+    plain = copy.deepcopy(module)
+    tiled = TiledModule(module, budget=budget, halo="share")
+    shared = 0
+    for sides in ((58, 52), (62, 56), (61, 57), (57, 50), (56, 58)):
+        x = torch.randn(1, 3, *sides, dtype=torch.float64)
+        for run in (plain, tiled):
+            run.zero_grad()
+            run(x).square().sum().backward()
+        for p, q in zip(module.parameters(), plain.parameters(), strict=True):
+            assert p.grad is not None and q.grad is not None
+            assert difference(p.grad, q.grad, 1e-3) < TOLERANCE
+        assert tiled.plan is not None and tiled.peak_bytes <= tiled.plan.peak_bytes
+        scanned = [s for s in tiled.plan.segments if not s.keep and s.halo == "share"]
+        assert all(sum(count > 1 for count in s.forward.counts) <= 1 for s in scanned)
+        shared += len(scanned)
+    assert shared > 3

@@ -281,6 +281,10 @@ def test_the_cache_is_of_use_or_of_none(
 #: What it has found, each with its test.
 DEFECTS: list[dict[str, str]] = [
     {
+        "what": "A plan that shares halos, made for one image, was an error for a wider one",
+        "test": "tests/lightning_plugin/planner/test_recipe.py::test_what_shares_halos_stays_cut_along_one_axis",
+    },
+    {
         "what": "Planning hooked the modules of all threads",
         "test": (
             "tests/lightning_plugin/test_private.py::test_work_is_counted_without_hooks_on_the_modules_of_other_threads"

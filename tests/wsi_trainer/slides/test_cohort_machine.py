@@ -276,4 +276,16 @@ def test_stores_manifest_and_summary_agree(
 ) -> None:
     with redirect_stdout(io.StringIO()):  # thousands of tables
         found = go_through(Cohort, count(ci=8, full=2000), count(ci=10, full=14), minutes)
-    record_result("state_machine_cohort", {**found, "defects_found": []})
+    record_result("state_machine_cohort", {**found, "defects_found": DEFECTS})
+
+
+#: What it has found, each with its test.
+DEFECTS = [
+    {
+        "what": "A run that wrote the tables while another replaced a store left the old size of a pixel in manifest.csv",
+        "test": (
+            "tests/wsi_trainer/slides/test_cohort.py::"
+            "test_a_store_that_is_replaced_while_tables_are_written_is_told_of_by_the_next_run"
+        ),
+    }
+]
