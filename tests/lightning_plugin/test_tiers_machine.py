@@ -396,7 +396,7 @@ def test_plain_and_elsewhere_agree(
 #: What it has found, each with its test.
 DEFECTS: list[dict[str, str]] = [
     {
-        "what": "Files on the disk were kept after a backward pass that failed, as long as no budget missed their memory",
+        "what": "Files on the disk were kept after a backward pass that failed, unless a budget missed their memory",
         "test": "tests/lightning_plugin/test_tiers_machine.py::test_plain_and_elsewhere_agree",
     },
     {

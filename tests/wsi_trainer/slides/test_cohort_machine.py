@@ -282,7 +282,9 @@ def test_stores_manifest_and_summary_agree(
 #: What it has found, each with its test.
 DEFECTS = [
     {
-        "what": "A run that wrote the tables while another replaced a store left the old size of a pixel in manifest.csv",
+        "what": (
+            "A run that wrote the tables while another replaced a store left the old size of a pixel in manifest.csv"
+        ),
         "test": (
             "tests/wsi_trainer/slides/test_cohort.py::"
             "test_a_store_that_is_replaced_while_tables_are_written_is_told_of_by_the_next_run"
