@@ -23,11 +23,13 @@ from wsi_trainer.cli.entry import as_user_error
 from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import EventLog
+from wsi_trainer.fit.going_on import alone_in
 from wsi_trainer.fit.quiet import LogFile
+from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.readers.tiff import TiffReader
-from wsi_trainer.slides.store.files import machine, sweep
+from wsi_trainer.slides.store.files import machine, replace_file, sweep
 from wsi_trainer.slides.whole_reads import read_at, read_into
 from wsi_trainer.stopping import end_with_parent, ends_at_once
 
@@ -117,6 +119,22 @@ def test_what_killed_processes_left_of_files_is_swept(tmp_path: Path) -> None:
     (users := tmp_path / "notes.part").touch()
     sweep(tmp_path)
     assert [path.exists() for path in (gone, alive, elsewhere, old, users)] == [False, True, True, False, True]
+
+
+def test_a_run_sweeps_its_folder_and_ctrl_c_leaves_nothing_to_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"plan.json.{machine()}.{2**22 + 7}.1.part").touch()
+    with alone_in(RunFolder(tmp_path)):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+    def interrupted(number: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(tmp_path / "plan.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize(
