@@ -71,13 +71,15 @@ def ends_at_once(grace: float = GRACE) -> Iterator[None]:
 
 @contextmanager
 def stops_once() -> Iterator[None]:
-    """In this context Ctrl-C raises `Stopped`; more of it does not break off how that is told."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # somebody else's, or left to the parent
+    """In this context Ctrl-C and SIGTERM raise `Stopped`; more of them does not break off how that is told. What
+    somebody else handles, or the parent is to see, is left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, _raise)
+    for number, handler in before.items():
+        if handler in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(number, _raise)
     try:
         yield
     finally:

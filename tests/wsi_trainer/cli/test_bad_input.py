@@ -234,18 +234,26 @@ def test_interrupt_ends_without_traceback(slide, capsys, monkeypatch):
     assert capsys.readouterr().err == "wsi-train: interrupted\n"
 
 
-def test_more_of_ctrl_c_does_not_break_off_what_is_said(slide, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "code", "said"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "ended by SIGTERM")]
+)
+def test_more_of_ctrl_c_does_not_break_off_what_is_said(slide, capsys, monkeypatch, name, code, said):
     def interrupted(*_: object) -> None:
         try:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(getattr(signal, name))
         finally:
             signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    untouched = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in untouched.items()}
     monkeypatch.setattr(entry, "call", interrupted)
-    assert main(["cook", str(slide)]) == 130
-    assert capsys.readouterr().err == "wsi-train: interrupted\n"
-    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler, "it is as it was"
+    try:
+        assert main(["cook", str(slide)]) == code
+        assert capsys.readouterr().err == f"wsi-train: {said}\n"
+        assert all(signal.getsignal(number) is handler for number, handler in untouched.items())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_budget_too_small_is_one_line(slide, capsys, monkeypatch):
