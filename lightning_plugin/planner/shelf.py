@@ -104,18 +104,36 @@ def written(recipe: Recipe) -> dict[str, Any]:
 
 def read(data: dict[str, Any]) -> Recipe:
     examples = {
-        fixed(kinds): [
-            Example(
-                fixed(e["image"]), fixed(e["bytes"]), tuple(Note(*map(fixed, n)) for n in e["notes"]), fixed(e["worst"])
-            )
+        sizes(kinds): [
+            Example(sizes(e["image"]), sizes(e["bytes"]), tuple(map(note, e["notes"])), sizes(e["worst"]))
             for e in listed
         ]
         for kinds, listed in data["examples"]
     }
-    plan, image, references = Plan.from_json(data["plan"]), fixed(data["image"]), fixed(data["references"])
-    return Recipe(plan, image, references, int(data["positions"]), examples)
+    plan, image, references = Plan.from_json(data["plan"]), sizes(data["image"]), sizes(data["references"])
+    if len(references) != len(plan.segments) or not all(all(r) for r in (image, *references)):
+        raise ValueError("it is of no image")
+    if type(data["positions"]) is not int or data["positions"] < 1:
+        raise ValueError(f"it is for {data['positions']!r} positions")
+    return Recipe(plan, image, references, data["positions"], examples)
 
 
-def fixed(thing: Any) -> Any:
-    """Lists within lists as tuples."""
-    return tuple(map(fixed, thing)) if isinstance(thing, list) else thing
+def note(data: list[Any]) -> Note:
+    what, size, *who = data
+    if not isinstance(what, str) or type(size) is not int:
+        raise ValueError(f"{data!r} is not what a rehearsal notes")
+    return Note(what, size, *map(named, who))
+
+
+def named(thing: Any) -> Any:
+    """Whose a note is: names and numbers, in lists within lists."""
+    if isinstance(thing, dict):
+        raise ValueError(f"{thing!r} names nothing")
+    return tuple(map(named, thing)) if isinstance(thing, list) else thing
+
+
+def sizes(thing: Any) -> Any:
+    """Whole numbers, none of them negative, in lists within lists."""
+    if not isinstance(thing, list):
+        raise ValueError(f"{thing!r} is no list of sizes")
+    return tuple(one if isinstance(one, int) and one >= 0 else sizes(one) for one in thing)

@@ -281,6 +281,10 @@ def test_the_cache_is_of_use_or_of_none(
 #: What it has found, each with its test.
 DEFECTS: list[dict[str, str]] = [
     {
+        "what": "A file of recipes in which somebody had written other things than sizes ended a step in a TypeError",
+        "test": "tests/lightning_plugin/planner/test_shelf.py::test_a_recipe_of_something_else_is_ignored",
+    },
+    {
         "what": "A plan that shares halos, made for one image, was an error for a wider one",
         "test": "tests/lightning_plugin/planner/test_recipe.py::test_what_shares_halos_stays_cut_along_one_axis",
     },

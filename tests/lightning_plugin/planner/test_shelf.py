@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -189,6 +190,23 @@ def test_a_damaged_file_is_ignored(kept: Path, data: st.DataObject) -> None:
     assert shelf.load(path.stem) == []
     path.write_bytes(whole)
     assert len(shelf.load(path.stem)) == 1
+
+
+@pytest.mark.parametrize("odd", [None, -1, 0.5, "x", {}, [None], [[0.5]]])
+@pytest.mark.parametrize("place", [["image"], ["references"], ["positions"], ["examples", 0, 1, 0, "notes", 0]])
+def test_a_recipe_of_something_else_is_ignored(kept: Path, place: list[Any], odd: Any) -> None:
+    """Also where somebody has written it, and not an accident."""
+    plans(SIZES[:1])
+    (path,) = kept.glob("*.json")
+    content = json.loads(path.read_text().split("\n", 1)[1])
+    *inner, last = place
+    inside = content[0]
+    for key in inner:
+        inside = inside[key]
+    inside[last] = odd
+    text = json.dumps(content)
+    path.write_text(f"{shelf.digest_of(text)}\n{text}")
+    assert shelf.load(path.stem) == []
 
 
 def test_recipes_are_written_when_an_eighth_is_new() -> None:
