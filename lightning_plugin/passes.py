@@ -40,7 +40,7 @@ class _Old(threading.local):
 
     def __init__(self) -> None:
         with torch.inference_mode(False), torch.enable_grad():
-            self.leaf = torch.zeros((), requires_grad=True)
+            self.leaf = torch.zeros((), device="cpu", requires_grad=True)
             self.node = self.leaf * 1
 
 
