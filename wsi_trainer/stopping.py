@@ -62,11 +62,12 @@ def ends_at_once(grace: float = GRACE) -> Iterator[None]:
     try:
         yield
     finally:
+        stopped = sys.exc_info()[0] is Stopped
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, _again if stopped and handler is _raise else handler)
         os.close(writing)  # the watcher ends, unless it is ending the process
-        watcher.join(0 if sys.exc_info()[0] is Stopped else None)
+        watcher.join(0 if stopped else None)
 
 
 @contextmanager

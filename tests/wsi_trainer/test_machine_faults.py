@@ -31,7 +31,7 @@ from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.readers.tiff import TiffReader
 from wsi_trainer.slides.store.files import machine, replace_file, sweep
 from wsi_trainer.slides.whole_reads import read_at, read_into
-from wsi_trainer.stopping import end_with_parent, ends_at_once
+from wsi_trainer.stopping import Stopped, end_with_parent, ends_at_once, stops_once
 
 
 def full(*args: object, **kwargs: object) -> Any:
@@ -193,6 +193,25 @@ def test_a_second_signal_does_not_break_off_the_end(tmp_path: Path) -> None:
     process.join(30)
     said = (tmp_path / "log").read_text()
     assert process.exitcode not in (0, None) and "at its end" in said and "Stopped: interrupted" in said, said
+
+
+def stopped_again_after_the_work() -> None:
+    with stops_once():
+        try:
+            try:
+                with ends_at_once(grace=60):
+                    signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+                print("at its end", flush=True)
+        except Stopped as stop:
+            print(stop, flush=True)
+
+
+def test_a_signal_between_the_work_and_its_last_words_changes_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path / "log", stopped_again_after_the_work)
+    process.join(30)
+    assert process.exitcode == 0 and (tmp_path / "log").read_text() == "at its end\nended by SIGTERM\n"
 
 
 def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,5 +54,9 @@ class MemoryWatch(Callback):
         if self.plan is None or strategy.plan.plain_bytes > self.plan.plain_bytes:
             self.plan = strategy.plan
             self.image_shape = tuple(batch["image"].shape)
-            if self.file is not None:
-                replace_file(self.file, (self.plan.to_json() + "\n").encode())
+            self.write_plan()
+
+    def write_plan(self) -> None:
+        """Writes the plan down, where there is one and a place for it."""
+        if self.file is not None and self.plan is not None:
+            replace_file(self.file, (self.plan.to_json() + "\n").encode())

@@ -43,7 +43,6 @@ from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import FrozenFeatures, PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
-from wsi_trainer.slides.store.files import replace_file
 from wsi_trainer.tables import write_table
 from wsi_trainer.terminal import say
 
@@ -94,8 +93,8 @@ def train(
         raise SystemExit(0)  # the first process alone tests and writes
     if not watch.steps and (folder.memory.is_file() or (watch.plan is None and config.budget is not None)):
         return  # all steps were taken before, and what they needed was written then
-    if watch.plan is not None and not folder.plan.is_file():  # a checkpoint has it from a run that died
-        replace_file(folder.plan, (watch.plan.to_json() + "\n").encode())
+    if not folder.plan.is_file():
+        watch.write_plan()  # which a checkpoint has from a run that died
     write_json(folder.memory, memory_facts(watch, model, slides, config))
 
 
