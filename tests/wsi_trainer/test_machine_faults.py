@@ -180,6 +180,7 @@ def test_a_worker_that_gets_no_thread_ends_without_a_traceback(tmp_path: Path) -
 
 def stopped_twice() -> None:
     """In a process of its own: a while after a signal it ends, whatever it does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which whoever runs the tests may ignore
     with ends_at_once(grace=60):
         try:
             signal.raise_signal(signal.SIGINT)
@@ -196,6 +197,7 @@ def test_a_second_signal_does_not_break_off_the_end(tmp_path: Path) -> None:
 
 
 def stopped_again_after_the_work() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with stops_once():
         try:
             try:

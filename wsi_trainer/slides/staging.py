@@ -7,7 +7,6 @@ the one that the mark is about. A store that is replaced goes to one side until 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .store.manifest import NAME
+from .store.manifest import NAME, sha256_of
 
 STAGING = ".staging"
 PATIENCE = 10.0
@@ -64,7 +63,7 @@ class Due:
 def seal_of(store: Path) -> str:
     """What tells a store from others that had its name: a hash of its manifest, which has those of all of its files."""
     try:
-        return hashlib.sha256((store / NAME).read_bytes()).hexdigest()[:_DIGITS]
+        return sha256_of(store / NAME)[:_DIGITS]
     except (FileNotFoundError, NotADirectoryError):
         return ""
 

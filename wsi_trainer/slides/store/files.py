@@ -47,7 +47,7 @@ def replace_file(path: Path, *parts: bytes, partial: Path | None = None) -> None
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(partial, path)
-    except BaseException:
+    except (OSError, KeyboardInterrupt):
         partial.unlink(missing_ok=True)  # a full disk needs the room, and nobody looks for it after Ctrl-C
         raise
 
