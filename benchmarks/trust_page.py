@@ -66,13 +66,9 @@ def faults(data: Any) -> str:
     rows = [[row.get(column, "–") for column in columns] for row in values["rows"]]
     sums: list[Any] = ["**all**", "", *(sum(row.get(column, 0) for row in values["rows"]) for column in columns[2:])]
     notes = "".join(f"\n- {note}" for note in values.get("notes", []))
-    reached = lines(["command", "sites", "hit by some kind"], [list(r.values()) for r in by_command(values)])
-    return f"{reached}\n\n{lines(columns, [*rows, sums])}" + (notes + "\n" if notes else "")
-
-
-def by_command(values: Any) -> Iterator[dict[str, Any]]:
-    for row in values.get("reached", []):
-        yield {key: row[key] for key in ("command", "sites", "reached")}
+    reached = [[row["command"], row["sites"], row["reached"]] for row in values.get("reached", [])]
+    by_command = lines(["command", "sites", "hit by some kind"], reached)
+    return f"{by_command}\n\n{lines(columns, [*rows, sums])}" + (notes + "\n" if notes else "")
 
 
 def machines(_: Any) -> str:

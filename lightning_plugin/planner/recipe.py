@@ -306,16 +306,10 @@ def sides_of(grid: Grid, extent: Sequence[int]) -> tuple[int, ...]:
 
 
 def grid_at(segment: SegmentPlan, grid: Grid, was: Sequence[int], now: Sequence[int]) -> Grid:
-    """A grid of a segment where its map has other extents. One that shares halos stays cut along one axis."""
-    if segment.halo != "share":
-        return resized(grid, was, now)
+    """A grid of tiles with the sides they had where a segment's map had other extents. A segment that shares halos
+    stays cut along one axis: on others its tiles are as long as the map."""
     sides = sides_of(grid, was)
-    cut = [side if count > 1 else size for side, count, size in zip(sides, grid.counts, now, strict=False)]
-    return resized(Grid(grid.counts, tuple(cut)), was, now)
-
-
-def resized(grid: Grid, was: Sequence[int], now: Sequence[int]) -> Grid:
-    """A grid of tiles with the sides they had where a map had other extents."""
-    sides = sides_of(grid, was)
-    counts = tuple(-(-size // side) for size, side in zip(now, sides, strict=False))
-    return Grid(counts, sides)
+    if segment.halo == "share":
+        cut = zip(sides, grid.counts, now, strict=False)
+        sides = tuple(side if count > 1 else size for side, count, size in cut)
+    return Grid(tuple(-(-size // side) for size, side in zip(now, sides, strict=False)), sides)

@@ -82,7 +82,7 @@ COMMANDS: Mapping[str, Command] = {
     "report": Command(lambda n: ["report", f"{n}/run"]),
     "view --static": Command(lambda n: ["view", f"{n}/run", f"--static={n}/out/copy"], out="out"),
     # What cannot be removed is left to the system's folder of temporary files.
-    "doctor": Command(lambda n: ["doctor"], "slides", "out", free=("tmp/*",)),
+    "doctor": Command(lambda n: ["doctor"], "slides", "out", free=("tmp/wsi-train-doctor-*", "tmp/????????")),
 }  # fmt: skip
 
 

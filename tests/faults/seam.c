@@ -28,11 +28,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OPEN, MAKE, READ, WRITE, CHANGE, LOOK, LOCK, CLOSE, MAP, MEMORY, START, OPS };
+enum { OPEN, MAKE, READ, WRITE, CHANGE, LOOK, LOCK, CLOSE, MAP, MEMORY, START };
 enum { THROUGH, ERROR, SHORT, SLOW, SIGNAL_MAIN, SIGNAL_GROUP, SIGNAL_SELF, HANG, CLOCK, PAUSE };
 
 struct State { /* as in seam.py: eight bytes each, then texts */
-    int64_t armed, main, mask, action, value, first, times, least, count, fired, seen[OPS];
+    int64_t armed, main, mask, action, value, first, times, least, count, fired;
     char root[256], below[256], where[256], what[64], list[256];
 };
 static struct State *state;
@@ -106,7 +106,6 @@ static void listed(int op, const char *what, const char *where) {
 static int fails(int op, const char *what, const char *where) {
     if (!state || !state->armed) return 0;
     if (state->below[0] && !(where && under(state->below, where))) return 0;
-    __sync_fetch_and_add(&state->seen[op], 1);
     if (state->list[0]) listed(op, what, where);
     if (!(state->mask >> op & 1)) return 0;
     int64_t number = __sync_add_and_fetch(&state->count, 1);

@@ -55,7 +55,6 @@ class Setting(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("armed", "main", "mask", "action", "value", "first", "times", "least")),
         *((name, ctypes.c_int64) for name in ("count", "fired")),
-        ("seen", ctypes.c_int64 * len(CALLS)),
         *((name, ctypes.c_char * 256) for name in ("root", "below", "where")),
         ("what", ctypes.c_char * 64),
         ("list", ctypes.c_char * 256),
@@ -128,10 +127,6 @@ class Seam:
 
     def disarm(self) -> None:
         self.setting.armed = 0
-
-    def seen(self) -> dict[str, int]:
-        """How many calls of each kind there were."""
-        return dict(zip(CALLS, self.setting.seen))
 
     def sites(self, listed: Path) -> list[Site]:
         """The site of each call that a file lists."""
