@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.capture.lazy import LazyImage, materialize
+from lightning_plugin.capture.answers import answer_calls
+from lightning_plugin.capture.lazy import LazyImage
+from lightning_plugin.capture.materialize import materialize
 from lightning_plugin.check import check
 from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PlanError, RecordingError
 from lightning_plugin.module import TiledModule
@@ -60,4 +62,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+answer_calls()
 register_all()

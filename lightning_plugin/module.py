@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from lightning_plugin.capture.eager import recording_eagerly
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor, materialize
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor
+from lightning_plugin.capture.materialize import materialize
 from lightning_plugin.execute.build import Initialize, build
 from lightning_plugin.execute.finite import Lost
 from lightning_plugin.options import Options, Words

@@ -13,7 +13,8 @@ from typing import Any
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from lightning_plugin.capture.lazy import LazyTensor, known
+from lightning_plugin.capture.lazy import LazyTensor
+from lightning_plugin.capture.materialize import known
 from lightning_plugin.capture.run import execute
 from lightning_plugin.capture.session import Session
 from lightning_plugin.graph import Value

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.capture.eager import recording_eagerly
-from lightning_plugin.capture.lazy import LazyTensor, materialize
+from lightning_plugin.capture.lazy import LazyTensor
+from lightning_plugin.capture.materialize import materialize
 from lightning_plugin.execute.finite import Lost
 from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan

@@ -1,0 +1,80 @@
+"""Attributes of lazy tensors: what they have without data, and what may be set of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.capture.gradients import no_gradient
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor
+from lightning_plugin.capture.materialize import computed, foreign, materialize
+from lightning_plugin.capture.session import bind
+from lightning_plugin.private import plain
+from lightning_plugin.rules.replaced import replaced
+from lightning_plugin.source import TensorSource
+
+READS = {
+    getattr(Tensor, name)
+    for name in (
+        "size dim stride numel nelement element_size is_floating_point is_complex is_signed "
+        "is_contiguous ndimension get_device storage_offset is_inference"
+    ).split()
+} | {torch.is_floating_point, torch.is_complex, torch.numel, Tensor.__len__}
+READS.discard(Tensor.stride)
+
+
+def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An attribute that needs no data; one that is a view of the tensor (``.T``, ``.mT``, ``.data``) is recorded."""
+    owner = getattr(func, "__self__", None)
+    name = getattr(owner, "__name__", "")
+    self = args[0]
+    if name in ("T", "mT", "H", "mH", "real", "imag"):
+        order = list(range(self.dim()))
+        if name in ("T", "H"):
+            order.reverse()
+        elif name in ("mT", "mH"):
+            order[-2:] = order[:-3:-1]
+        return self.permute(order) if name not in ("real", "imag") else self
+    if name == "data":
+        return self.detach()
+    if name in HISTORY:
+        return history(self, name)
+    with plain():
+        return func(*args, **kwargs)
+
+
+#: What autograd knows of a tensor.
+HISTORY = ("grad", "grad_fn", "is_leaf", "requires_grad")
+
+
+def history(self: LazyTensor, name: str) -> Any:
+    """What autograd knows of an image's tensor, of a small value that was computed, or of what is still recorded."""
+    foreign(self)
+    value = self._value
+    real = computed(self, value)
+    if real is not None:
+        return getattr(real, name)
+    if name == "requires_grad":
+        return value.requires_grad
+    if name == "is_leaf":
+        return isinstance(self, LazyImage)
+    source = getattr(self, "_source", None) if name == "grad" else None
+    return source.tensor.grad if isinstance(source, TensorSource) else None
+
+
+def write_attribute(func: Callable[..., Any], self: LazyTensor, value: Any) -> None:
+    """Set what a real tensor has: of a small value, which is computed for it, or of an image's own tensor."""
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name == "requires_grad":
+        self.requires_grad_(value)
+    elif name == "grad" and isinstance(self, LazyImage) and isinstance(self._source, TensorSource):
+        self._source.tensor.grad = materialize(value)
+    elif not self._value.is_map:
+        func(materialize(self), materialize(value))
+    elif name == "data":
+        bind(self._fake, replaced(self, value)._value)  # type: ignore[attr-defined]
+    else:
+        raise no_gradient(f"'.{name}' of a recorded map was set")
