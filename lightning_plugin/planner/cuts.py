@@ -2,11 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from lightning_plugin.graph import Value
+from lightning_plugin.planner.images import few, free_stages
+from lightning_plugin.planner.interval import Intervals
+from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network, is_given
+from lightning_plugin.planner.offload import paid
+from lightning_plugin.planner.policies import Policy
+from lightning_plugin.planner.rates import Rates
 from lightning_plugin.program.fixed import is_entire
 
 #: Cuts inside stages that are considered; of more, those where least is alive.
 MOST_CUTS = 48
+
+
+class Cuts:
+    """The places where the order of one network may be cut, as a policy has it."""
+
+    def __init__(self, intervals: Intervals, policy: Policy, rates: Rates, lower: Lower) -> None:
+        self.intervals = intervals
+        self.network = intervals.network
+        self.policy = policy
+        self.rates = rates
+        self.lower = lower
+        self._free: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+
+    def free(self, budget: int, fixed: int) -> dict[int, tuple[int, int]]:
+        """The stages in which images are on their own, where so much of a budget is fixed."""
+        key = budget, fixed
+        if key not in self._free:
+            self._free[key] = free_stages(self.intervals, budget - fixed)
+        return self._free[key]
+
+    def among(self, free: Mapping[int, tuple[int, int]], streaming: bool) -> list[int]:
+        """Of all places, a few inside stages in which images are on their own; those that keys need, where they are
+        read piece by piece."""
+        keys = self.network.key_cuts if streaming else set()
+        if not free or self.policy.cuts == "stages":
+            return sorted({*self.all} | keys)
+        size = sizes(self.network)
+        inside = {i for begin, end in free.values() for i in self.all if begin < i < end}
+        some = (few([i for i in self.all if begin < i < end], size) for begin, end in free.values())
+        return sorted({*self.all} - inside | {i for cuts in some for i in cuts} | keys)
+
+    @cached_property
+    def all(self) -> list[int]:
+        """Every change of stage, and inside a stage where little is alive."""
+        must = changes(self.network)
+        if self.policy.cuts == "stages":
+            return sorted(must)
+        if self.policy.cuts == "paid":
+            return sorted(must | set(paid(self.network, self.intervals.once, self.transfer)))
+        return sorted(must | set(valleys(self.network, must)))
+
+    def transfer(self, maps: Sequence[Value]) -> float:
+        """The seconds in which maps reach the tier below."""
+        return one_way(self.rates, self.lower.there, self.lower.size(maps))
 
 
 def changes(network: Network) -> set[int]:

@@ -8,27 +8,22 @@ tiles have to fit beside what is held up to it, and beside the cotangents of its
 with the cheapest grid that fits. What is dropped (see [Note: dropped] in `execute.again`) is an exception: it is held
 from where it is made to where the last segment that has it come back begins, and not beyond; and what is dropped deeper
 than something after it is made in passing there, and costs its forward once more.
-
-The file is a little long: what a partial plan grows by reads all that a search knows (tiers, copies, lessons), and what
-can be said without that is in `ways`, `site` and `partial`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
-from lightning_plugin.planner.cuts import changes, sizes, valleys
-from lightning_plugin.planner.images import few, free_stages
+from lightning_plugin.planner.cuts import Cuts
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.offload import paid
 from lightning_plugin.planner.parameters import Copies, Placed
 from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
 from lightning_plugin.planner.policies import POLICIES, Policy
@@ -54,22 +49,19 @@ class Search:
         self.policy = policy
         self.intervals = Intervals(network, rates, policy)
         self.ways = Ways(self.intervals, policy)
+        self._cuts = Cuts(self.intervals, policy, rates, lower)
         self.budget = 0
         self.depth = 0
         self.streaming = False
         self.copies = Copies(network, Placed(), rates)
         #: Of the plan that was found last among those that decide the same, what each segment is made of.
         self._pieces: dict[Plan, list[list[Piece]]] = {}
-        self._free: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
         self._stored: dict[tuple[int, int], tuple[tuple[Value, ...], frozenset[int], int, int]] = {}
 
     @property
     def free(self) -> dict[int, tuple[int, int]]:
         """The stages in which images are on their own; see [Note: images] in `images`."""
-        key = self.budget, self.fixed
-        if key not in self._free:
-            self._free[key] = free_stages(self.intervals, self.budget - self.fixed)
-        return self._free[key]
+        return self._cuts.free(self.budget, self.fixed)
 
     @property
     def fixed(self) -> int:
@@ -83,29 +75,8 @@ class Search:
 
     @property
     def cuts(self) -> list[int]:
-        """The places where the order may be cut: of stages in which images are on their own, a few inside."""
-        free = self.free
-        keys = self.network.key_cuts if self.streaming else set()
-        if not free or self.policy.cuts == "stages":
-            return sorted({*self.all_cuts} | keys)
-        size = sizes(self.network)
-        inside = {i for begin, end in free.values() for i in self.all_cuts if begin < i < end}
-        some = (few([i for i in self.all_cuts if begin < i < end], size) for begin, end in free.values())
-        return sorted({*self.all_cuts} - inside | {i for cuts in some for i in cuts} | keys)
-
-    @cached_property
-    def all_cuts(self) -> list[int]:
-        """The places where the order may be cut: every change of stage, and inside a stage where little is alive."""
-        must = changes(self.network)
-        if self.policy.cuts == "stages":
-            return sorted(must)
-        if self.policy.cuts == "paid":
-            return sorted(must | set(paid(self.network, self.intervals.once, self.transfer)))
-        return sorted(must | set(valleys(self.network, must)))
-
-    def transfer(self, maps: Sequence[Value]) -> float:
-        """The seconds in which maps reach the tier below."""
-        return one_way(self.rates, self.lower.there, self.lower.size(maps))
+        """The places where the order may be cut."""
+        return self._cuts.among(self.free, self.streaming)
 
     # One more segment
 
