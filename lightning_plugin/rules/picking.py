@@ -1,4 +1,4 @@
-"""Positions picked along an axis by numbers that are known: ``patches[index]``.
+"""Positions picked along an axis by numbers that are known: ``patches[index]``, ``patches[[0, 3]]``.
 
 What is picked is a map again, along the same axis. A tile reads the positions from the least to the greatest of its own
 numbers, so that ascending numbers keep tiles small. A few positions of a large map are a vector instead (`ranking`), as
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Captured, TileOp
+from lightning_plugin.ops import Captured, TileOp, VectorOp
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.table import ATEN
 from lightning_plugin.rules.uncut import axes_under, flattened
@@ -71,20 +71,31 @@ def pick(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
 def picked(rec: Any, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
     if not x.is_map or not axes_under(x, [dim]) or len(index.shape) != 1 or index.dtype != torch.int64:
         return NotImplemented
-    if index.node is None or not isinstance(index.node.op, Captured) or not out.numel():
+    known = captured(index)
+    if known is None or not out.numel():
         return NotImplemented
     bytes_picked = out.numel() * out.element_size()
     if bytes_picked < min(FEW_BYTES, FEW_PART * x.bytes):
         return NotImplemented
-    rec.settled([index])
+    rec.settled([known])
     line = flattened(rec, x, dim)
     axis = None if line is None else line.space.axis_of(dim)
     if line is None or axis is None:
         return NotImplemented
     size = x.shape[dim]
-    given = rec.session.tensor(index).tolist()
+    given = rec.session.tensor(known).tolist()
     if not all(-size <= n < size for n in given):
         return NotImplemented  # PyTorch says what is wrong with it
     numbers = tuple(n % size for n in given)
     extent = (*line.space.extent[:axis], len(numbers), *line.space.extent[axis + 1 :])
     return rec.emit(Picked(axis, dim, numbers), [line], [out], line.space.with_extent(extent), name)
+
+
+def captured(index: Value) -> Value | None:
+    """The captured tensor whose numbers an index has; PyTorch makes one of a list, and lifts that."""
+    if index.node is None:
+        return None
+    op = index.node.op
+    if isinstance(op, VectorOp) and op.call.func is aten.lift_fresh.default:
+        return captured(index.node.inputs[0])
+    return index if isinstance(op, Captured) else None

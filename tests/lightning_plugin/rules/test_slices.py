@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightning_plugin import LazyImage, materialize
 from tests.exactness import assert_exact
 from tests.lightning_plugin.rules.helpers import After, assert_tiled, recorded_kinds
 
@@ -68,6 +70,45 @@ def test_tiled(function: Callable[[Tensor], Any], tiles: Any, backward: Any) -> 
     assert_exact(net, (2, 3, 11, 7), tiles=tiles, backward_tiles=backward)
     kinds = recorded_kinds(net, (2, 3, 11, 7))
     assert not kinds["Barrier"] and not kinds["Uncut"] and not kinds["Flatten"], kinds
+
+
+NUMBERS = [9, 0, 3, 3, -2, 5, 1]
+PICKED: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "rows": lambda x, numbers: x[:, :, numbers],
+    "columns": lambda x, numbers: x[..., numbers],
+    "images": lambda x, numbers: x[numbers],
+    "channels": lambda x, numbers: x[:, numbers].square(),
+    "rows of an image": lambda x, numbers: x[0, :, numbers].relu(),
+}
+
+
+SPELLINGS = [(name, spelling) for name in PICKED for spelling in (list, tuple, np.array, torch.tensor)]
+SPELLINGS.remove(("images", tuple))  # that is an index for each dimension
+
+
+@pytest.mark.parametrize(("name", "spelling"), SPELLINGS)
+def test_picked_by_numbers_in_any_spelling(name: str, spelling: Callable[[list[int]], Any]) -> None:
+    """A list of numbers picks what a tensor of them does: nothing is run whole or made uncut for it."""
+    numbers = NUMBERS if name in ("rows", "columns") else [n % 4 for n in NUMBERS]
+    shape = (4, 3, 11, 10)
+    pick = PICKED[name]
+    assert_exact(After(lambda x: pick(x, spelling(numbers))), shape)
+    kinds = recorded_kinds(After(lambda x: pick(x, spelling(numbers))).double(), shape)
+    assert not kinds["Barrier"] and not kinds["Gather"] and not kinds["Uncut"], kinds
+    kinds.pop("VectorOp", None)
+    assert kinds == recorded_kinds(After(lambda x: pick(x, torch.tensor(numbers))).double(), shape)
+
+
+def test_a_list_of_numbers_counts_as_it_was_at_the_call() -> None:
+    numbers = [4, 2, 0, 5]
+
+    def picked(x: Tensor) -> Tensor:
+        out = x[:, :, numbers]
+        numbers.reverse()
+        return out
+
+    pixels = torch.randn(1, 3, 9, 8, dtype=torch.float64)
+    assert materialize(picked(LazyImage(pixels))).equal(pixels[:, :, [4, 2, 0, 5]])
 
 
 def test_parameter_beside() -> None:
