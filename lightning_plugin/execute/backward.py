@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.gradients import Gradients
 from lightning_plugin.execute.rehearsal import Likeness, Pass
-from lightning_plugin.execute.segment import SegmentRun, lies, outline
+from lightning_plugin.execute.segment import SegmentRun, outline, read_from
 from lightning_plugin.execute.sharing import Share, Sharing, Tile
 from lightning_plugin.execute.tile_pass import pass_over
 from lightning_plugin.graph import Value
@@ -137,7 +137,7 @@ class Backward:
         leaves = tuple(t.requires_grad for t in self.leaves)
         same = segment.plan.forward == segment.backward_grid
         adders = tuple((i, adder.kept) for i, adder in self.gradients.adders.items())
-        where = [lies(v, self.handles.get(id(v))) for v in self.program.reads]
+        where = [read_from(v, self.handles.get(id(v))) for v in self.program.reads]
         return segment.likeness(self.tapes, self.leaves, where, "backward", *reads, given, leaves, same, adders)
 
     def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:

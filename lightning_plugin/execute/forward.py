@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
 from lightning_plugin.execute.rehearsal import Pass
-from lightning_plugin.execute.segment import SegmentRun, lies, outline
+from lightning_plugin.execute.segment import SegmentRun, outline, read_from
 from lightning_plugin.execute.tile_pass import pass_over
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
@@ -45,7 +45,7 @@ class Forward:
     def run(self) -> list[Tensor]:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
-        where = [lies(v, self.handle(v)) for v in run.program.reads]
+        where = [read_from(v, self.handle(v)) for v in run.program.reads]
         pass_over(self, run, run.likeness(self.tapes, self.inputs, where, "forward"))
         results: list[Tensor] = []
         for i, target in enumerate(run.program.targets):

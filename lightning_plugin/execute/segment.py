@@ -370,7 +370,7 @@ def strides_order(t: Tensor) -> tuple[int, ...]:
 VIEWED = ("device", "here")
 
 
-def lies(v: Value, handle: Boundary | None) -> tuple[str, Any]:
+def read_from(v: Value, handle: Boundary | None) -> tuple[str, Any]:
     """Where a pass over tiles reads a map from."""
     if handle is not None:
         return handle.home.tier, handle.half

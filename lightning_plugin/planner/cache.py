@@ -45,7 +45,7 @@ def read(path: Path) -> str:
 def write(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    sweep(path.parent)
+    remove_half_written(path.parent)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=PARTIAL, delete=False, encoding="utf-8") as file:
         name = Path(file.name)
         try:
@@ -57,7 +57,7 @@ def write(path: Path, text: str) -> None:
             raise
 
 
-def sweep(folder: Path) -> None:
+def remove_half_written(folder: Path) -> None:
     """Remove what processes that were killed have left half written."""
     for path in folder.glob(f"{PARTIAL}*"):
         if written_at(path) < time.time() - LONG:

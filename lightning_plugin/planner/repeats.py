@@ -48,7 +48,7 @@ class Repeats:
         place = {id(v): i for i, v in enumerate((*program.reads, *program.vectors))}
         steps = self.steps(program.steps, place, lambda n: n.serial in program.overwrite)
         targets = tuple((place[id(t.node.outputs[0])], t.stored is not None) for t in program.targets)
-        return "tiled", tuple(map(lies, program.reads)), len(program.vectors), steps, targets
+        return "tiled", tuple(map(origin, program.reads)), len(program.vectors), steps, targets
 
     def kept(self, nodes: Sequence[Node], alive: Set[int], apart: Callable[[Node], Hashable]) -> Hashable:
         """The same for nodes that are kept: ``alive`` is what is read after them, and ``apart`` what else tells such
@@ -59,7 +59,7 @@ class Repeats:
                 place.setdefault(id(v), len(place))
         # A map that is read here and after counts to the end, whoever made it.
         read_on = tuple(i for key, i in place.items() if key in alive)
-        return "kept", tuple(lies(v) for n in nodes for v in n.maps), self.steps(nodes, place, apart), read_on
+        return "kept", tuple(origin(v) for n in nodes for v in n.maps), self.steps(nodes, place, apart), read_on
 
     def steps(self, nodes: Iterable[Node], place: dict[int, int], more: Callable[[Node], Hashable]) -> Hashable:
         """Nodes with what they read and make, by its place."""
@@ -79,7 +79,7 @@ def of_operator(node: Node) -> Hashable:
         return node.serial
 
 
-def lies(v: Value) -> Hashable:
+def origin(v: Value) -> Hashable:
     """Where a map that is read comes from, as far as that costs anything."""
     op = v.node.op if v.node is not None else None
     return (op.lies, op.prefetches) if isinstance(op, Source) else None

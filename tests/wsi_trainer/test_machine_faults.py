@@ -29,7 +29,7 @@ from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.readers.tiff import TiffReader
-from wsi_trainer.slides.store.files import machine, replace_file, sweep
+from wsi_trainer.slides.store.files import machine, remove_half_written, replace_file
 from wsi_trainer.slides.whole_reads import read_at, read_into
 from wsi_trainer.stopping import Stopped, end_with_parent, ends_at_once, stops_once
 
@@ -117,7 +117,7 @@ def test_what_killed_processes_left_of_files_is_swept(tmp_path: Path) -> None:
     (old := tmp_path / f"n.csv.00000000.{dead}.1.part").touch()
     os.utime(old, (0, 0))
     (users := tmp_path / "notes.part").touch()
-    sweep(tmp_path)
+    remove_half_written(tmp_path)
     assert [path.exists() for path in (gone, alive, elsewhere, old, users)] == [False, True, True, False, True]
 
 

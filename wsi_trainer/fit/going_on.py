@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, as_written
 from wsi_trainer.foreign import read_yaml
-from wsi_trainer.slides.store.files import sweep
+from wsi_trainer.slides.store.files import remove_half_written
 
 PATIENCE = 10.0
 """Seconds to wait for another process to end: one that was just killed may hold the folder for a moment."""
@@ -39,7 +39,7 @@ def alone_in(folder: RunFolder) -> Iterator[None]:
         yield  # a disk without locks, as some networks have: who starts two runs there has to look after it
         return
     try:
-        sweep(folder.path)
+        remove_half_written(folder.path)
         yield
     finally:
         lock.release()

@@ -32,7 +32,7 @@ from .review.overlay import SUFFIX, draw_overlay
 from .settings import Settings
 from .staging import STAGING as STAGING  # others import it from here
 from .staging import Locked, bring_back, lock, put_in_place, set_aside
-from .store.files import sweep, sync_folder
+from .store.files import remove_half_written, sync_folder
 from .store.journal import Journal, remove_journal
 from .store.layout import pyramid
 from .store.level import StoredLevel
@@ -113,7 +113,7 @@ def convert(
 
 def recover(out: Path) -> None:
     """Brings back all stores that a run which died had put to one side, and removes its half-written files."""
-    sweep(out)
+    remove_half_written(out)
     for name in set_aside(out):
         try:
             with lock(out, name):

@@ -16,7 +16,7 @@ from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import rates_of
 from lightning_plugin.planner.rehearse import rehearse
-from lightning_plugin.planner.repeats import lies
+from lightning_plugin.planner.repeats import origin
 from tests.lightning_plugin.networks import AnyPlan
 
 
@@ -91,7 +91,7 @@ def test_where_an_image_lies_makes_a_difference() -> None:
     for image in (torch.zeros(Elsewhere.shape), Elsewhere()):
         lazy = LazyImage(image)
         (source,) = [n.outputs[0] for n in ancestors([lazy._value])]
-        found.append(lies(source))
+        found.append(origin(source))
     assert len(set(found)) == 2 and None not in found
 
 

@@ -26,7 +26,7 @@ from wsi_trainer.slides.rules.pale import Pale
 from wsi_trainer.slides.rules.pen import Pen
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.slides.stall import stall_seconds
-from wsi_trainer.slides.store.files import sweep
+from wsi_trainer.slides.store.files import remove_half_written
 from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.terminal import say
 
@@ -97,7 +97,7 @@ def tissue(
     except OSError as error:
         raise UserError(f"{out}: cannot be made: {error.strerror}") from error
     for folder in (out, *{(out / RECORDS / job.name).parent for job in jobs}):
-        sweep(folder)
+        remove_half_written(folder)
     entries: list[Entry] = []
     failures: list[Failure] = []
     sizes = [source_bytes(job.slide) if job.slide.exists() else 0 for job in jobs]

@@ -58,14 +58,14 @@ def machine() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
-def sweep(folder: Path) -> None:
+def remove_half_written(folder: Path) -> None:
     """Removes from a folder what processes that were killed while they wrote a file have left of it."""
     for path in folder.glob("*.part"):
         found = _PARTIAL.search(path.name)
         if found is None:
             continue
         ended = found["machine"] == machine() and not psutil.pid_exists(int(found["pid"]))
-        with suppress(OSError):  # another process sweeps too
+        with suppress(OSError):  # another process removes it too
             if ended or time.time() - path.stat().st_mtime > _OLD:
                 path.unlink()
 
