@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -152,78 +152,104 @@ def work_on_all(
     threads = max(1, workers // len(jobs))
     left = dict(enumerate(jobs))
     arguments = (work, out, settings, threads, overwrite)
-    died: list[int] = []
     while left:
-        for number, outcome in _run_pool(dict(left), min(workers, len(left)), arguments, report, died, stall):
+        pool = _Pool(dict(left), min(workers, len(left)), arguments, report, stall)
+        for number, outcome in pool.run():
             del left[number]
             yield number, outcome
-        for number in [n for n in died if n in left]:
+        for number in pool.died:
             yield number, _run_alone(number, left.pop(number), arguments, report, stall)
-        died.clear()
 
 
 def _notes(report: Report, number: int) -> Callable[[int, int], None]:
     return lambda done, total: report(number, done / max(1, total))
 
 
-def _run_pool(
-    jobs: dict[int, Job], workers: int, arguments: tuple[Any, ...], report: Report, died: list[int],
-    stall: float | None,
-) -> Generator[tuple[int, Any], None, None]:  # fmt: skip
-    """Runs jobs until all are done or a process dies; then `died` names those that were being worked on.
+class _Pool:
+    """One pool of processes with its jobs: which are handed out, how far each is, and which have ended.
 
     Where a process was ended because it had stalled, its slide has an outcome, and the others may simply go on.
     """
-    watch, stalled, broken = StallWatch(stall), False, False
-    futures: dict[Future[Any], int] = {}
-    finished: set[int] = set()
-    shared = _shared(max(jobs) + 1)
-    try:
-        with serving() as served, _processes(workers, shared) as pool:
-            ahead = iter(jobs.items())
-            while True:
-                try:
-                    for number, job in itertools.islice(ahead, 0 if broken else _AHEAD * workers - len(futures)):
-                        futures[pool.submit(_attempt_in_worker, number, job, *arguments)] = number
-                except BrokenProcessPool:
-                    broken = True
-                if not futures:
-                    break
-                done, _ = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
-                if not done:
-                    served.check()
-                for number in set(futures.values()) - finished:
-                    ready, total, pid = shared[_FIELDS * number : _FIELDS * (number + 1)]
-                    if not total:
-                        continue
-                    report(number, ready / total)
-                    if not stalled and watch.is_stalled(number, ready):
-                        stalled = True  # ending one process breaks the pool, and all others begin anew
-                        finished.add(number)
-                        failure = Failure(str(jobs[number].slide), "Stalled", watch.reason(pid, ready / total))
-                        end(pid)
-                        yield number, failure
-                for future in done:
-                    number = futures.pop(future)
-                    try:
-                        outcome = future.result()
-                    except BrokenProcessPool:
-                        broken = True
-                        continue
-                    if number not in finished:
-                        finished.add(number)
-                        yield number, outcome
-    except BrokenProcessPool:
-        broken = True
-    if stalled or not broken:
-        return
-    started = [number for number in jobs if shared[_FIELDS * number + 1] and number not in finished]
-    died.extend(started or [min(jobs.keys() - finished)])
+
+    def __init__(
+        self, jobs: dict[int, Job], workers: int, arguments: tuple[Any, ...], report: Report, stall: float | None
+    ) -> None:
+        self.jobs = jobs
+        self.workers = workers
+        self.arguments = arguments
+        self.report = report
+        self.watch = StallWatch(stall)
+        self.shared = _shared(max(jobs) + 1)
+        self.futures: dict[Future[Any], int] = {}
+        self.finished: set[int] = set()
+        self.stalled = self.broken = False
+
+    def run(self) -> Generator[tuple[int, Any], None, None]:
+        """Runs jobs until all are done or a process dies; yields the number and the outcome of each as it comes."""
+        ahead = iter(self.jobs.items())
+        try:
+            with serving() as served, _processes(self.workers, self.shared) as pool:
+                while self.hand_out(pool, ahead):
+                    done, _ = wait(self.futures, timeout=_POLL, return_when=FIRST_COMPLETED)
+                    if not done:
+                        served.check()
+                    yield from self.look()
+                    yield from self.outcomes(done)
+        except BrokenProcessPool:
+            self.broken = True
+
+    def hand_out(self, pool: Executor, ahead: Iterator[tuple[int, Job]]) -> bool:
+        """Hands out the next jobs, as long as the pool is whole; whether any are out."""
+        try:
+            for number, job in itertools.islice(ahead, 0 if self.broken else _AHEAD * self.workers - len(self.futures)):
+                self.futures[pool.submit(_attempt_in_worker, number, job, *self.arguments)] = number
+        except BrokenProcessPool:
+            self.broken = True
+        return bool(self.futures)
+
+    def look(self) -> Iterator[tuple[int, Failure]]:
+        """Reports the progress of what is out, and gives up the first slide that makes none."""
+        for number in set(self.futures.values()) - self.finished:
+            ready, total, pid = self.shared[_FIELDS * number : _FIELDS * (number + 1)]
+            if not total:
+                continue
+            self.report(number, ready / total)
+            if not self.stalled and self.watch.is_stalled(number, ready):
+                yield number, self.give_up(number, pid, ready / total)
+
+    def give_up(self, number: int, pid: int, share: float) -> Failure:
+        """Ends the process of a slide that makes no progress."""
+        self.stalled = True  # ending one process breaks the pool, and all others begin anew
+        self.finished.add(number)
+        failure = Failure(str(self.jobs[number].slide), "Stalled", self.watch.reason(pid, share))
+        end(pid)
+        return failure
+
+    def outcomes(self, done: Iterable[Future[Any]]) -> Iterator[tuple[int, Any]]:
+        """What has come of jobs, but not of those whose process died, or whose slide was given up."""
+        for future in done:
+            number = self.futures.pop(future)
+            try:
+                outcome = future.result()
+            except BrokenProcessPool:
+                self.broken = True
+                continue
+            if number not in self.finished:
+                self.finished.add(number)
+                yield number, outcome
+
+    @property
+    def died(self) -> list[int]:
+        """The jobs that were being worked on when a process died by itself, one at least."""
+        if self.stalled or not self.broken:
+            return []
+        started = [n for n in self.jobs if self.shared[_FIELDS * n + 1] and n not in self.finished]
+        return started or [min(self.jobs.keys() - self.finished)]
 
 
 def _run_alone(number: int, job: Job, arguments: tuple[Any, ...], report: Report, stall: float | None) -> Any:
     """One job in a fresh process: if that dies too, the slide is the reason."""
-    for _, outcome in _run_pool({number: job}, 1, arguments, report, [], stall):
+    for _, outcome in _Pool({number: job}, 1, arguments, report, stall).run():
         return outcome
     reason = "the process that read it died: a crash in a reader, or too little memory"
     return Failure(str(job.slide), "ProcessDied", reason)
