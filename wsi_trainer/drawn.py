@@ -15,26 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from wsi_trainer.slides.store.files import replace_file
+
 
 def save_picture(picture: Image.Image, path: Path, kind: str, **options: Any) -> None:
     """Writes a picture under its name once it is complete; the options are Pillow's for this kind of file."""
     made = io.BytesIO()
     picture.save(made, kind, **options)
-    _write(made, path)
+    _replace(path, made)
 
 
 def save_array(values: NDArray[Any], path: Path) -> None:
     """Writes an array as NumPy's format has it, under its name once it is complete."""
     made = io.BytesIO()
     np.save(made, values, allow_pickle=False)
-    _write(made, path)
+    _replace(path, made)
 
 
-def _write(made: io.BytesIO, path: Path) -> None:
-    partial = path.with_name(f"{path.name}.part")
-    try:
-        partial.write_bytes(made.getbuffer())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+def _replace(path: Path, made: io.BytesIO) -> None:
+    # One process draws a file, so that what is left of it after a kill is written over by the next.
+    replace_file(path, made.getbuffer(), partial=path.with_name(f"{path.name}.part"))

@@ -31,7 +31,7 @@ _OLD = 86400.0
 """Seconds after which no machine is still writing a file."""
 
 
-def replace_file(path: Path, *parts: bytes, partial: Path | None = None) -> None:
+def replace_file(path: Path, *parts: bytes | memoryview, partial: Path | None = None) -> None:
     """Writes a file under its name once it is safe on the disk.
 
     Args:
@@ -70,7 +70,7 @@ def remove_half_written(folder: Path) -> None:
                 path.unlink()
 
 
-def write_directly(path: Path, parts: tuple[bytes, ...]) -> bool:
+def write_directly(path: Path, parts: tuple[bytes | memoryview, ...]) -> bool:
     """Writes a file past the page cache, or says that this system or this disk cannot."""
     flag = getattr(os, "O_DIRECT", 0)
     if not flag:
@@ -98,7 +98,7 @@ def write_directly(path: Path, parts: tuple[bytes, ...]) -> bool:
     return True
 
 
-def gather(parts: tuple[bytes, ...], room: memoryview) -> Iterator[int]:
+def gather(parts: tuple[bytes | memoryview, ...], room: memoryview) -> Iterator[int]:
     """Fills the room again and again with what comes next, and says how much is in it: less only at the end."""
     filled = 0
     for part in parts:
