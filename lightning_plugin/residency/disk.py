@@ -75,8 +75,10 @@ class DiskFile:
 
     @property
     def unfilled(self) -> int:
-        """The bytes of the file that have no room on the disk yet."""
-        return max(0, self.size - self.file.filled)
+        """The bytes of the file that have no room on the disk yet, and may need it: tiles for which others stand are
+        never written."""
+        spared = 0 if self.made is None else self.item * self.made.spared
+        return max(0, self.size - spared - self.file.filled)
 
     def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
         held = [self.staged(box, tile, lender)]

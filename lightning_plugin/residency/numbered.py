@@ -77,6 +77,14 @@ class Numbered:
             tile = Box(lo, self.lo([i + 1 for i in place])).intersect(box)
             yield tile, tile.shift([b - a for a, b in zip(lo, there, strict=True)])
 
+    @property
+    def spared(self) -> int:
+        """The positions of all tiles for which others stand."""
+        count = self.first != np.arange(self.first.size).reshape(self.first.shape)
+        for ends in reversed(self.ends):
+            count = count @ np.diff(ends)
+        return int(count)
+
     def lo(self, place: Sequence[int]) -> tuple[int, ...]:
         """Where the tile at a place begins."""
         return tuple(int(e[i]) for e, i in zip(self.ends, place, strict=True))

@@ -22,6 +22,7 @@ from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.lane import Lane
+from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.settings import Settings
@@ -181,6 +182,21 @@ def test_room_is_promised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(EngineError, match="beside the maps that are there"):
         DiskFile(layout, torch.float32, CPU, str(tmp_path))
     del first
+    DiskFile(layout, torch.float32, CPU, str(tmp_path))
+
+
+def test_what_is_stored_once_is_promised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles for which others stand are never written: their room is free for a second map."""
+    layout = Layout.channels_first((1, 8, 100, 100))
+    size = 4 * 8 * 100 * 100
+    monkeypatch.setattr("shutil.disk_usage", lambda where: type("Usage", (), {"free": int(1.5 * size)})())
+    made = Numbered.empty([[0, 50, 100], [0, 25, 50, 75, 100]])
+    first = DiskFile(layout, torch.float32, CPU, str(tmp_path), made)
+    assert first.unfilled == size
+    made.number([Box((0, 25 * x), (50, 25 * x + 25)) for x in range(4)], 1)
+    made.number([Box((50, 0), (100, 25)), Box((50, 75), (100, 100))], 2)
+    assert made.spared == 4 * 50 * 25
+    assert first.unfilled == size // 2
     DiskFile(layout, torch.float32, CPU, str(tmp_path))
 
 
