@@ -206,8 +206,8 @@ def whole_slide(data: Any) -> str:
         "## A whole slide\n\nOne training step of a ResNet-18 of half width on a synthetic slide, four fifths of it "
         "glass that its store knows, from that store, within 1 GiB on one thread; in train mode, or with frozen "
         "BatchNorms and all parameters trained. Processor seconds of a million pixels of tissue; other work ran beside "
-        "some of the steps (the load is in the file). They fall as slides grow, since what borders on tissue is computed "
-        "too: they are not constant within 10 %. `python -m benchmarks.whole_slide`.\n\n"
+        "some of the steps (the load is in the file). They fall as slides grow, since what borders on tissue is "
+        "computed too: they are not constant within 10 %. `python -m benchmarks.whole_slide`.\n\n"
         + table(head, rows)
         + "".join(f"\n\nRefused, {why}" for why in refused)
         + "\n"
