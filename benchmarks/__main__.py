@@ -27,8 +27,8 @@ ALL = {
     "segmentation": "a training step of a U-Net on a slide of 20,000 x 20,000 pixels",
     "split_study": "what splitting a network costs in accuracy",
     "time_ranking": "whether predicted times rank plans as measured ones do",
-    "whole_slide": "a training step on a whole slide of up to 50,000 x 50,000 pixels, from its store",
     "policies": "published techniques beside ours",
+    "whole_slide": "a training step on a slide of up to 50,000 x 50,000 pixels, from its store",
     "largest_image": "the largest image under a limit",
     "against_plain": "steps under a budget against plain PyTorch",
 }
