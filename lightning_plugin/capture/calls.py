@@ -40,7 +40,7 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a call, or run it where all it needs is known."""
     args, kwargs = tree_map(lambda a: known(a, func), (tuple(args), kwargs))
     if func is Tensor.__getitem__:
-        args = args[0], without_masks(args[1])
+        args = args[0], without_masks(args[1], args[0].shape)
     waiting = lazies((args, kwargs))
     if not waiting:
         return func(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,14 +11,51 @@ from torch import Tensor
 from lightning_plugin.private import FakeTensor
 
 
-def without_masks(index: Any) -> Any:
-    """An index of ``x[index]`` that means the same and has no mask of a real tensor."""
+def without_masks(index: Any, shape: Sequence[int]) -> Any:
+    """An index of ``x[index]`` that means the same and has no mask of a real tensor; ``shape`` is that of ``x``.
+
+    Raises:
+        IndexError: A mask has not the shape of the dimensions that it lies on.
+    """
     if isinstance(index, tuple):
-        return tuple(n for part in index for n in (numbers(part) if is_mask(part) else (part,)))
+        found: list[Any] = []
+        for place, part in enumerate(index):
+            if is_mask(part):
+                check(part, shape, dimension(index, place, len(shape)))
+            found += numbers(part) if is_mask(part) else (part,)
+        return tuple(found)
     if not is_mask(index):
         return index
-    found = numbers(index)
-    return found[0] if len(found) == 1 else found
+    check(index, shape, 0)
+    several = numbers(index)
+    return several[0] if len(several) == 1 else several
+
+
+def dimension(index: Sequence[Any], place: int, dimensions: int) -> int:
+    """The dimension at which a part of an index begins."""
+    before = sum(map(takes, index[:place]))
+    if any(part is Ellipsis for part in index[:place]):
+        return before + dimensions - sum(map(takes, index))
+    return before
+
+
+def takes(part: Any) -> int:
+    """How many dimensions a part of an index lies on."""
+    if part is None or part is Ellipsis or isinstance(part, bool):
+        return 0
+    if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.dim()
+    return 1
+
+
+def check(mask: Tensor, shape: Sequence[int], begin: int) -> None:
+    """Refuse a mask that PyTorch refuses: its numbers alone would not show that it is of another shape."""
+    lies_on = tuple(shape[begin : begin + mask.dim()])
+    if tuple(mask.shape) != lies_on:
+        raise IndexError(
+            f"a mask of shape {tuple(mask.shape)} lies on dimensions of shape {lies_on}, from dimension {begin} of "
+            f"a tensor of shape {tuple(shape)}: it has to have theirs"
+        )
 
 
 def is_mask(part: Any) -> bool:

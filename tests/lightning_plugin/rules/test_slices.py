@@ -205,3 +205,37 @@ def test_patches_that_a_loop_cuts_out(name: str, images: int) -> None:
     kinds = recorded_kinds(After(function).double(), (images, 3, 13, 12))
     assert bool(kinds["Unfold"]) == (name in REGULAR and (images == 1 or "stack" in name))
     assert not kinds["Barrier"]
+
+
+def mask_of(*shape: int) -> Tensor:
+    """Two of three positions."""
+    return torch.ones(shape).cumsum(-1) % 3 != 1
+
+
+INDICES: dict[str, Any] = {
+    "rows": (slice(None), slice(None), mask_of(8)),
+    "columns after an ellipsis": (..., mask_of(9)),
+    "rows before an ellipsis": (0, 1, mask_of(8), ...),
+    "both": (slice(None), slice(None), mask_of(8, 9)),
+    "after a new dimension": (None, slice(None), slice(None), mask_of(8)),
+    "images": mask_of(2),
+    "too short": (slice(None), slice(None), mask_of(5)),
+    "too long": (..., mask_of(10)),
+    "another shape": (slice(None), slice(None), mask_of(9, 8)),
+    "too short for images": mask_of(1),
+    "more dimensions than there are": (..., mask_of(8, 9, 2)),
+}
+
+
+@pytest.mark.parametrize("name", list(INDICES))
+def test_a_mask_picks_what_pytorch_picks_or_is_refused_as_there(name: str) -> None:
+    torch.manual_seed(0)
+    index = INDICES[name]
+    x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    try:
+        expected = x[index].square().sum()
+    except IndexError:
+        with pytest.raises(IndexError, match="mask"):
+            LazyImage.from_tensor(x)[index]
+        return
+    assert abs(float(LazyImage.from_tensor(x)[index].square().sum()) - float(expected)) < 1e-9
