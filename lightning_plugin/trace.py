@@ -1,17 +1,19 @@
 """What a tile pass makes and lets go, in order, and what that needs where its tiles have other sizes.
 
 [Note: traced] Passes over tiles that do the same on boxes of other sizes make and let go the same things in the same
-order: their *trace*. How large a thing is goes with its box: it is some value's tile, or the part of one that an
-operator reads, in another type perhaps, or it has a side of one; or it has nothing to do with tiles, as a gradient of
-a parameter. Which of these it is, traces of tiles of different sizes show. So what a third pass needs is added up, and
-nothing is run; too much by no more than the few rows that some things lack (`NEARLY`). It is only said where the traces
-tell: what has another size now, and was the same in all of them, may be what something depends on.
+order: their *trace*. How large a thing is goes with a box: it is some value's tile, or the part of one that an operator
+reads, in another type perhaps; or a few rows more or fewer than one, where an operator pads, or reads within what is
+held; or it has a side of one; or it has nothing to do with tiles, as a gradient of a parameter. Which of these it is,
+traces of tiles of different sizes show. So what a third pass needs is added up, and nothing is run; too much by no more
+than the few rows that some things lack (`NEARLY`). It is only said where the traces tell: what has another size now,
+and was the same in all of them, may be what something depends on.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -19,6 +21,8 @@ from fractions import Fraction
 MOST = 4
 #: A thing goes with a measure where it is the same multiple of it, up to so much: a row may be missing of it.
 NEARLY = 1.004
+#: By so many positions a thing may be longer or shorter on an axis than the box that it goes with: as windows reach.
+REACH = 8
 
 
 @dataclass(frozen=True)
@@ -46,16 +50,38 @@ class Trace:
         return tuple(found)
 
 
+#: The sides of a box.
+Sides = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Measures:
-    """What a thing's size may go with: sizes of the tiles of a pass, and of the whole maps that it reads and makes."""
+    """What a thing's size may go with: the sides of the boxes of a pass's tiles, and the bytes of the whole maps that
+    it reads and makes, each as a side."""
 
-    tiles: tuple[int, ...]
-    maps: tuple[int, ...]
+    tiles: tuple[Sides, ...]
+    maps: tuple[Sides, ...]
 
 
-#: A size: always the same, or so many times a measure, by its place; of several that fit, the largest counts.
-Term = int | tuple[tuple[int, Fraction], ...]
+@dataclass(frozen=True)
+class Measure:
+    """The positions of the box with a number, where it is ``longer`` by so many on each axis; None for an axis that
+    does not count."""
+
+    number: int
+    longer: tuple[int | None, ...]
+
+    def of(self, sides: Sides) -> int:
+        return math.prod([side + more for side, more in zip(sides, self.longer, strict=True) if more is not None])
+
+    @property
+    def far(self) -> int:
+        """How unlike the box it is."""
+        return sum(abs(more) for more in self.longer if more is not None)
+
+
+#: A size: always the same, or so many times a measure; of several that fit, the largest counts.
+Term = int | tuple[tuple[Measure, Fraction], ...]
 
 
 @dataclass(eq=False)
@@ -75,6 +101,9 @@ class Traces:
 
     def needs(self, measures: Measures) -> tuple[int, ...] | None:
         """What a pass over tiles of such sizes needs, where the traces tell."""
+        for were, trace in self.examples:
+            if were.tiles == measures.tiles and (were.maps == measures.maps or not trace.before):
+                return trace.needs(trace.sizes)
         if self.terms is None or not self.telling(measures):
             return None
         trace = self.examples[0][1]
@@ -90,13 +119,16 @@ class Traces:
     def telling(self, measures: Measures) -> bool:
         """Whether what is another size now was of several sizes in the traces."""
         (first, trace), *others = self.examples
+        if (len(first.tiles), len(first.maps)) != (len(measures.tiles), len(measures.maps)):
+            return False
         pairs = [(first.tiles, measures.tiles, [m.tiles for m, _ in others])]
         if trace.before:
             pairs.append((first.maps, measures.maps, [m.maps for m, _ in others]))
         return all(
-            a == b or any(other[i] != a for other in more)
-            for was, now, more in pairs
-            for i, (a, b) in enumerate(zip(was, now, strict=True))
+            a == b or any(sides[axis] != a for sides in more)
+            for was, now, examples in pairs
+            for here, there, *more in zip(was, now, *examples, strict=True)
+            for axis, (a, b) in enumerate(zip(here, there, strict=True))
         )
 
     def found(self) -> tuple[Term, ...] | None:
@@ -120,30 +152,74 @@ class Traces:
         return tuple(terms)
 
 
-def term_of(sizes: tuple[int, ...], measures: Sequence[tuple[int, ...]]) -> Term | None:
-    """What sizes of one thing, one of each example, go with: measures of which they are the same multiple in all or,
-    where there is none, the one of which they are most nearly so. Then the largest multiple counts, and a little more,
-    since at other sizes there may be a larger."""
+def term_of(sizes: tuple[int, ...], boxes: Sequence[tuple[Sides, ...]]) -> Term | None:
+    """What sizes of one thing, one of each example, go with: measures of which they are the same multiple in all, as
+    like to boxes as can be, or, where there is none, the one of which they are most nearly so. Then the largest
+    multiple counts, and a little more, since at other sizes there may be a larger."""
     if all(size == sizes[0] for size in sizes):
         return sizes[0]
-    exact: list[tuple[int, Fraction]] = []
-    nearest = NEARLY
-    near: tuple[int, Fraction] | None = None
-    for i, measure in enumerate(measures):
-        if not all(measure) or measure.count(measure[0]) == len(measure):
-            continue
-        if all(size * measure[0] == sizes[0] * m for size, m in zip(sizes, measure, strict=True)):
-            exact.append((i, Fraction(sizes[0], measure[0])))
-        elif not exact:
-            factors = [size / m for size, m in zip(sizes, measure, strict=True)]
-            spread = max(factors) / min(factors) if min(factors) else math.inf
-            if spread < nearest:
-                nearest, near = spread, (i, Fraction(max(factors) * spread))
+    several = {column: number for number, column in reversed(list(enumerate(boxes))) if len(set(column)) > 1}
+    exact = [m for column, number in several.items() for m in whole(number, column) if goes_with(sizes, m, column)]
+    exact = exact or [m for column, number in several.items() for m in reaching(sizes, number, column)]
     if exact:
-        return tuple(exact)
-    return None if near is None else (near,)
+        near = min(m.far for m in exact)
+        return tuple((m, Fraction(sizes[0], m.of(boxes[m.number][0]))) for m in exact if m.far == near)
+    nearest, found = NEARLY, None
+    for column, number in several.items():
+        for m in whole(number, column):
+            factors = [Fraction(size, of) for size, of in zip(sizes, map(m.of, column), strict=True) if of]
+            spread = max(factors) / min(factors) if len(factors) == len(sizes) and min(factors) else math.inf
+            if spread < nearest:
+                nearest, found = float(spread), ((m, max(factors) * Fraction(float(spread))),)
+    return found
 
 
-def size_of(term: Term, measures: Sequence[int]) -> int:
-    """What a term comes to where measures are these."""
-    return term if isinstance(term, int) else max(-(-measures[i] * f.numerator // f.denominator) for i, f in term)
+def whole(number: int, column: Sequence[Sides]) -> Iterator[Measure]:
+    """A box, and its sides on some axes, where it has positions."""
+    if not all(map(all, column)):
+        return
+    for counts in itertools.product((True, False), repeat=len(column[0])):
+        if any(counts):
+            yield Measure(number, tuple(0 if counted else None for counted in counts))
+
+
+def goes_with(sizes: Sequence[int], m: Measure, column: Sequence[Sides]) -> bool:
+    """Whether sizes are all the same multiple of a measure."""
+    first, *others = map(m.of, column)
+    return first > 0 and all(sizes[0] * of == size * first for size, of in zip(sizes[1:], others, strict=True))
+
+
+def reaching(sizes: Sequence[int], number: int, column: Sequence[Sides]) -> Iterator[Measure]:
+    """The measures longer or shorter than a box that sizes go with: of all but the last axis that counts each length is
+    tried, and of that it is found."""
+    reach = range(-REACH, REACH + 1)
+    for m in whole(number, column):
+        *tried, last = [axis for axis, more in enumerate(m.longer) if more is not None]
+        for lengths in itertools.product(reach, repeat=len(tried)):
+            longer = list(m.longer)
+            for axis, more in zip(tried, lengths, strict=True):
+                longer[axis] = more
+            longer[last] = solved(sizes, column, last, Measure(number, (*longer[:last], None, *longer[last + 1 :])))
+            made = Measure(number, tuple(longer))
+            if longer[last] is not None and goes_with(sizes, made, column):
+                yield made
+
+
+def solved(sizes: Sequence[int], column: Sequence[Sides], axis: int, others: Measure) -> int | None:
+    """How much longer an axis is, given all others: s₁ / s₂ = o₁ (x₁ + k) / (o₂ (x₂ + k)) for the first two examples
+    that differ."""
+    differ = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)
+    if differ is None:
+        return None
+    one, two = sizes[0] * others.of(column[differ]), sizes[differ] * others.of(column[0])
+    if one == two:
+        return 0
+    more, left = divmod(two * column[0][axis] - one * column[differ][axis], one - two)
+    return more if left == 0 and abs(more) <= REACH and all(sides[axis] + more > 0 for sides in column) else None
+
+
+def size_of(term: Term, boxes: Sequence[Sides]) -> int:
+    """What a term comes to where boxes have these sides."""
+    if isinstance(term, int):
+        return term
+    return max(-(-m.of(boxes[m.number]) * factor.numerator // factor.denominator) for m, factor in term)

@@ -14,7 +14,6 @@ from what these have made and let go: see [Note: traced] in `trace`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +27,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.program.findings import Lie, Tapes, lies, lying
 from lightning_plugin.program.program import Program
-from lightning_plugin.trace import Measures, Trace, Traces
+from lightning_plugin.trace import Measures, Sides, Trace, Traces
 
 #: Of so many passes it is remembered what they needed, and of so many that differ in more than sizes the traces: the
 #: latest.
@@ -117,7 +116,7 @@ class Rehearsal:
         program, axes = tapes.program, range(len(tapes.grid.counts))
         kinds: list[Hashable] = []
         alike: list[Hashable] = []
-        sizes: list[int] = []
+        sizes: list[Sides] = []
         for owned in self.tiles(program, tapes.grid, ahead):
             need = program.boxes(owned)
             found = list(lies(program, owned, need))
@@ -128,7 +127,7 @@ class Rehearsal:
                 sizes += measures_of(lie)
         computed = structure(program, self.describe)
         maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
-        measures = Measures(tuple(sizes), tuple(v.bytes for v in maps.values()))
+        measures = Measures(tuple(sizes), tuple((v.bytes,) for v in maps.values()))
         few = tapes.grid.tiles > FEW
         return Likeness((computed, tuple(kinds), few), (computed, tuple(alike), few), measures)
 
@@ -152,14 +151,10 @@ def ends(v: Value, box: Box) -> Hashable:
     return tuple(hi - lo == size for (lo, hi), size in zip(box.intervals(), v.space.extent, strict=True))
 
 
-def measures_of(lie: Lie) -> Iterator[int]:
-    """The sizes of what is held of a map and of what is wanted of it: on each axis, and in bytes."""
-    if lie.box is None or lie.wanted is None:
-        return
-    each = lie.map.bytes // max(1, math.prod(lie.map.space.extent))
-    for side in (lie.box.extent, lie.wanted.extent):
-        yield from side
-        yield each * math.prod(side)
+def measures_of(lie: Lie) -> Iterator[Sides]:
+    """The sides of what is held of a map and of what is wanted of it."""
+    if lie.box is not None and lie.wanted is not None:
+        yield from (lie.box.extent, lie.wanted.extent)
 
 
 def structure(program: Program, describe: Callable[[Node], Hashable]) -> Hashable:
