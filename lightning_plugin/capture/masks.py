@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_plugin.private import FakeTensor
+from lightning_plugin.trees import tree_leaves
 
 
 def without_masks(index: Any, shape: Sequence[int]) -> Any:
@@ -43,8 +45,12 @@ def takes(part: Any) -> int:
     """How many dimensions a part of an index lies on."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
-    if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
-        return part.dim()
+    if isinstance(part, Tensor):
+        return part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
+    if isinstance(part, (list, tuple)) and all(isinstance(leaf, bool) for leaf in tree_leaves(part)):
+        return np.ndim(part)
+    if isinstance(part, np.ndarray) and part.dtype in (np.bool_, np.uint8):
+        return part.ndim
     return 1
 
 
