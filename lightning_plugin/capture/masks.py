@@ -12,6 +12,9 @@ from torch import Tensor
 from lightning_plugin.private import FakeTensor
 from lightning_plugin.trees import tree_leaves
 
+#: The types of masks.
+MASKS = (torch.bool, torch.uint8)
+
 
 def without_masks(index: Any, shape: Sequence[int]) -> Any:
     """An index of ``x[index]`` that means the same and has no mask of a real tensor; ``shape`` is that of ``x``.
@@ -19,18 +22,17 @@ def without_masks(index: Any, shape: Sequence[int]) -> Any:
     Raises:
         IndexError: A mask has not the shape of the dimensions that it lies on.
     """
-    if isinstance(index, tuple):
-        found: list[Any] = []
-        for place, part in enumerate(index):
-            if is_mask(part):
-                check(part, shape, dimension(index, place, len(shape)))
-            found += numbers(part) if is_mask(part) else (part,)
-        return tuple(found)
-    if not is_mask(index):
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(map(is_mask, parts)):
         return index
-    check(index, shape, 0)
-    several = numbers(index)
-    return several[0] if len(several) == 1 else several
+    found: list[Any] = []
+    for place, part in enumerate(parts):
+        if is_mask(part):
+            check(part, shape, dimension(parts, place, len(shape)))
+            found += part.bool().nonzero(as_tuple=True)
+        else:
+            found.append(part)
+    return tuple(found)
 
 
 def dimension(index: Sequence[Any], place: int, dimensions: int) -> int:
@@ -46,7 +48,7 @@ def takes(part: Any) -> int:
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     if isinstance(part, Tensor):
-        return part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
+        return part.dim() if part.dtype in MASKS else 1
     if isinstance(part, (list, tuple)) and all(isinstance(leaf, bool) for leaf in tree_leaves(part)):
         return np.ndim(part)
     if isinstance(part, np.ndarray) and part.dtype in (np.bool_, np.uint8):
@@ -65,12 +67,8 @@ def check(mask: Tensor, shape: Sequence[int], begin: int) -> None:
 
 
 def is_mask(part: Any) -> bool:
-    return type(part) is Tensor and part.dtype in (torch.bool, torch.uint8) and part.dim() > 0 and not fake(part)
+    return type(part) is Tensor and part.dtype in MASKS and part.dim() > 0 and not fake(part)
 
 
 def fake(part: Tensor) -> bool:
     return isinstance(part, FakeTensor) or part.is_meta
-
-
-def numbers(mask: Tensor) -> tuple[Tensor, ...]:
-    return mask.bool().nonzero(as_tuple=True)
