@@ -33,7 +33,7 @@ from lightning_plugin.planner.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_bytes, usable
 from lightning_plugin.planner.describe import signature, structure
 from lightning_plugin.planner.glass import parts_of_glass
-from lightning_plugin.planner.lower import lower_tiers
+from lightning_plugin.planner.lower import Lower, lower_tiers
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import policy_of
 from lightning_plugin.planner.rates import Rates
@@ -214,7 +214,7 @@ class Settings:
             self._recipes[about] = shelf.load(about)
         recipes = self._recipes[about]
         taught = sum(recipe.taught for recipe in recipes)
-        found = known_for(recipes, network, budget, calls)
+        found = known_for(recipes, network, self.rates, lower, budget, calls)
         searched = found is None
         if found is None:
             recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
@@ -328,17 +328,19 @@ def marked(plan: Plan, recording: Recording) -> Plan:
     return plan if plan.approximation == found else replace(plan, approximation=found)
 
 
-def known_for(recipes: Sequence[Recipe], network: Network, budget: int, calls: int) -> Plan | None:
-    """What the recipe for the nearest size comes to, of those that keep the budget. One that did not keep it for an
-    image is not asked about larger ones."""
+def known_for(
+    recipes: Sequence[Recipe], network: Network, rates: Rates, lower: Lower, budget: int, calls: int
+) -> Plan | None:
+    """What the recipe for the nearest size comes to, of those that keep the budget and for whose maps there is room
+    below. One that did not for an image is not asked about larger ones."""
     size = positions(network.nodes)
     for recipe in sorted(recipes, key=lambda recipe: recipe.distance(network.nodes)):
         if recipe.distance(network.nodes) > NEAR:
             break
         if size >= recipe.too_large:
             continue
-        plan = recipe.at(network)
-        if plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes <= usable(budget):
+        plan = recipe.at(network, rates, lower)
+        if plan is not None and plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes <= usable(budget):
             return plan
         recipe.too_large = size
     return None

@@ -15,7 +15,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.cost import Cost, Coster
 from lightning_plugin.planner.glass import ALL, Distinct
-from lightning_plugin.planner.network import Network, is_given
+from lightning_plugin.planner.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
@@ -296,7 +296,7 @@ class Intervals:
 
     def ends(self, cut: int, spilled: frozenset[int]) -> int:
         """The cotangents, on the device, of what is alive at a cut."""
-        return self.coster.cotangent([v for v in self.network.alive[cut] if not is_given(v) and id(v) not in spilled])
+        return cotangent_bytes(v for v in self.network.alive[cut] if not is_given(v) and id(v) not in spilled)
 
     def path(self, begin: int, end: int) -> str:
         """The modules of an interval, first to last."""

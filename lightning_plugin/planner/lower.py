@@ -16,12 +16,13 @@ HOST = 64 * 2**30
 @dataclass(frozen=True)
 class Lower:
     """The tiers below the device: how much the host may hold (None where there is no host below), and whether the disk
-    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits. Parameters
-    may live on the tiers ``parameters``."""
+    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits. So many
+    ``calls`` of a step have maps there at once. Parameters may live on the tiers ``parameters``."""
 
     host: int | None = None
     disk: bool = True
     half: bool = False
+    calls: int = 1
     parameters: tuple[str, ...] = ()
 
     def tier_of_parameter(self, used: int, size: int) -> str | None:
@@ -61,4 +62,6 @@ def lower_tiers(device: str | None, options: Options) -> Lower:
         "host": ("host",),
         "disk": ("disk",),
     }
-    return Lower(None if alone else host, bool(options.disk), options.half, parameters[options.parameters])
+    return Lower(
+        None if alone else host, bool(options.disk), options.half, options.calls, parameters[options.parameters]
+    )

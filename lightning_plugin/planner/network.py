@@ -8,7 +8,7 @@ ones are where little is alive.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,6 +23,7 @@ from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.pieces import uncut_from
 from lightning_plugin.recording import Recording, glass_of
+from lightning_plugin.rules.reductions import wide
 
 
 @dataclass(eq=False)
@@ -273,3 +274,8 @@ def is_given(v: Value) -> bool:
 
 def read_by(nodes: Sequence[Node]) -> dict[int, Value]:
     return {id(v): v for n in nodes for v in n.maps}
+
+
+def cotangent_bytes(maps: Iterable[Value]) -> int:
+    """What is collected of the gradients of stored maps takes, in float32 or wider."""
+    return sum(v.bytes * wide(v.dtype).itemsize // v.dtype.itemsize for v in maps if v.requires_grad)

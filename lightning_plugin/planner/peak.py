@@ -8,7 +8,7 @@ made and that of its output is let go.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -346,7 +346,3 @@ class Peaks:
             return self.forward_peak(program, need)
         ends = sum(v.bytes for k, v in alive.items() if v.requires_grad and k in made)
         return max(self.backward_peak(program, need, ends), self.forward_peak(program, need))
-
-    def cotangent(self, maps: Sequence[Value]) -> int:
-        """What the cotangents of maps that are stored on the device hold."""
-        return sum(v.bytes * wide(v.dtype).itemsize // v.dtype.itemsize for v in maps if v.requires_grad)

@@ -30,9 +30,13 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ops import Source
 from lightning_plugin.plan import Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.account import Account, Reading, account
+from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.predict import predict
+from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.rehearse import noted
 from lightning_plugin.planner.representative import candidates, effort, heaviest, within
+from lightning_plugin.planner.retier import retiered
 from lightning_plugin.program.program import Program, resolve
 from lightning_plugin.stretch import Note
 
@@ -127,8 +131,9 @@ def size_of(term: Term, sizes: Sequence[int]) -> int:
 
 
 #: Of each grid of a plan, the sides of its largest tile, shorter than they should be where a map is; and whether it has
-#: many tiles, over which gradients are added up in another type (`gradients.type_of_sum`).
-Kinds = tuple[tuple[tuple[int, ...], bool], ...]
+#: many tiles, over which gradients are added up in another type (`gradients.type_of_sum`); and whether maps are on the
+#: host.
+Kinds = tuple[tuple[tuple[int, ...], bool, bool], ...]
 
 
 @dataclass(eq=False)
@@ -160,13 +165,26 @@ class Recipe:
         ratio = positions(nodes) / self.positions
         return max(ratio, 1 / ratio)
 
-    def at(self, network: Network) -> Plan:
-        """The plan for a network of the same structure and another size."""
+    def at(self, network: Network, rates: Rates, lower: Lower) -> Plan | None:
+        """The plan for a network of the same structure and another size, if there is room for its maps."""
         nodes = network.nodes
-        image = image_of(nodes)
-        if image == self.image:
+        if image_of(nodes) == self.image:
             return self.plan
         plan = self.resized(nodes)
+        found = retiered(plan, network, lower)
+        if found is None:
+            return None
+        foretold = self.known(found, network)
+        if found == plan:
+            return foretold
+        slower = predict(found, network, rates) / predict(plan, network, rates)
+        seconds = foretold.seconds * slower
+        return dataclasses.replace(foretold, forecast=dataclasses.replace(foretold.forecast, seconds=seconds))
+
+    def known(self, plan: Plan, network: Network) -> Plan:
+        """A plan for another size with its forecast, by formula or by a rehearsal."""
+        nodes = network.nodes
+        image = image_of(nodes)
         kinds, worst = kinds_of(plan, nodes), worst_of(plan, network)
         examples = self.examples.get(kinds, [])
         for example in examples:
@@ -296,7 +314,7 @@ def kinds_of(plan: Plan, nodes: Sequence[Node]) -> Kinds:
     for s, extent in zip(plan.segments, references(plan, nodes), strict=True):
         for grid in (s.forward, s.backward):
             sides = tuple(min(side, size) for side, size in zip(sides_of(grid, extent), extent, strict=False))
-            found.append((sides, grid.tiles > FEW))
+            found.append((sides, grid.tiles > FEW, s.tier == "host"))
     return tuple(found)
 
 

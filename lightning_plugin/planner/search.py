@@ -21,6 +21,7 @@ from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.cuts import Cuts
+from lightning_plugin.planner.hosted import tier_of, way_back
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower, one_way
 from lightning_plugin.planner.network import Network
@@ -124,8 +125,10 @@ class Search:
         stored, maps, size, below = self.stored(begin, end)
         if not spill:
             return Placement(stored, maps, size, "device", size, 0)
-        tier = self.lower.tier(before.lower, below)
-        if tier is None or not size or any(id(v) in self.network.gathered for v in stored):
+        if not size or any(id(v) in self.network.gathered for v in stored):
+            return None
+        tier = tier_of(self.lower, before.hosted.more(maps, below), self.network, begin, end)
+        if tier is None:
             return None
         return Placement(stored, maps, size, tier, 0, below)
 
@@ -159,10 +162,10 @@ class Search:
         if room.ends + again > room.free:
             return None
         writes = one_way(self.rates, placement.tier, placement.below) if leaving else 0.0
-        reads = one_way(self.rates, self.lower.there, self.lower.size(brought))
+        reads = way_back(self.rates, self.lower, before.hosted, brought)
         where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces, before.blind, before.level)
         cut = intervals.strips(begin, end)
-        keys = one_way(self.rates, self.lower.there, self.lower.size([v for v in brought if id(v) in cut]))
+        keys = way_back(self.rates, self.lower, before.hosted, [v for v in brought if id(v) in cut])
         return Site(where, placement, read, room, trains, again, writes, reads, keys)
 
     def may_drop(self, site: Site, way: Tiled) -> bool:
@@ -198,7 +201,7 @@ class Search:
             before.seconds + seconds,
             max(before.peak, before.held + flight + peak),
             before.spilled | placement.maps if where.leaving else before.spilled,
-            before.lower + (placement.below + placement.size if where.leaving else 0),
+            before.hosted.more(placement.maps, placement.below) if placement.tier == "host" else before.hosted,
             before.extra + extra,
             partial(self.piece, site, way, drop, base, peak, seconds, extra),
             before,
@@ -249,7 +252,7 @@ class Search:
         network, intervals = self.network, self.intervals
         if still_needed(before.dropped, {id(v) for n in network.order[begin:end] for v in n.maps}):
             return None  # what is kept would hold on to what was dropped
-        brought = {id(v): v.bytes for n in network.order[begin:end] for v in n.maps if id(v) in before.spilled}
+        brought = {v: v.bytes for n in network.order[begin:end] for v in n.maps if id(v) in before.spilled}
         flight = self.copies.kept_flight(begin, end)
         base = before.held + sum(brought.values()) + intervals.given_whole(begin, end)
         held = base + (intervals.saved_bytes(begin, end) if network.trains else 0)
@@ -259,9 +262,9 @@ class Search:
         most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends + flight
         if most + self.fixed > self.budget:
             return None
-        way_back = one_way(self.rates, self.lower.there, sum(brought.values()))
+        back = way_back(self.rates, self.lower, before.hosted, list(brought))
         work_seconds = intervals.kept_seconds(begin, end)
-        seconds = work_seconds + (4 if network.trains else 1) * way_back
+        seconds = work_seconds + (4 if network.trains else 1) * back
         parts = (work_seconds / 3, 2 * work_seconds / 3) if network.trains else (work_seconds, None)
         seconds += self.copies.waiting(begin, end, *parts)
         peak, part = max(before.peak, most), Part(begin, end, "kept", base + ends + flight + self.fixed, work)
@@ -325,7 +328,7 @@ class Search:
         if not self.policy.keep or self.policy.uniform:
             return None
         self.budget = budget
-        done = Partial(0, 0.0, 0)
+        done = Partial(0, 0.0, 0, hosted=self.copies.hosted)
         for begin, end in itertools.pairwise(self.cuts):
             step = self.kept(done, begin, end)
             if step is None:
@@ -337,7 +340,7 @@ class Search:
         """From the image to the loss."""
         cuts, free = self.cuts, self.free
         stages = [self.network.stage[n.serial] for n in self.network.order]
-        front: dict[int, list[Partial]] = {0: [Partial(0, 0.0, 0)]}
+        front: dict[int, list[Partial]] = {0: [Partial(0, 0.0, 0, hosted=self.copies.hosted)]}
         settled: dict[int, int] = {}  # how many were left when none was dropped
         for i, begin in enumerate(cuts[:-1]):
             for before in front.get(begin, ()):

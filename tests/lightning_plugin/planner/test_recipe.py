@@ -22,16 +22,18 @@ from lightning_plugin import TiledModule
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.options import Options
 from lightning_plugin.planner.choose import choose_recipe
-from lightning_plugin.planner.lower import lower_tiers
+from lightning_plugin.planner.lower import Lower, lower_tiers
 from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.rates import RATES
+from lightning_plugin.planner.rates import RATES, Rates
 from lightning_plugin.planner.recipe import Recipe
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.settings import known_for
 from tests.exactness import TOLERANCE, difference
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+#: What recipes are asked with: the rates and the tiers below a CPU.
+BELOW = RATES["cpu"], lower_tiers(None, Options())
 LAYERS: dict[str, Any] = {
     "conv": lambda: nn.Conv2d(6, 6, 3, padding=1),
     "wide": lambda: nn.Conv2d(6, 6, 5, padding=2),
@@ -87,7 +89,7 @@ def compare(examples: int, fixed: int | None) -> int:
         for size in others:
             with network(module, size) as here:
                 count = found.taught
-                plan = found.at(here)
+                plan = found.at(here, *BELOW)
                 looked_up += found.taught == count
                 true = rehearse(plan, Network(here.recording))
                 told = plan.peak_bytes - plan.forecast.reserve_bytes
@@ -146,7 +148,7 @@ def test_what_is_foretold_of_a_larger_bag_is_in_proportion_to_its_patches() -> N
         found = choose_recipe(first, RATES["cpu"], 1 << 20, lower_tiers(None, Options()))
     with recorded(module, (90, 3, 32, 32), torch.float32) as (larger, _):
         assert found.distance(larger.nodes) == 1.5
-        plan = found.at(larger)
+        plan = found.at(larger, *BELOW)
     assert plan.plain_bytes == pytest.approx(1.5 * found.plan.plain_bytes, rel=0.01)
     assert plan.seconds == pytest.approx(1.5 * found.plan.seconds)
 
@@ -163,7 +165,7 @@ def test_where_a_vector_has_the_size_of_a_side_each_size_is_rehearsed() -> None:
     found = recipe(module, (300, 310), 0.5)
     for size in ((290, 300), (280, 305), (270, 310)):
         with network(module, size) as here:
-            plan = found.at(here)
+            plan = found.at(here, *BELOW)
             assert not found.formulas
             assert plan.peak_bytes - plan.forecast.reserve_bytes == rehearse(plan, Network(here.recording)).peak
 
@@ -173,7 +175,7 @@ def test_a_formula_waits_for_sizes_that_differ_on_both_axes() -> None:
     found = recipe(module, (300, 310), 0.3)
     for size, made in (((300, 305), False), ((295, 306), True)):
         with network(module, size) as here:
-            found.at(here)
+            found.at(here, *BELOW)
             assert any(found.formulas.values()) == made
 
 
@@ -215,17 +217,17 @@ def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
     asked: list[int] = []
 
     class Asked(Recipe):
-        def at(self, network: Network) -> Any:
+        def at(self, network: Network, rates: Rates, lower: Lower) -> Any:
             asked.append(lightning_plugin.planner.recipe.positions(network.nodes))
-            return super().at(network)
+            return super().at(network, rates, lower)
 
     counting = Asked(**{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
     with network(module, (310, 312)) as here:
-        assert known_for([counting], here, 1 << 16, 1) is None and len(asked) == 1
+        assert known_for([counting], here, *BELOW, 1 << 16, 1) is None and len(asked) == 1
     with network(module, (311, 312)) as here:
-        assert known_for([counting], here, 1 << 16, 1) is None and len(asked) == 1
+        assert known_for([counting], here, *BELOW, 1 << 16, 1) is None and len(asked) == 1
     with network(module, (299, 308)) as here:
-        assert known_for([counting], here, 1 << 30, 1) is not None and len(asked) == 2
+        assert known_for([counting], here, *BELOW, 1 << 30, 1) is not None and len(asked) == 2
 
 
 @pytest.mark.parametrize("budget", ["400KiB", "700KiB"])
