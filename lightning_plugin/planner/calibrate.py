@@ -47,7 +47,7 @@ def calibrated(device: str | torch.device | None = None) -> Rates | None:
     try:
         data = json.loads(cache.read(path))
         rates = Rates(**data["rates"])
-        if data["key"] == about and all(r > 0 or name == "workspace" for name, r in asdict(rates).items()):
+        if data["key"] == about and all(r > 0 or name in ("workspace", "cache") for name, r in asdict(rates).items()):
             return rates
         raise ValueError("it is of another device, or holds a rate that is not positive")
     except cache.DAMAGED as error:

@@ -6,12 +6,26 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from lightning_plugin.boxes import Grid
+from lightning_plugin.capture.lazy import LazyImage
+from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.run import run_plan
+from lightning_plugin.execute.step import Step
+from lightning_plugin.layout import Layout
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.predict import predict
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.program.findings import Library
+from lightning_plugin.program.fixed import fixed
+from lightning_plugin.residency.disk import DiskFile
+from lightning_plugin.residency.lane import Lane
+from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.trees import tree_leaves
 
 #: Sizes of what is timed on a CPU and on an accelerator: long enough for a clock, short enough for a user.
@@ -21,7 +35,11 @@ LARGER = {"cpu": 5, "cuda": 2, "mps": 2}
 CHANNELS = 64
 SMALL = 8
 CALLS = 200
+#: Of a network in tiny tiles: the blocks of layers, and the tiles along each side.
+BLOCKS, TILES = 4, 6
 TRANSFER = 128 * 2**20
+#: A map in a file: the sides of its tiles, and how many there are along each of its own.
+FILE_SIDE, FILE_TILES = 256, 3
 REPEATS = 5
 
 
@@ -29,19 +47,22 @@ def measure(device: torch.device) -> Rates:
     """Time convolutions, pointwise operators and a pool, small operators and transfers."""
     side = SIDES[device.type]
     large = LARGER[device.type] * side
-    with torch.enable_grad():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         near, memory, flops = pointwise(device, side), pointwise(device, large), convolution(device)
-        return Rates(
+        found = Rates(
             flops=flops,
             memory=memory,
             host=memory if device.type == "cpu" else to_host(device),
             disk=to_disk(),
+            file=to_file(),
+            cache=memory_for_files(),
             call=call(device),
             near=max(near, memory),
             reorder=reorder(device, large, flops, memory),
             pool=min(near, pool(device)),
             workspace=workspace(device),
         )
+        return replace(found, call=max(found.call, call_of_tiles(device, found)))
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
@@ -151,6 +172,30 @@ def call(device: torch.device) -> float:
     return seconds(back_and_forth(chain, x), device) / (3 * CALLS)
 
 
+def call_of_tiles(device: torch.device, rates: Rates) -> float:
+    """Seconds to start an operator of a tile: with them, a step in tiny tiles takes what the cost model says."""
+    layers = [layer for _ in range(BLOCKS) for layer in (nn.Conv2d(SMALL, SMALL, 1), nn.BatchNorm2d(SMALL), nn.ReLU())]
+    network = nn.Sequential(nn.Conv2d(1, SMALL, 1), *layers).to(device).eval()
+    lazy = LazyImage.from_tensor(image(device, 1, SMALL * TILES).detach())
+    session = lazy._session.root()
+    try:
+        out = network(lazy).sum()
+        recording = session.recorded([out._value])
+    finally:
+        session.abandon()
+    grid, library = Grid((TILES, TILES)), Library()
+    plan = fixed(recording.nodes, grid, grid)
+
+    def step() -> None:
+        frame = Frame(recording.bindings, step=Step(library=library))
+        run_plan(plan, recording.nodes, frame)
+        frame.vectors[out._value].backward()
+
+    taken, planned = seconds(step, device), Network(recording)
+    least, most = (predict(plan, planned, replace(rates, call=call)) for call in (0.0, 1.0))
+    return (taken - least) / (most - least)
+
+
 def to_host(device: torch.device) -> float:
     """Bytes a second between the device and pinned memory of the host, there and back."""
     pinned = torch.empty(TRANSFER, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -163,18 +208,49 @@ def to_host(device: torch.device) -> float:
     return 2 * TRANSFER / seconds(both, device)
 
 
+def memory_for_files() -> int:
+    """The bytes of files that stay in the system's memory: what Linux lets wait to be written, a fifth of all."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 5 if hasattr(os, "sysconf") else 0
+
+
+def to_file() -> float:
+    """Bytes a second of a map, tile by tile, to and from a file that the system keeps in its memory."""
+    cpu = torch.device("cpu")
+    tile = torch.rand(1, CHANNELS, FILE_SIDE, FILE_SIDE)
+    layout = Layout.channels_first((1, CHANNELS, FILE_TILES * FILE_SIDE, FILE_TILES * FILE_SIDE))
+    boxes = [box for (box,) in Grid((FILE_TILES, FILE_TILES)).partition([layout.extent])]
+
+    def both() -> None:
+        lane = Lane(DiskFile(layout, tile.dtype, cpu), Courier())
+        lane.expect(FILE_SIDE**2)
+        for box in boxes:
+            lane.write(box, tile)
+        for box in boxes:
+            lane.read(box)
+
+    return 2 * len(boxes) * tile.nbytes / seconds(both, cpu)
+
+
+def read(file: int, data: memoryview, begin: int) -> int:
+    """Read what a call gives of some bytes; how many."""
+    return os.preadv(file, [data], begin)
+
+
+def everything(move: Callable[[int, memoryview, int], int], file: int, data: memoryview) -> None:
+    """Write or read all of some bytes, of which a call may move a part."""
+    done = 0
+    while done < len(data):
+        done += move(file, data[done:], done)
+
+
 def to_disk() -> float:
     """Bytes a second to and from a temporary file, once they are really written and no longer in the system's cache."""
     data = memoryview(bytearray(os.urandom(TRANSFER)))
     with tempfile.TemporaryFile(buffering=0, prefix="lightning-plugin-") as file:
         begin = time.perf_counter()
-        written = 0
-        while written < len(data):
-            written += os.pwrite(file.fileno(), data[written:], written)
+        everything(os.pwrite, file.fileno(), data)
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        read = 0
-        while read < len(data):
-            read += os.preadv(file.fileno(), [data[read:]], read)
+        everything(read, file.fileno(), data)
         return 2 * TRANSFER / (time.perf_counter() - begin)

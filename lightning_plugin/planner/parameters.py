@@ -15,8 +15,8 @@ from lightning_plugin.chain import chains
 from lightning_plugin.execute.streams import derived
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Captured, Spread, VectorOp
-from lightning_plugin.planner.hosted import beside_parameters
 from lightning_plugin.planner.lower import Lower, one_way
+from lightning_plugin.planner.lower_maps import beside_parameters
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.residency.mapped import fills_its_memory
@@ -108,7 +108,7 @@ class Copies:
         values = {network.nodes[place].outputs[0]: "host" for place in placed.on_host}
         self.tiers = values | {network.nodes[place].outputs[0]: "disk" for place in placed.on_disk}
         self.freed = sum(map(network.weight, self.tiers))
-        self.hosted = beside_parameters(network, placed.on_host)
+        self.lower = beside_parameters(network, placed.on_host)
         for name in ("used", "flight", "kept_flight", "transfers"):  # for this search alone
             setattr(self, name, cache(getattr(self, name)))
 

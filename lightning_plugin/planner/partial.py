@@ -8,7 +8,7 @@ from functools import cached_property, reduce
 
 from lightning_plugin.dropped import Dropped, staying, still_needed
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
-from lightning_plugin.planner.hosted import NOTHING, Hosted
+from lightning_plugin.planner.lower_maps import NOTHING, LowerMaps
 from lightning_plugin.planner.ways import Part
 
 #: How many partial plans are carried on from a cut,
@@ -42,7 +42,7 @@ class Partial:
     seconds: float
     peak: int
     spilled: frozenset[int] = frozenset()
-    hosted: Hosted = NOTHING
+    lower: LowerMaps = NOTHING
     extra: float = 0.0
     piece: Callable[[], Piece] | None = None
     before: Partial | None = None
@@ -66,14 +66,14 @@ class Partial:
     def at(self, alive: frozenset[int]) -> Partial:
         """The same where these maps are alive: what else was dropped is held no longer, and where what nobody reads
         again has gone does not matter."""
-        spilled, hosted = self.spilled & alive, self.hosted.at(alive)
+        spilled, lower = self.spilled & alive, self.lower.at(alive)
         if not self.dropped:
             if not self.back and spilled == self.spilled:
                 return self
-            return replace(self, back=0, spilled=spilled, hosted=hosted)
+            return replace(self, back=0, spilled=spilled, lower=lower)
         dropped = still_needed(self.dropped, alive)
         back = sum(d.size for d in staying(dropped, alive))
-        return replace(self, dropped=dropped, back=back, spilled=spilled, hosted=hosted)
+        return replace(self, dropped=dropped, back=back, spilled=spilled, lower=lower)
 
     def pieces(self) -> list[Piece]:
         found: list[Piece] = []

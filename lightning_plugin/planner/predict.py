@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from lightning_plugin.dropped import Dropped, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.cost import Coster
-from lightning_plugin.planner.lower import Lower, one_way
+from lightning_plugin.planner.lower import Lower
+from lightning_plugin.planner.lower_maps import NOTHING, LowerMaps, way_back, way_down
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
@@ -19,25 +21,62 @@ from lightning_plugin.program.program import Program, Target, resolve
 def predict(plan: Plan, network: Network, rates: Rates) -> float:
     """Seconds of a step: a plan that a search has made says the same of itself."""
     coster = Coster(network, rates)
-    made: dict[int, float] = {}
+    made: set[int] = set()
+    lower = Gone()
     dropped: list[Dropped] = []
     total = sum(chain.forecast.seconds for chain in plan.chains)
     for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
-        total += seconds(coster, segment, targets, made, dropped)
-        for v in (v for t in targets for v in t.node.outputs if v.is_map):
-            made[id(v)] = 0.0 if segment.keep else to_tier(rates, segment, v)
+        total += seconds(coster, segment, targets, made, lower, dropped)
+        lower = lower.more(segment, targets)
+        made.update(id(v) for t in targets for v in t.node.outputs if v.is_map)
     return total
 
 
+@dataclass(frozen=True)
+class Gone:
+    """What has gone to lower tiers; the bytes of each map there, by identity, on the host and on the disk."""
+
+    there: LowerMaps = NOTHING
+    host: Mapping[int, int] = field(default_factory=dict)
+    disk: Mapping[int, int] = field(default_factory=dict)
+
+    def more(self, segment: SegmentPlan, targets: Sequence[Target]) -> Gone:
+        """With what a segment stores."""
+        if segment.keep or segment.tier == "device":
+            return self
+        maps = {id(t.stored): size_of(segment, t.stored) for t in targets if t.stored is not None}
+        there = self.there.more(segment.tier, frozenset(maps), sum(maps.values()))
+        if segment.tier == "host":
+            return Gone(there, {**self.host, **maps}, self.disk)
+        return Gone(there, self.host, {**self.disk, **maps})
+
+    def down(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> float:
+        """Seconds that what a segment stores takes to its tier."""
+        if segment.tier == "device":
+            return 0.0
+        return way_down(rates, self.there, segment.tier, sum(size_of(segment, t.stored) for t in targets if t.stored))
+
+    def back(self, rates: Rates, maps: Iterable[int]) -> float:
+        """Seconds that maps take from where they are."""
+        wanted = set(maps)
+        host, disk = (sum(size for key, size in tier.items() if key in wanted) for tier in (self.host, self.disk))
+        return way_back(rates, self.there, host, disk)
+
+
 def seconds(
-    coster: Coster, segment: SegmentPlan, targets: list[Target], made: Mapping[int, float], dropped: list[Dropped]
+    coster: Coster,
+    segment: SegmentPlan,
+    targets: list[Target],
+    made: Set[int],
+    lower: Gone,
+    dropped: list[Dropped],
 ) -> float:
-    """One segment, after those that have made the maps it reads; ``made`` says how long each is on its way, and
-    ``dropped``, to which the segment adds, what those before have dropped."""
+    """One segment, after those that have ``made`` the maps it reads, of which some are on ``lower`` tiers, and
+    ``dropped`` others, to which the segment adds."""
     if segment.keep:
         read = {id(v) for t in targets for v in t.node.maps}
         ways_back = 4 if coster.network.trains else 1  # see `Search.kept`
-        return coster.kept_seconds([t.node for t in targets]) + ways_back * sum(made.get(key, 0.0) for key in read)
+        return coster.kept_seconds([t.node for t in targets]) + ways_back * lower.back(coster.rates, read)
     program = Program.build(targets, lambda v: id(v) in made)
     ways = (False, True) if any(t.requires_grad for t in program.targets) else (False,)
     if segment.halo == "share":
@@ -45,8 +84,8 @@ def seconds(
     else:
         passes = [coster.forward(Diagonal(program, segment.forward))]
         passes += [coster.backward(Diagonal(program, segment.backward)) for _ in ways[1:]]
-    writes = sum(to_tier(coster.rates, segment, t.stored) for t in targets if t.stored is not None)
-    reads = sum(made.get(id(v), 0.0) for v in program.reads)
+    writes = lower.down(coster.rates, segment, targets)
+    reads = lower.back(coster.rates, map(id, program.reads))
     back = passes[1].seconds if len(passes) > 1 else None
     total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead)
     if segment.drop:
@@ -58,8 +97,6 @@ def seconds(
     return total
 
 
-def to_tier(rates: Rates, segment: SegmentPlan, v: Value) -> float:
-    """Seconds that a map takes to where a segment stores it."""
-    if segment.tier == "device":
-        return 0.0
-    return one_way(rates, segment.tier, Lower(half=segment.half).size([v]))
+def size_of(segment: SegmentPlan, v: Value) -> int:
+    """The bytes of a map where a segment stores it below the device."""
+    return Lower(half=segment.half).size([v])

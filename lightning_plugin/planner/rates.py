@@ -15,7 +15,8 @@ class Rates:
 
     ``call`` is what starting one operator costs, in seconds. ``near`` are bytes a second of operators on small maps,
     ``memory`` on large ones; ``reorder`` what an operator with arithmetic moves besides, where its maps are large;
-    ``pool`` what a window without arithmetic does. Without a figure they are as ``memory`` says. ``workspace`` are the
+    ``pool`` what a window without arithmetic does. Without a figure they are as ``memory`` says. Files of so many bytes
+    in all as ``cache`` says stay in the system's memory, and ``file`` is the way there. ``workspace`` are the
     bytes that the device's own libraries take beside tensors while an operator runs: a plan leaves them free, as far as
     they are not more than a part of the budget.
     """
@@ -28,12 +29,16 @@ class Rates:
     near: float = 0.0
     reorder: float = 0.0
     pool: float = 0.0
+    file: float = 0.0
+    cache: int = 0
     workspace: int = 0
 
     def __post_init__(self) -> None:
         for name in ("near", "reorder", "pool"):
             if not getattr(self, name):
                 object.__setattr__(self, name, self.memory)
+        if not self.file:
+            object.__setattr__(self, "file", self.disk)
 
     def byte(self, size: float, far: float) -> float:
         """Seconds for a byte of a map of so many bytes, where ``far`` is the rate of large ones."""
@@ -47,10 +52,25 @@ class Rates:
 #: until `calibrate` has looked. On a CPU such memory is not the allocator's, and no ledger's.
 WORKSPACE, WORKSPACE_OF_HOPPER = 64 << 20, 128 << 20
 
+#: Where a CPU is the device and has no other figures: Linux lets a fifth of memory wait to be written to the disk, here
+#: of 20 GiB.
+FILE, CACHE = 1.6e9, 4 << 30
+
 #: Rates of common devices for float32 convolutions with tensor cores where they are on by default. They rank plans;
 #: they are not a benchmark. Memory and transfer figures are two thirds of the data sheet's.
 RATES = {
-    "cpu": Rates(flops=60e9, memory=5e9, host=8e9, disk=0.8e9, call=20e-6, near=20e9, reorder=2e9, pool=1.5e9),
+    "cpu": Rates(
+        flops=60e9,
+        memory=5e9,
+        host=8e9,
+        disk=0.8e9,
+        call=20e-6,
+        near=20e9,
+        reorder=2e9,
+        pool=1.5e9,
+        file=FILE,
+        cache=CACHE,
+    ),
     "mps": Rates(flops=3e12, memory=100e9, host=50e9, disk=2e9, call=20e-6),
     "cuda": Rates(flops=10e12, memory=400e9, host=12e9, disk=2e9, call=8e-6, workspace=WORKSPACE),
     "cuda:rtx2080ti": Rates(flops=9e12, memory=400e9, host=10e9, disk=2e9, call=8e-6, workspace=WORKSPACE),

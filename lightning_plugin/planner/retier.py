@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.hosted import beside_parameters, tier_of
 from lightning_plugin.planner.lower import Lower
+from lightning_plugin.planner.lower_maps import beside_parameters, tier_of
 from lightning_plugin.planner.network import Network
 from lightning_plugin.program.program import resolve
 
@@ -17,16 +17,16 @@ def retiered(plan: Plan, network: Network, lower: Lower) -> Plan | None:
     if lower.host is None:
         return plan
     at = {n.serial: i for i, n in enumerate(network.order)}
-    hosted, segments, begin = beside_parameters(network, plan.on_host), list(plan.segments), 0
+    before, segments, begin = beside_parameters(network, plan.on_host), list(plan.segments), 0
     for i, (segment, targets) in enumerate(zip(plan.segments, resolve(plan, network.nodes), strict=True)):
         end = 1 + max(at[t.node.serial] for t in targets)
         maps = [t.stored for t in targets if t.stored is not None]
         if segment.tier != "device":
-            after = hosted.more(frozenset(map(id, maps)), lower.size(maps))
-            tier = tier_of(lower, after, network, begin, end)
+            names, size = frozenset(map(id, maps)), lower.size(maps)
+            tier = tier_of(lower, before, names, size, network, begin, end)
             if tier is None:
                 return None
-            hosted = after if tier == "host" else hosted
+            before = before.more(tier, names, size)
             segments[i] = replace(segment, tier=tier)
-        hosted, begin = hosted.at(frozenset(map(id, network.alive[end]))), end
+        before, begin = before.at(frozenset(map(id, network.alive[end]))), end
     return replace(plan, segments=tuple(segments))

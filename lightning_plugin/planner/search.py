@@ -21,9 +21,9 @@ from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.cuts import Cuts
-from lightning_plugin.planner.hosted import tier_of, way_back
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
-from lightning_plugin.planner.lower import Lower, one_way
+from lightning_plugin.planner.lower import Lower
+from lightning_plugin.planner.lower_maps import back, tier_of, way_down
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.parameters import Copies, Placed
 from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
@@ -127,7 +127,7 @@ class Search:
             return Placement(stored, maps, size, "device", size, 0)
         if not size or any(id(v) in self.network.gathered for v in stored):
             return None
-        tier = tier_of(self.lower, before.hosted.more(maps, below), self.network, begin, end)
+        tier = tier_of(self.lower, before.lower, maps, below, self.network, begin, end)
         if tier is None:
             return None
         return Placement(stored, maps, size, tier, 0, below)
@@ -161,11 +161,11 @@ class Search:
         again = making_again(still_needed(before.dropped, read), read)
         if room.ends + again > room.free:
             return None
-        writes = one_way(self.rates, placement.tier, placement.below) if leaving else 0.0
-        reads = way_back(self.rates, self.lower, before.hosted, brought)
+        writes = way_down(self.rates, before.lower, placement.tier, placement.below) if leaving else 0.0
+        reads = back(self.rates, self.lower, before.lower, brought)
         where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces, before.blind, before.level)
         cut = intervals.strips(begin, end)
-        keys = way_back(self.rates, self.lower, before.hosted, [v for v in brought if id(v) in cut])
+        keys = back(self.rates, self.lower, before.lower, [v for v in brought if id(v) in cut])
         return Site(where, placement, read, room, trains, again, writes, reads, keys)
 
     def may_drop(self, site: Site, way: Tiled) -> bool:
@@ -201,7 +201,7 @@ class Search:
             before.seconds + seconds,
             max(before.peak, before.held + flight + peak),
             before.spilled | placement.maps if where.leaving else before.spilled,
-            before.hosted.more(placement.maps, placement.below) if placement.tier == "host" else before.hosted,
+            before.lower.more(placement.tier, placement.maps, placement.below),
             before.extra + extra,
             partial(self.piece, site, way, drop, base, peak, seconds, extra),
             before,
@@ -262,9 +262,9 @@ class Search:
         most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends + flight
         if most + self.fixed > self.budget:
             return None
-        back = way_back(self.rates, self.lower, before.hosted, list(brought))
+        ways_back = (4 if network.trains else 1) * back(self.rates, self.lower, before.lower, list(brought))
         work_seconds = intervals.kept_seconds(begin, end)
-        seconds = work_seconds + (4 if network.trains else 1) * back
+        seconds = work_seconds + ways_back
         parts = (work_seconds / 3, 2 * work_seconds / 3) if network.trains else (work_seconds, None)
         seconds += self.copies.waiting(begin, end, *parts)
         peak, part = max(before.peak, most), Part(begin, end, "kept", base + ends + flight + self.fixed, work)
@@ -328,7 +328,7 @@ class Search:
         if not self.policy.keep or self.policy.uniform:
             return None
         self.budget = budget
-        done = Partial(0, 0.0, 0, hosted=self.copies.hosted)
+        done = Partial(0, 0.0, 0, lower=self.copies.lower)
         for begin, end in itertools.pairwise(self.cuts):
             step = self.kept(done, begin, end)
             if step is None:
@@ -340,7 +340,7 @@ class Search:
         """From the image to the loss."""
         cuts, free = self.cuts, self.free
         stages = [self.network.stage[n.serial] for n in self.network.order]
-        front: dict[int, list[Partial]] = {0: [Partial(0, 0.0, 0, hosted=self.copies.hosted)]}
+        front: dict[int, list[Partial]] = {0: [Partial(0, 0.0, 0, lower=self.copies.lower)]}
         settled: dict[int, int] = {}  # how many were left when none was dropped
         for i, begin in enumerate(cuts[:-1]):
             for before in front.get(begin, ()):

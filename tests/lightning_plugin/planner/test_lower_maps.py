@@ -143,7 +143,7 @@ def test_the_host_holds_no_more_than_it_may(fixed: int | None, host: Watched) ->
 
 @pytest.mark.full
 def test_the_host_holds_no_more_than_it_may_in_a_hundred_networks(host: Watched) -> None:
-    assert every(100, 1, host) >= 40
+    assert every(100, 1, host) >= 25
 
 
 def test_maps_go_to_the_disk_where_a_larger_image_leaves_no_room_on_the_host(host: Watched) -> None:

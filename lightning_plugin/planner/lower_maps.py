@@ -1,0 +1,85 @@
+"""What a plan has put on lower tiers, segment by segment: which tier has room for a map, and how long its ways take.
+
+[Note: hosted] The host holds each map that is put there from where it is made until backward has used it, and the
+gradients of some: while a segment is pulled back, those of what is alive at its end are complete, and those of what is
+alive at its beginning are collected. So it holds most while a segment that has put a map there is pulled back: all maps
+so far, and the cotangents at both ends. Parameters that live on the host are there all the time. Where several calls of
+a step wait for one backward, each holds its own maps, and one is pulled back at a time.
+
+[Note: files] A map on the disk is a file, and the system keeps in memory what was written last, beside what the budget
+counts: as long as all files together are no larger than `Rates.cache`, neither way touches the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from lightning_plugin.graph import Value
+from lightning_plugin.planner.lower import Lower
+from lightning_plugin.planner.network import Network, cotangent_bytes, is_given
+from lightning_plugin.planner.rates import Rates
+
+
+@dataclass(frozen=True)
+class LowerMaps:
+    """The maps on the ``host`` that are alive, by identity; the bytes of all maps that were put there and on the disk,
+    and those of parameters on the host, with what goes with them."""
+
+    host: frozenset[int] = frozenset()
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    parameter_bytes: int = 0
+
+    def more(self, tier: str, maps: frozenset[int], size: int) -> LowerMaps:
+        """With what one more segment puts on a tier."""
+        if tier == "host":
+            return replace(self, host=self.host | maps, host_bytes=self.host_bytes + size)
+        return replace(self, disk_bytes=self.disk_bytes + size) if tier == "disk" else self
+
+    def at(self, alive: frozenset[int]) -> LowerMaps:
+        """The same where these maps are alive: the others stay until backward has used them."""
+        host = self.host & alive
+        return self if host == self.host else replace(self, host=host)
+
+
+NOTHING = LowerMaps()
+
+
+def beside_parameters(network: Network, places: Iterable[int]) -> LowerMaps:
+    """Nothing yet, beside the parameters that live on the host, by the places of their nodes."""
+    return LowerMaps(parameter_bytes=sum(network.weight(network.nodes[place].outputs[0]) for place in places))
+
+
+def tier_of(
+    lower: Lower, before: LowerMaps, maps: frozenset[int], size: int, network: Network, begin: int, end: int
+) -> str | None:
+    """Where the maps of an interval go that leave the device: to the host, if there is room for all that is there then
+    with the cotangents at both ends, else to the disk, if there is one."""
+    if lower.host is None:
+        return lower.tier(0, 0)
+    after = before.more("host", maps, size)
+    ends = {v for cut in (begin, end) for v in network.alive[cut] if id(v) in after.host and not is_given(v)}
+    cotangents = cotangent_bytes(ends) if network.trains else 0
+    return lower.tier(after.parameter_bytes + lower.calls * after.host_bytes, cotangents)
+
+
+def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> float:
+    """Seconds that so many bytes of maps take to a tier, where others have gone before."""
+    if tier == "host":
+        return size / rates.host
+    cached = min(size, max(0, rates.cache - before.disk_bytes))
+    return cached / rates.file + (size - cached) / rates.disk
+
+
+def way_back(rates: Rates, there: LowerMaps, host: int, disk: int) -> float:
+    """Seconds that so many bytes of maps take from the host, and so many from the disk."""
+    cached = disk * min(1.0, rates.cache / max(1, there.disk_bytes))
+    return host / rates.host + cached / rates.file + (disk - cached) / rates.disk
+
+
+def back(rates: Rates, lower: Lower, there: LowerMaps, maps: Sequence[Value]) -> float:
+    """Seconds that maps take from where they lie below the device."""
+    host = [v for v in maps if id(v) in there.host]
+    disk = [v for v in maps if id(v) not in there.host]
+    return way_back(rates, there, lower.size(host), lower.size(disk))
