@@ -207,6 +207,21 @@ def test_patches_that_a_loop_cuts_out(name: str, images: int) -> None:
     assert not kinds["Barrier"]
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, :0, 0],
+        lambda x: x[:, :0].flatten(2),
+        lambda x: x[:, :0, None],
+        lambda x: x[:, []].permute(0, 2, 1, 3)[0],
+        lambda x: x[:, :0].unsqueeze(1).flatten(1, 2),
+    ],
+)
+def test_views_of_no_channels_are_what_they_are_in_pytorch(view: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    assert materialize(view(LazyImage.from_tensor(x))).shape == view(x).shape
+
+
 def mask_of(*shape: int) -> Tensor:
     """Two of three positions."""
     return torch.ones(shape).cumsum(-1) % 3 != 1
