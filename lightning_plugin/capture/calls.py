@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_plugin.capture.buffers import settle_buffers
 from lightning_plugin.capture.lazy import LazyTensor, lazies, session_of
-from lightning_plugin.capture.masks import without_masks
+from lightning_plugin.capture.masks import fitting, without_masks
 from lightning_plugin.capture.materialize import known, materialize
 from lightning_plugin.capture.record import record
 from lightning_plugin.capture.session import Session, bound
@@ -40,7 +40,9 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a call, or run it where all it needs is known."""
     args, kwargs = tree_map(lambda a: known(a, func), (tuple(args), kwargs))
     if func is Tensor.__getitem__:
-        args = args[0], without_masks(args[1], args[0].shape)
+        args = args[0], without_masks(args[1], args[0])
+    elif func is Tensor.__setitem__:
+        args = args[0], fitting(args[1], args[0]), args[2]
     waiting = lazies((args, kwargs))
     if not waiting:
         return func(*args, **kwargs)
