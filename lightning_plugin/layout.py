@@ -104,9 +104,11 @@ class Layout:
         return Layout(tuple(self.dims[d] for d in order), self.extent)
 
     def regroup(self, shape: Sequence[int]) -> Layout | None:
-        """The layout after a view to ``shape``, or None where it would cut through an axis."""
+        """The layout after a view to ``shape``, or None where it would cut through an axis, or nothing is left."""
         factors: list[Factor] = [f for dim in self.dims for f in dim if f != 1]
         sizes: list[int] = [self.extent[f.index] if isinstance(f, Axis) else f for f in factors]
+        if 0 in sizes:
+            return None
         dims: list[Dim] = []
         for size in shape:
             dim: list[Factor] = []

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from lightning_plugin.capture.buffers import settle_buffers
 from lightning_plugin.capture.lazy import LazyTensor, lazies, session_of
-from lightning_plugin.capture.masks import without_masks
+from lightning_plugin.capture.masks import fitting, without_masks
 from lightning_plugin.capture.materialize import known, materialize
+from lightning_plugin.capture.paths import label
 from lightning_plugin.capture.record import record
 from lightning_plugin.capture.session import Session, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.private import NEEDS_DATA
+from lightning_plugin.private import NEEDS_DATA, version
 from lightning_plugin.trees import tree_map
 
 INPLACE_DUNDERS = {
@@ -40,7 +41,9 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Record a call, or run it where all it needs is known."""
     args, kwargs = tree_map(lambda a: known(a, func), (tuple(args), kwargs))
     if func is Tensor.__getitem__:
-        args = args[0], without_masks(args[1], args[0].shape)
+        args = args[0], without_masks(args[1], args[0])
+    elif func is Tensor.__setitem__:
+        args = args[0], fitting(args[1], args[0]), args[2]
     waiting = lazies((args, kwargs))
     if not waiting:
         return func(*args, **kwargs)
@@ -66,8 +69,7 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         out = record(session, func, fake_args, fake_kwargs)
     except NEEDS_DATA:
-        args, kwargs = tree_map(materialize, (args, kwargs))
-        return func(*args, **kwargs)
+        return call_whole(func, args, kwargs)
 
     def to_lazy(o: Any) -> Any:
         if not isinstance(o, Tensor):
@@ -79,6 +81,30 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         return lazy(o, session)
 
     return tree_map(to_lazy, out)
+
+
+def call_whole(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of a call that needs data, on the ordinary tensors of lazy ones.
+
+    Raises:
+        RecordingError: It has written to a map, which nobody would see: what it was given is a copy.
+    """
+    copies: list[tuple[Tensor, int | None]] = []
+
+    def whole(a: Any) -> Any:
+        found = materialize(a)
+        if isinstance(a, LazyTensor) and a._value.is_map:
+            copies.append((found, version(found)))
+        return found
+
+    args, kwargs = tree_map(whole, (args, kwargs))
+    out = func(*args, **kwargs)
+    if any(version(copy) != before for copy, before in copies):
+        raise RecordingError(
+            f"{label(func)} writes in place into a map and asks for the number that a tensor holds, which cannot be "
+            "recorded: hand it the number (.item()), or use its form that returns a new tensor"
+        )
+    return out
 
 
 def lazy(fake: Tensor, session: Session) -> LazyTensor:

@@ -5,55 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import FakeTensor
-from lightning_plugin.trees import tree_leaves
-
-#: The types of masks.
-MASKS = (torch.bool, torch.uint8)
+from lightning_plugin.capture.indices import MASKS, PICKS, counts, has_data, spelled_out
 
 
-def without_masks(index: Any, shape: Sequence[int]) -> Any:
-    """An index of ``x[index]`` that means the same and has no mask of a real tensor; ``shape`` is that of ``x``.
+def without_masks(index: Any, x: Tensor) -> Any:
+    """An index of ``x[index]`` that means the same, is spelled out and has no mask of a real tensor.
 
     Raises:
-        IndexError: A mask has not the shape of the dimensions that it lies on.
+        IndexError: A mask has not the shape of the dimensions that it lies on, or tensors cannot pick together.
     """
+    index = spelled_out(index, x)
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(map(is_mask, parts)):
+    if not any(isinstance(part, Tensor) for part in parts):
         return index
     found: list[Any] = []
-    for place, part in enumerate(parts):
+    begin = 0
+    for part in parts:
         if is_mask(part):
-            check(part, shape, dimension(parts, place, len(shape)))
+            check(part, x.shape, begin)
             found += part.bool().nonzero(as_tuple=True)
         else:
             found.append(part)
+        begin += counts(part)
+    check_together(found)
     return tuple(found)
 
 
-def dimension(index: Sequence[Any], place: int, dimensions: int) -> int:
-    """The dimension at which a part of an index begins."""
-    before = sum(map(takes, index[:place]))
-    if any(part is Ellipsis for part in index[:place]):
-        return before + dimensions - sum(map(takes, index))
-    return before
+def fitting(index: Any, x: Tensor) -> Any:
+    """An index of ``x[index] = value`` that is spelled out, masks and all.
 
-
-def takes(part: Any) -> int:
-    """How many dimensions a part of an index lies on."""
-    if part is None or part is Ellipsis or isinstance(part, bool):
-        return 0
-    if isinstance(part, Tensor):
-        return part.dim() if part.dtype in MASKS else 1
-    if isinstance(part, (list, tuple)) and all(isinstance(leaf, bool) for leaf in tree_leaves(part)):
-        return np.ndim(part)
-    if isinstance(part, np.ndarray) and part.dtype in (np.bool_, np.uint8):
-        return part.ndim
-    return 1
+    Raises:
+        IndexError: As for `without_masks`, also where nothing would be written.
+    """
+    index = spelled_out(index, x)
+    without_masks(index, x)
+    return index
 
 
 def check(mask: Tensor, shape: Sequence[int], begin: int) -> None:
@@ -66,9 +55,22 @@ def check(mask: Tensor, shape: Sequence[int], begin: int) -> None:
         )
 
 
+def check_together(parts: Sequence[Any]) -> None:
+    """Refuse tensors that PyTorch refuses, with its kind of error: without data they make another."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if any(t.dtype not in PICKS for t in tensors):
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    if any(t.dtype in MASKS for t in tensors):
+        return  # it is not known how many positions it lets through
+    shapes = [tuple(t.shape) for t in tensors] + [(int(part),) for part in parts if isinstance(part, bool)]
+    try:
+        torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise IndexError(
+            f"an index has tensors, or masks that let through as many positions, of shapes "
+            f"{', '.join(map(str, shapes))}: they pick together, and cannot be broadcast to one shape"
+        ) from None
+
+
 def is_mask(part: Any) -> bool:
-    return type(part) is Tensor and part.dtype in MASKS and part.dim() > 0 and not fake(part)
-
-
-def fake(part: Tensor) -> bool:
-    return isinstance(part, FakeTensor) or part.is_meta
+    return type(part) is Tensor and part.dtype in MASKS and has_data(part)

@@ -72,6 +72,8 @@ def cut(layout: Layout, shape: Sequence[int]) -> Cut | None:
     dims: list[Dim] = []
     waiting: list[Factor] = [f for dim in layout.dims for f in dim if f != 1]
     sizes = [layout.extent[f.index] if isinstance(f, Axis) else f for f in waiting]
+    if 0 in sizes:
+        return None
     wanted = [s for s in shape if s != 1]
     for want in wanted:
         dim: list[Factor] = []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import Captured, TileOp, VectorOp
+from lightning_plugin.ops import Captured, TileOp
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.table import ATEN
 from lightning_plugin.rules.uncut import axes_under, flattened
@@ -92,10 +92,5 @@ def picked(rec: Any, x: Value, dim: int, index: Value, out: Tensor, name: str) -
 
 
 def captured(index: Value) -> Value | None:
-    """The captured tensor whose numbers an index has; PyTorch makes one of a list, and lifts that."""
-    if index.node is None:
-        return None
-    op = index.node.op
-    if isinstance(op, VectorOp) and op.call.func is aten.lift_fresh.default:
-        return captured(index.node.inputs[0])
-    return index if isinstance(op, Captured) else None
+    """The captured tensor whose numbers an index has."""
+    return index if index.node is not None and isinstance(index.node.op, Captured) else None

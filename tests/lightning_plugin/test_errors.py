@@ -231,6 +231,22 @@ def test_a_stale_alias_is_refused() -> None:
         net(overwritten)(lazy())
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y.add_(y, alpha=torch.tensor(2.0)),
+        lambda y: y[:, 0].addcmul_(y[:, 1], y[:, 2], value=torch.tensor(2.0)),
+        lambda y: F.threshold(y, torch.tensor(0.1), 0.0, inplace=True),
+        lambda y: torch.add(y, y, alpha=torch.tensor(2.0), out=y),
+    ],
+    ids=["in place", "into a view", "by name", "out"],
+)
+def test_a_write_that_asks_for_a_number_is_refused(write: Callable[[Tensor], Tensor]) -> None:
+    """It was made into a copy, and lost."""
+    with pytest.raises(RecordingError, match="in place"):
+        write(lazy() * 1)
+
+
 def test_requires_grad_on_maps_is_refused() -> None:
     with pytest.raises(RecordingError, match=r"from_tensor"):
         lazy().requires_grad_()

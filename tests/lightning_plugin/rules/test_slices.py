@@ -95,7 +95,6 @@ def test_picked_by_numbers_in_any_spelling(name: str, spelling: Callable[[list[i
     assert_exact(After(lambda x: pick(x, spelling(numbers))), shape)
     kinds = recorded_kinds(After(lambda x: pick(x, spelling(numbers))).double(), shape)
     assert not kinds["Barrier"] and not kinds["Gather"] and not kinds["Uncut"], kinds
-    kinds.pop("VectorOp", None)
     assert kinds == recorded_kinds(After(lambda x: pick(x, torch.tensor(numbers))).double(), shape)
 
 
@@ -205,6 +204,21 @@ def test_patches_that_a_loop_cuts_out(name: str, images: int) -> None:
     kinds = recorded_kinds(After(function).double(), (images, 3, 13, 12))
     assert bool(kinds["Unfold"]) == (name in REGULAR and (images == 1 or "stack" in name))
     assert not kinds["Barrier"]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, :0, 0],
+        lambda x: x[:, :0].flatten(2),
+        lambda x: x[:, :0, None],
+        lambda x: x[:, []].permute(0, 2, 1, 3)[0],
+        lambda x: x[:, :0].unsqueeze(1).flatten(1, 2),
+    ],
+)
+def test_views_of_no_channels_are_what_they_are_in_pytorch(view: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    assert materialize(view(LazyImage.from_tensor(x))).shape == view(x).shape
 
 
 def mask_of(*shape: int) -> Tensor:
