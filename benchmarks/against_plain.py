@@ -32,13 +32,21 @@ def vgg16() -> nn.Module:
     return ZOO["vgg16_mean"].full()
 
 
-def resnet18_frozen() -> nn.Module:
-    """ResNet-18 whose BatchNorms use their running statistics."""
-    net = ZOO["resnet18"].full().train()
+def frozen(net: nn.Module) -> nn.Module:
+    """A network in train mode whose BatchNorms use their running statistics."""
+    net.train()
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             module.eval()
     return net
+
+
+def resnet18_frozen() -> nn.Module:
+    return frozen(ZOO["resnet18"].full())
+
+
+def resnet50_frozen() -> nn.Module:
+    return frozen(ZOO["resnet50"].full())
 
 
 def resnet18_train() -> nn.Module:
@@ -46,10 +54,15 @@ def resnet18_train() -> nn.Module:
     return ZOO["resnet18"].full().train()
 
 
-NETWORKS = {"vgg16": vgg16, "resnet18_frozen": resnet18_frozen, "resnet18_train": resnet18_train}
+NETWORKS = {
+    "vgg16": vgg16,
+    "resnet18_frozen": resnet18_frozen,
+    "resnet50_frozen": resnet50_frozen,
+    "resnet18_train": resnet18_train,
+}
 #: Shares of plain PyTorch's activations, and the ratio that is aimed at. A share above one leaves the network whole.
-SHARES = {"all": (1.25, 1.03), "quarter": (0.25, 1.15), "sixteenth": (1 / 16, 1.45)}
-TRAIN_AIMS = {"sixteenth": 2.5}
+SHARES = {"all": (1.25, 1.0), "quarter": (0.25, 1.05), "eighth": (1 / 8, 1.1), "sixteenth": (1 / 16, 1.15)}
+TRAIN_AIMS = {"all": 1.0, "quarter": 1.4, "sixteenth": 1.5}
 
 
 @dataclass(frozen=True)
