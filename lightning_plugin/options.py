@@ -27,8 +27,8 @@ class RankWords(TypedDict, total=False):
         budget: Device memory that a step may use, such as ``"8GiB"``; it leaves the tiles to the planner.
         tiles: Into how many tiles to cut each spatial axis, instead of a budget.
         backward_tiles: The same for the backward pass, where it should differ.
-        host_budget: Host memory for what does not fit the device, where the device is not the CPU: 64 GiB if not given,
-            none if 0.
+        host_budget: Host memory for what does not fit the device, where the device is not the CPU: none if 0, 64 GiB if
+            not given, and on this machine's own devices no more than half of its memory.
         disk: Whether what fits neither may go to temporary files, or the folder for them.
         halo: What neighbouring tiles do about the rows between them: both compute them ("recompute"), one hands them
             on ("share"), or "auto", which is faster. Two are approximations: "split" has the windows of the first

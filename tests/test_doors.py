@@ -77,7 +77,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "lightning_plugin.planner.calibrate": "what the kernel says of the processor",
         "lightning_plugin.planner.shelf": "its own source code, to be hashed",
         "lightning_plugin.heap": "what the kernel says of our memory",
-        "lightning_plugin.strategy.memory": "what the kernel says of our limits",
+        "lightning_plugin.memory": "what the kernel says of our limits",
         "lightning_plugin.strategy.writing": "writes",
         "lightning_plugin.planner.interval": "a number of bytes, not a file",
         "lightning_plugin.planner.peak": "a number of bytes, not a file",

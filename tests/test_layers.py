@@ -35,7 +35,19 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("layout", "source", "plan_fields", "options", "team"),
     ("splitting",),  # what a user says of splits
     ("ledger",),
-    ("bounded", "boxes", "errors", "fakes", "heap", "plan_forecast", "progress", "schedule", "stretch", "units"),
+    (
+        "bounded",
+        "boxes",
+        "errors",
+        "fakes",
+        "heap",
+        "memory",
+        "plan_forecast",
+        "progress",
+        "schedule",
+        "stretch",
+        "units",
+    ),
     ("sums", "dispatch", "trace"),
     ("trees",),  # what is inside lists and dictionaries
     ("passes",),  # what autograd says of the pass under way

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lightning_plugin.planner import cache
+from lightning_plugin.planner.devices import is_here, kinds
 from lightning_plugin.planner.measure import measure
 from lightning_plugin.planner.rates import Rates, rates_of
 
@@ -57,18 +58,11 @@ def calibrated(device: str | torch.device | None = None) -> Rates | None:
 
 def local_rates(device: str) -> Rates:
     """The rates of a device by name: measured, where it is this machine's own and was calibrated, else the table's."""
-    kind, _, number = device.partition(":")
-    if kind in kinds() and (not number or number.isdigit()):
+    if is_here(device):
         found = calibrated(device)
         if found is not None:
             return found
     return rates_of(device)
-
-
-def kinds() -> list[str]:
-    """The kinds of devices that this machine has."""
-    accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return ["cpu", *(name for name, there in accelerators.items() if there)]
 
 
 def local(device: str | torch.device | None) -> torch.device:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_plugin.graph import Value
+from lightning_plugin.memory import machine_memory
 from lightning_plugin.options import Options
+from lightning_plugin.planner.devices import is_here
 from lightning_plugin.planner.rates import Rates
 
-#: Host memory for what does not fit the device, where the user does not say.
+#: Host memory for what does not fit the device, where the user does not say; no more than half of what there is.
 HOST = 64 * 2**30
 
 
@@ -53,7 +55,8 @@ def one_way(rates: Rates, tier: str, size: int) -> float:
 
 def lower_tiers(device: str | None, options: Options) -> Lower:
     """The tiers below a device that a user allows: a CPU has no host below it."""
-    host = HOST if options.host_budget is None else options.host_budget
+    most = min(HOST, machine_memory() // 2) if device is not None and is_here(device) else HOST
+    host = most if options.host_budget is None else options.host_budget
     alone = device is None or device.split(":")[0] == "cpu"
     there = {"host": not alone and host > 0, "disk": bool(options.disk)}
     parameters = {

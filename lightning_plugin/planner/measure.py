@@ -18,6 +18,7 @@ from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
 from lightning_plugin.layout import Layout
+from lightning_plugin.memory import machine_memory
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.predict import predict
 from lightning_plugin.planner.rates import Rates
@@ -210,7 +211,7 @@ def to_host(device: torch.device) -> float:
 
 def memory_for_files() -> int:
     """The bytes of files that stay in the system's memory: what Linux lets wait to be written, a fifth of all."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 5 if hasattr(os, "sysconf") else 0
+    return machine_memory() // 5
 
 
 def to_file() -> float:

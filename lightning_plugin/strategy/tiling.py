@@ -20,12 +20,12 @@ from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.capture.materialize import materialize
 from lightning_plugin.execute.finite import Lost
+from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.optimizers import held_bytes, state_bytes, state_of
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
-from lightning_plugin.strategy.memory import default_budget
 from lightning_plugin.strategy.report import StepReport
 from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.settle import settle

@@ -40,7 +40,7 @@ def device() -> str:
 def memory() -> str:
     """The memory of this process: the machine's, or the limit of its container or job if that is smaller."""
     # The default budget is made of the same numbers; the engine is slow to import.
-    from lightning_plugin.strategy.memory import machine_memory, total_memory
+    from lightning_plugin.memory import machine_memory, total_memory
 
     limit, total = machine_memory(), total_memory()
     if limit < total:
@@ -63,7 +63,8 @@ def rates() -> Check:
         return Check(GROUP, "rates", Status.ABSENT, detail, "wsi-train doctor --calibrate")
     figures = (
         f"{found.flops / 1e9:.0f} GFLOP/s, memory {found.memory / 1e9:.1f} GB/s, host {found.host / 1e9:.1f} GB/s, "
-        f"disk {found.disk / 1e9:.2f} GB/s, {found.call * 1e6:.0f} µs for a call"
+        f"disk {found.disk / 1e9:.2f} GB/s (files in memory {found.file / 1e9:.2f} GB/s), "
+        f"{found.call * 1e6:.0f} µs for a call"
     )
     return Check(GROUP, "rates", Status.OK, figures)
 

@@ -22,6 +22,7 @@ from lightning_plugin.dropped import Dropped
 from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner import cache, calibrate
+from lightning_plugin.planner import lower as lower_module
 from lightning_plugin.planner.describe import describe
 from lightning_plugin.planner.glass import Glass, summed, sums, windows
 from lightning_plugin.planner.lower import HOST, Lower, lower_tiers, one_way
@@ -215,6 +216,15 @@ def test_tiers_below_are_filled_one_after_the_other() -> None:
 def test_a_processor_has_no_host_below_it(device: str | None) -> None:
     lower = lower_tiers(device, Options())
     assert (lower.host, lower.disk, lower.parameters) == (None, True, ("disk",))
+
+
+def test_the_host_below_an_accelerator_of_this_machine_is_half_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most; of one that is elsewhere nothing is known."""
+    monkeypatch.setattr(lower_module, "machine_memory", lambda: 32 << 30)
+    assert lower_tiers("cuda:a100", Options()).host == HOST
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [lower_tiers(name, Options()).host for name in ("cuda", "cuda:1", "cuda:a100")] == [16 << 30] * 2 + [HOST]
+    assert lower_tiers("cuda", Options(host_budget=40 << 30)).host == 40 << 30
 
 
 def test_an_accelerator_has() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightning_plugin.strategy import memory as budgets
+from lightning_plugin import memory as budgets
 from wsi_trainer.cli import main
 from wsi_trainer.doctor import formats, machine, packages
 from wsi_trainer.doctor.check import Check, Status, attempt, healthy
@@ -136,4 +136,6 @@ def test_rates_are_measured_when_asked(monkeypatch, tmp_path, capsys):
     assert main(["doctor", "--json", "--calibrate"]) == 0
     found = by_name_json(capsys.readouterr().out)["rates"]
     assert found["status"] == "ok"
-    assert found["detail"].startswith("62 GFLOP/s, memory 7.0 GB/s, host 7.0 GB/s, disk 1.50 GB/s, 20 µs")
+    assert found["detail"].startswith(
+        "62 GFLOP/s, memory 7.0 GB/s, host 7.0 GB/s, disk 1.50 GB/s (files in memory 1.50 GB/s), 20 µs"
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_plugin.strategy import memory
+from lightning_plugin import memory
 
 GIB = 2**30
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
