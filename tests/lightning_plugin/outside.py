@@ -5,6 +5,7 @@ The profiler notes each allocation and each release, with the operator in which 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -44,6 +45,7 @@ def account(step: Callable[[], object], net: nn.Module) -> Account:
     step()
     for p in fresh:
         p.grad = None
+    gc.collect()  # what only waits for it, and is let go within the second run, would be taken off its books
     before = sum(t.untyped_storage().nbytes() for t in standing(net))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
