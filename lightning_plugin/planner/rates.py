@@ -59,20 +59,7 @@ FILE, CACHE = 1.6e9, 4 << 30
 #: Rates of common devices for float32 convolutions with tensor cores where they are on by default. They rank plans;
 #: they are not a benchmark. Memory and transfer figures are two thirds of the data sheet's.
 RATES = {
-    # fmt: off
-    "cpu": Rates(
-        flops=60e9,
-        memory=5e9,
-        host=8e9,
-        disk=0.8e9,
-        call=20e-6,
-        near=20e9,
-        reorder=2e9,
-        pool=1.5e9,
-        file=FILE,
-        cache=CACHE,
-    ),
-    # fmt: on
+    "cpu": Rates(60e9, 5e9, 8e9, disk=0.8e9, call=20e-6, near=20e9, reorder=2e9, pool=1.5e9, file=FILE, cache=CACHE),
     "mps": Rates(flops=3e12, memory=100e9, host=50e9, disk=2e9, call=20e-6),
     "cuda": Rates(flops=10e12, memory=400e9, host=12e9, disk=2e9, call=8e-6, workspace=WORKSPACE),
     "cuda:rtx2080ti": Rates(flops=9e12, memory=400e9, host=10e9, disk=2e9, call=8e-6, workspace=WORKSPACE),
