@@ -8,7 +8,8 @@ some value of the network: a map that is stored or kept, a cotangent. Which of t
 two sizes. So the first size is searched for and rehearsed, the second rehearsed, and others are looked up.
 
 A formula holds where the largest tiles have the same sides, and the worst (`representative`) are no larger than some
-that were rehearsed: a last tile may be. A size for which that is not so is rehearsed, and teaches the formula. Where
+that were rehearsed, and hardly smaller than the largest: a last tile may be larger, and where each touches a border all
+are smaller. A size for which that is not so is rehearsed, and teaches the formula. Where
 two rehearsals do not agree in what they note and in which order, or where a vector has the size of an image's side,
 there is no formula, and each size is rehearsed.
 """
@@ -43,6 +44,8 @@ from lightning_plugin.stretch import Note
 #: An image may have so many times the positions of the one that a recipe was made for, or so many times fewer: beyond,
 #: other decisions are worth a search.
 NEAR = 1.2
+#: Tiles whose sides are so much shorter than those that a formula is of are rehearsed.
+CLOSE = 0.995
 #: After so many sizes that a formula did not cover, no more are remembered.
 MOST_EXAMPLES = 8
 #: Of so many kinds of tiles the latest are remembered: images no larger than some tiles have kinds of their own.
@@ -70,7 +73,8 @@ Term = int | tuple[tuple[int, Fraction], ...]
 
 @dataclass(frozen=True)
 class Formula:
-    """The notes of a rehearsal at any size whose worst tiles are no larger than one of those that were ``seen``."""
+    """The notes of a rehearsal at any size whose worst tiles are no larger than some that were ``seen``, and not much
+    smaller than the largest of those: where all tiles touch a border, say, they need less."""
 
     notes: tuple[Note, ...]
     terms: tuple[Term, ...]
@@ -78,8 +82,9 @@ class Formula:
 
     def covers(self, worst: Worst) -> bool:
         return all(
-            all(any(within(tile, other) for other in here) for tile in there)
-            for here, there in zip(self.seen, worst, strict=True)
+            all(any(within(tile, other) for other in seen) for tile in here)
+            and max(map(sum, here), default=0) >= CLOSE * max(map(sum, seen), default=0)
+            for seen, here in zip(self.seen, worst, strict=True)
         )
 
     @staticmethod
