@@ -54,7 +54,7 @@ WORKSPACE, WORKSPACE_OF_HOPPER = 64 << 20, 128 << 20
 
 #: Where a CPU is the device and has no other figures: Linux lets a fifth of memory wait to be written to the disk, here
 #: of 20 GiB.
-FILE, CACHE = 1.6e9, 4 << 30
+FILE, CACHE = 2.4e9, 4 << 30
 
 #: Rates of common devices for float32 convolutions with tensor cores where they are on by default. They rank plans;
 #: they are not a benchmark. Memory and transfer figures are two thirds of the data sheet's.

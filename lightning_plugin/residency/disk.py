@@ -7,6 +7,7 @@ count as the process's memory, so nothing is mapped.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import threading
@@ -24,6 +25,8 @@ from lightning_plugin.residency.numbered import Numbered, parts_of
 from lightning_plugin.residency.pool import Lender
 from lightning_plugin.residency.transfer import Transfer
 
+#: PyTorch turns a matrix of so many rows in blocks; so many threads are not faster at it without blocks.
+LEAST_ROWS, FEW_THREADS = 16, 2
 #: The files of all maps that are on the disk now.
 OPEN: weakref.WeakSet[DiskFile] = weakref.WeakSet()
 #: Threads that run networks of their own open maps at the same time.
@@ -120,7 +123,7 @@ class DiskFile:
             part = landed(part, lender)
         if part.dtype == self.dtype and part.is_contiguous():
             return part
-        return self.room(box, lender).copy_(part)
+        return rearranged(part, self.room(box, lender))
 
     def room(self, box: Box, lender: Lender) -> Tensor:
         """Memory for a tile as the file has it."""
@@ -144,6 +147,20 @@ class DiskFile:
         for index in itertools.product(*(range(hi[a] - lo[a]) for a in range(run))):
             offset = sum((i + first) * s for i, first, s in zip((*index, 0), lo, strides, strict=False))
             move(memoryview(data[index].reshape(-1)), offset)
+
+
+def rearranged(part: Tensor, room: Tensor) -> Tensor:
+    """A tile in the order of the file, in memory for that. Where channels only go behind positions it is one matrix
+    that is turned, for which PyTorch has a kernel of one thread, some times as fast as that of all other copies."""
+    dims = part.dim()
+    if torch.get_num_threads() <= FEW_THREADS:
+        for first in range(1, dims):
+            turned = part.permute(*range(first, dims), *range(first))
+            rows = math.prod(turned.shape[: dims - first])
+            if rows >= LEAST_ROWS and turned.is_contiguous():
+                room.view(-1, rows).copy_(turned.reshape(rows, -1).t())
+                return room
+    return room.copy_(part)
 
 
 def landed(tile: Tensor, lender: Lender) -> Tensor:

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.options import Options
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
-from lightning_plugin.residency.disk import DiskFile
+from lightning_plugin.residency.disk import DiskFile, rearranged
 from lightning_plugin.residency.lane import Lane
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
@@ -104,6 +105,30 @@ def test_overlapping_gradients_add_up_in_a_wide_type(tier: str, ahead: bool) -> 
     assert got.dtype == torch.bfloat16
     # 300 ones summed in bfloat16 would stop at 256.
     assert got[0, 0].tolist() == [[300.0, 301.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]] or got[0, 0, 0, 0] == 300
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 16, 33]), min_size=1, max_size=5),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.uint8]),
+    st.booleans(),
+    st.data(),
+)
+def test_a_tile_is_put_in_any_order(
+    threads: int, shape: list[int], dtype: torch.dtype, cut: bool, data: st.DataObject
+) -> None:
+    """Also where it is a part of another: by any kernel, each number is where it belongs."""
+    before = torch.get_num_threads()
+    order = data.draw(st.permutations(range(len(shape))))
+    whole = torch.arange(math.prod(shape) * (3 if cut else 1)).view(*shape[:-1], -1).to(dtype)
+    tile = whole[..., : shape[-1]].permute(order)
+    room = torch.full(tile.shape, 77, dtype=dtype)
+    torch.set_num_threads(threads)
+    try:
+        found = rearranged(tile, room)
+    finally:
+        torch.set_num_threads(before)
+    assert found is room and room.is_contiguous() and found.tolist() == tile.tolist()
 
 
 @pytest.mark.parametrize("ahead", [False, True])
