@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
@@ -117,15 +118,36 @@ class VarMean(SpaceOp):
 
     def pull(self, box: Box, tiles: Any, vectors: Any, outputs: Any) -> tuple[Tensor | None, ...]:
         spread, mean = outputs
-        x = widen(tiles[0])
-        centre = mean.to(x.dtype)
-        if not self.keep:
-            for d in sorted(self.dims):
-                centre = centre.unsqueeze(d)
-        square = (x - centre).square().sum(self.dims, keepdim=self.keep) / (self.size - self.correction)
+        square, total = Moments.apply(widen(tiles[0]), mean, self)  # type: ignore[no-untyped-call]
         if self.root:  # d sqrt(v) = dv / (2 sqrt(v)), and nothing where v is zero, as PyTorch has it
             square = torch.where(spread == 0, 0.0, 0.5 / spread) * square
-        return square.to(self.dtype), x.sum(self.dims, keepdim=self.keep).to(self.dtype) / self.size
+        return square.to(self.dtype), total.to(self.dtype)
+
+
+class Moments(torch.autograd.Function):
+    """Σ (x-μ)² / (n-c) and Σ x / n of a tile, as backward asks for them: nobody looks at their values, so they are
+    zeros, and their derivatives, 2 (x-μ) / (n-c) and 1 / n, are one map."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor, op: VarMean) -> tuple[Tensor, Tensor]:
+        ctx.op = op
+        ctx.save_for_backward(x, mean)
+        ctx.set_materialize_grads(False)
+        return x.new_zeros(mean.shape), x.new_zeros(mean.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, square: Tensor | None, total: Tensor | None) -> tuple[Tensor | None, None, None]:
+        op: VarMean = ctx.op
+        x, mean = ctx.saved_tensors
+        found = None
+        if square is not None:
+            found = x - kept(mean.to(x.dtype), op)
+            found *= kept(2 * square / (op.size - op.correction), op)
+        if total is not None:
+            share = kept(total / op.size, op)
+            found = share.expand_as(x) if found is None else found.add_(share)
+        return found, None, None
 
 
 @dataclass(frozen=True)
