@@ -29,10 +29,11 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    """A plan of a device whose maps go to the host, at once or ahead."""
+    """A plan of a device whose maps go to the host, by turns ahead and at once."""
     found = make_plan(network(), torch.empty(SHAPE, dtype=torch.float64), budget="500KiB", device="cuda:a100")
-    assert {(s.tier, s.ahead) for s in found.segments} >= {("host", True), ("host", False)}, found
-    return replace(found, budget=None)  # here what lies on the host is the device's memory too
+    segments = tuple(replace(s, ahead=not (s.keep or i % 2)) for i, s in enumerate(found.segments))
+    assert {(s.tier, s.ahead) for s in segments} >= {("host", True), ("host", False)}, found
+    return replace(found, segments=segments, budget=None)  # here the host's memory is the device's too
 
 
 def step(monkeypatch: Any, plan: Plan, deaf: str = "", tissue: int = SHAPE[2]) -> Recorder:
