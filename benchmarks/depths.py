@@ -25,8 +25,9 @@ from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.lower import lower_tiers
-from lightning_plugin.planner.make import rates_for, recorded
+from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.policies import Policy
+from lightning_plugin.planner.recorded import recorded
 from lightning_plugin.units import format_bytes
 from tests.lightning_plugin.planner.test_budget import step_under_ledger
 

@@ -20,8 +20,8 @@ from rich.progress import track
 from benchmarks.keep import keep_case
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.recorded import recorded
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.settings import Settings
 from lightning_plugin.units import parse_bytes

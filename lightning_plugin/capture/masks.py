@@ -17,7 +17,11 @@ def without_masks(index: Any, x: Tensor) -> Any:
     Raises:
         IndexError: A mask has not the shape of the dimensions that it lies on, or tensors cannot pick together.
     """
-    index = spelled_out(index, x)
+    return numbered(spelled_out(index, x), x)
+
+
+def numbered(index: Any, x: Tensor) -> Any:
+    """An index that is spelled out, without masks of real tensors; errors are those of `without_masks`."""
     parts = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(part, Tensor) for part in parts):
         return index
@@ -41,7 +45,7 @@ def fitting(index: Any, x: Tensor) -> Any:
         IndexError: As for `without_masks`, also where nothing would be written.
     """
     index = spelled_out(index, x)
-    without_masks(index, x)
+    numbered(index, x)
     return index
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lightning_plugin.graph import Value
@@ -18,8 +18,8 @@ HOST = 64 * 2**30
 @dataclass(frozen=True)
 class Lower:
     """The tiers below the device: how much the host may hold (None where there is no host below), and whether the disk
-    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits. So many
-    ``calls`` of a step have maps there at once. Parameters may live on the tiers ``parameters``."""
+    may be used. ``half`` allows maps there to be kept as bfloat16, which loses digits. So many ``calls`` of a step have
+    maps there at once. Parameters may live on the tiers ``parameters``."""
 
     host: int | None = None
     disk: bool = True
@@ -38,9 +38,13 @@ class Lower:
             return "host"
         return "disk" if self.disk else None
 
-    def size(self, maps: Sequence[Value]) -> int:
+    def sizes(self, maps: Iterable[Value]) -> dict[int, int]:
+        """What each map takes on a lower tier, by identity."""
+        return {id(v): v.bytes * 2 // v.dtype.itemsize if self.half and v.dtype.itemsize > 2 else v.bytes for v in maps}
+
+    def size(self, maps: Iterable[Value]) -> int:
         """What maps take on a lower tier."""
-        return sum(v.bytes * 2 // v.dtype.itemsize if self.half and v.dtype.itemsize > 2 else v.bytes for v in maps)
+        return sum(self.sizes(maps).values())
 
     @property
     def there(self) -> str:

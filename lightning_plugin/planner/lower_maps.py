@@ -12,10 +12,9 @@ counts: as long as all files together are no larger than `Rates.cache`, neither 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from lightning_plugin.graph import Value
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.rates import Rates
@@ -72,14 +71,9 @@ def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> float:
     return cached / rates.file + (size - cached) / rates.disk
 
 
-def way_back(rates: Rates, there: LowerMaps, host: int, disk: int) -> float:
-    """Seconds that so many bytes of maps take from the host, and so many from the disk."""
+def way_back(rates: Rates, there: LowerMaps, sizes: Mapping[int, int]) -> float:
+    """Seconds that maps, whose bytes are known by identity, take from where they are below the device."""
+    host = sum(size for key, size in sizes.items() if key in there.host)
+    disk = sum(sizes.values()) - host
     cached = disk * min(1.0, rates.cache / max(1, there.disk_bytes))
     return host / rates.host + cached / rates.file + (disk - cached) / rates.disk
-
-
-def back(rates: Rates, lower: Lower, there: LowerMaps, maps: Sequence[Value]) -> float:
-    """Seconds that maps take from where they lie below the device."""
-    host = [v for v in maps if id(v) in there.host]
-    disk = [v for v in maps if id(v) not in there.host]
-    return way_back(rates, there, lower.size(host), lower.size(disk))

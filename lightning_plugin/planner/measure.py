@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_plugin.boxes import Grid
-from lightning_plugin.capture.lazy import LazyImage
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
 from lightning_plugin.layout import Layout
 from lightning_plugin.memory import machine_memory
-from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.predict import predict
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.recorded import recorded
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.residency.disk import DiskFile
@@ -177,23 +176,18 @@ def call_of_tiles(device: torch.device, rates: Rates) -> float:
     """Seconds to start an operator of a tile: with them, a step in tiny tiles takes what the cost model says."""
     layers = [layer for _ in range(BLOCKS) for layer in (nn.Conv2d(SMALL, SMALL, 1), nn.BatchNorm2d(SMALL), nn.ReLU())]
     network = nn.Sequential(nn.Conv2d(1, SMALL, 1), *layers).to(device).eval()
-    lazy = LazyImage.from_tensor(image(device, 1, SMALL * TILES).detach())
-    session = lazy._session.root()
-    try:
-        out = network(lazy).sum()
-        recording = session.recorded([out._value])
-    finally:
-        session.abandon()
-    grid, library = Grid((TILES, TILES)), Library()
-    plan = fixed(recording.nodes, grid, grid)
+    pixels, grid, library = image(device, 1, SMALL * TILES).detach(), Grid((TILES, TILES)), Library()
+    with recorded(network, pixels, pixels.dtype) as (planned, _):
+        recording = planned.recording
+        plan, (loss,) = fixed(recording.nodes, grid, grid), recording.nodes[-1].outputs
 
-    def step() -> None:
-        frame = Frame(recording.bindings, step=Step(library=library))
-        run_plan(plan, recording.nodes, frame)
-        frame.vectors[out._value].backward()
+        def step() -> None:
+            frame = Frame(recording.bindings, step=Step(library=library))
+            run_plan(plan, recording.nodes, frame)
+            frame.vectors[loss].backward()
 
-    taken, planned = seconds(step, device), Network(recording)
-    least, most = (predict(plan, planned, replace(rates, call=call)) for call in (0.0, 1.0))
+        taken = seconds(step, device)
+        least, most = (predict(plan, planned, replace(rates, call=call)) for call in (0.0, 1.0))
     return (taken - least) / (most - least)
 
 

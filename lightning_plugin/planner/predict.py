@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from lightning_plugin.dropped import Dropped, passed, still_needed
-from lightning_plugin.graph import Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.cost import Coster
 from lightning_plugin.planner.lower import Lower
@@ -34,33 +33,31 @@ def predict(plan: Plan, network: Network, rates: Rates) -> float:
 
 @dataclass(frozen=True)
 class Gone:
-    """What has gone to lower tiers; the bytes of each map there, by identity, on the host and on the disk."""
+    """What has gone to lower tiers, and the bytes of each map there, by identity."""
 
     there: LowerMaps = NOTHING
-    host: Mapping[int, int] = field(default_factory=dict)
-    disk: Mapping[int, int] = field(default_factory=dict)
+    sizes: Mapping[int, int] = field(default_factory=dict)
 
     def more(self, segment: SegmentPlan, targets: Sequence[Target]) -> Gone:
         """With what a segment stores."""
-        if segment.keep or segment.tier == "device":
-            return self
-        maps = {id(t.stored): size_of(segment, t.stored) for t in targets if t.stored is not None}
-        there = self.there.more(segment.tier, frozenset(maps), sum(maps.values()))
-        if segment.tier == "host":
-            return Gone(there, {**self.host, **maps}, self.disk)
-        return Gone(there, self.host, {**self.disk, **maps})
+        mine = stored_below(segment, targets)
+        return Gone(self.there.more(segment.tier, frozenset(mine), sum(mine.values())), {**self.sizes, **mine})
 
     def down(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> float:
         """Seconds that what a segment stores takes to its tier."""
-        if segment.tier == "device":
-            return 0.0
-        return way_down(rates, self.there, segment.tier, sum(size_of(segment, t.stored) for t in targets if t.stored))
+        mine = stored_below(segment, targets)
+        return way_down(rates, self.there, segment.tier, sum(mine.values())) if mine else 0.0
 
     def back(self, rates: Rates, maps: Iterable[int]) -> float:
-        """Seconds that maps take from where they are."""
-        wanted = set(maps)
-        host, disk = (sum(size for key, size in tier.items() if key in wanted) for tier in (self.host, self.disk))
-        return way_back(rates, self.there, host, disk)
+        """Seconds that those of some maps take that have gone."""
+        return way_back(rates, self.there, {key: self.sizes[key] for key in maps if key in self.sizes})
+
+
+def stored_below(segment: SegmentPlan, targets: Sequence[Target]) -> dict[int, int]:
+    """The bytes of each map that a segment stores below the device."""
+    if segment.keep or segment.tier == "device":
+        return {}
+    return Lower(half=segment.half).sizes([t.stored for t in targets if t.stored is not None])
 
 
 def seconds(
@@ -95,8 +92,3 @@ def seconds(
         total += sum(d.seconds for d in (mine, *passed(still_needed(dropped, needs), segment.drop)))
         dropped.append(mine)
     return total
-
-
-def size_of(segment: SegmentPlan, v: Value) -> int:
-    """The bytes of a map where a segment stores it below the device."""
-    return Lower(half=segment.half).size([v])

@@ -9,9 +9,9 @@ two sizes. So the first size is searched for and rehearsed, the second rehearsed
 
 A formula holds where the largest tiles have the same sides, and the worst (`representative`) are no larger than some
 that were rehearsed, and hardly smaller than the largest: a last tile may be larger, and where each touches a border all
-are smaller. A size for which that is not so is rehearsed, and teaches the formula. Where
-two rehearsals do not agree in what they note and in which order, or where a vector has the size of an image's side,
-there is no formula, and each size is rehearsed.
+are smaller. A size for which that is not so is rehearsed, and teaches the formula. Where two rehearsals do not agree in
+what they note and in which order, or where a vector has the size of an image's side, there is no formula, and each size
+is rehearsed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.cuts import Cuts
 from lightning_plugin.planner.interval import COUNTS, Intervals, Where
 from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.lower_maps import back, tier_of, way_down
+from lightning_plugin.planner.lower_maps import tier_of, way_back, way_down
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.parameters import Copies, Placed
 from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
@@ -162,10 +162,10 @@ class Search:
         if room.ends + again > room.free:
             return None
         writes = way_down(self.rates, before.lower, placement.tier, placement.below) if leaving else 0.0
-        reads = back(self.rates, self.lower, before.lower, brought)
+        reads = way_back(self.rates, before.lower, self.lower.sizes(brought))
         where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces, before.blind, before.level)
         cut = intervals.strips(begin, end)
-        keys = back(self.rates, self.lower, before.lower, [v for v in brought if id(v) in cut])
+        keys = way_back(self.rates, before.lower, self.lower.sizes(v for v in brought if id(v) in cut))
         return Site(where, placement, read, room, trains, again, writes, reads, keys)
 
     def may_drop(self, site: Site, way: Tiled) -> bool:
@@ -262,7 +262,7 @@ class Search:
         most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends + flight
         if most + self.fixed > self.budget:
             return None
-        ways_back = (4 if network.trains else 1) * back(self.rates, self.lower, before.lower, list(brought))
+        ways_back = (4 if network.trains else 1) * way_back(self.rates, before.lower, self.lower.sizes(brought))
         work_seconds = intervals.kept_seconds(begin, end)
         seconds = work_seconds + ways_back
         parts = (work_seconds / 3, 2 * work_seconds / 3) if network.trains else (work_seconds, None)

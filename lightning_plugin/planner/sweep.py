@@ -17,8 +17,9 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.plan_table import sweep_table
 from lightning_plugin.planner.choose import Chooser, budget_for
 from lightning_plugin.planner.lower import lower_tiers
-from lightning_plugin.planner.make import accelerator, rates_for, recorded
+from lightning_plugin.planner.make import accelerator, rates_for
 from lightning_plugin.planner.policies import policy_of
+from lightning_plugin.planner.recorded import recorded
 from lightning_plugin.rules.split import approximation
 
 #: A budget under which every network is left whole.

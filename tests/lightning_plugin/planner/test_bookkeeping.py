@@ -26,7 +26,6 @@ from lightning_plugin.planner import lower as lower_module
 from lightning_plugin.planner.describe import describe
 from lightning_plugin.planner.glass import Glass, summed, sums, windows
 from lightning_plugin.planner.lower import HOST, Lower, lower_tiers, one_way
-from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.offload import paid
 from lightning_plugin.planner.optimizers import state_for
 from lightning_plugin.planner.parameters import Copies, Placed, captured
@@ -34,6 +33,7 @@ from lightning_plugin.planner.partial import MOST_PARTIAL, Partial, below, merge
 from lightning_plugin.planner.peak import Books, tile_bytes
 from lightning_plugin.planner.rates import RATES, rates_of
 from lightning_plugin.planner.recipe import proportion, size_of
+from lightning_plugin.planner.recorded import recorded
 from lightning_plugin.planner.representative import Candidate, heaviest
 from lightning_plugin.planner.ways import Tiled, pass_seconds, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments

@@ -13,8 +13,9 @@ from torch import nn
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.planner.choose import RESERVE, choose_plan
 from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.make import rates_for, recorded
+from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.policies import Policy
+from lightning_plugin.planner.recorded import recorded
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.planner.chains import Recipe, recipes

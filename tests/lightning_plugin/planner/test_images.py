@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lightning_plugin import make_plan
 from lightning_plugin.planner.images import MANY, carried, few, stages_of
 from lightning_plugin.planner.interval import image_counts
-from lightning_plugin.planner.make import recorded
+from lightning_plugin.planner.recorded import recorded
 
 
 class Encoder(nn.Module):

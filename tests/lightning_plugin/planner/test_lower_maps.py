@@ -20,10 +20,10 @@ from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.choose import choose_plan, choose_recipe
 from lightning_plugin.planner.lower import Lower, lower_tiers
-from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.policies import POLICIES
 from lightning_plugin.planner.rates import RATES
+from lightning_plugin.planner.recorded import recorded
 from lightning_plugin.planner.retier import retiered
 from lightning_plugin.residency.host import HostMemory
 

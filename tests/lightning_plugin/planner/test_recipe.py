@@ -23,10 +23,10 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.options import Options
 from lightning_plugin.planner.choose import choose_recipe
 from lightning_plugin.planner.lower import Lower, lower_tiers
-from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import RATES, Rates
 from lightning_plugin.planner.recipe import Recipe
+from lightning_plugin.planner.recorded import recorded
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.settings import known_for
 from tests.exactness import TOLERANCE, difference

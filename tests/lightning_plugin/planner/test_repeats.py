@@ -12,9 +12,9 @@ from lightning_plugin.graph import ancestors
 from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.interval import Intervals
 from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.make import recorded
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.rates import rates_of
+from lightning_plugin.planner.recorded import recorded
 from lightning_plugin.planner.rehearse import rehearse
 from lightning_plugin.planner.repeats import origin
 from tests.lightning_plugin.networks import AnyPlan

@@ -1,0 +1,88 @@
+"""What a step of a module would run, recorded without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin.boxes import Box
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor
+from lightning_plugin.errors import PlanError
+from lightning_plugin.options import Chains
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.optimizers import state_for
+from lightning_plugin.private import version
+from lightning_plugin.splitting import Splitting
+from lightning_plugin.trees import tree_leaves
+
+
+@dataclass(frozen=True)
+class Blank:
+    """An image of a given shape that is only planned for and never read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    def read(self, box: Box) -> Tensor:
+        raise PlanError("this image has a shape and no pixels: it was made for planning")
+
+    def constant(self, box: Box) -> Tensor | None:
+        return None
+
+
+@contextmanager
+def recorded(
+    module: nn.Module,
+    image: Sequence[int] | Tensor,
+    dtype: torch.dtype,
+    splitting: Splitting | None = None,
+    optimizer: str | None = None,
+    chains: Chains = "never",
+) -> Iterator[tuple[Network, tuple[int, ...]]]:
+    """What a step of a module on an image runs, split if it is to be, and the image's shape; the recording is gone
+    after the block."""
+    if isinstance(image, LazyImage):
+        lazy = LazyImage(image.source, device=image.device)
+    elif isinstance(image, Tensor):
+        lazy = LazyImage.from_tensor(image)
+    else:
+        device = next((p.device for p in module.parameters() if not p.is_meta), None)
+        lazy = LazyImage(Blank(tuple(image), dtype), device=device)
+    lazy._session.root().splitting, lazy._session.root().chains = splitting, chains
+    with unchanged(module):
+        try:
+            out = module(lazy)
+        finally:
+            lazy._session.root().abandon()
+    leaves = [t for t in tree_leaves(out) if isinstance(t, LazyTensor)]
+    if not leaves:
+        raise PlanError(f"{type(module).__name__} returned nothing that depends on the image")
+    scalars = [scalar(t) for t in leaves]
+    recording = lazy._session.root().recorded([t._value for t in scalars])
+    owed = {} if optimizer is None else state_for(optimizer, [capture.tensor for capture in recording.captures])
+    yield Network(recording, owed=owed), tuple(lazy.shape)
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Put back buffers that a module writes while it is recorded (BatchNorm counts its batches). An update that some
+    other recording has still to make is made first."""
+    kept = [(b, version(b), b.detach().clone()) for b in module.buffers() if not b.is_meta]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before, value in kept:
+                if version(buffer) != before:
+                    buffer.copy_(value)
+
+
+def scalar(t: LazyTensor) -> LazyTensor:
+    """A map's stand-in for the loss that will be computed from it."""
+    total: Any = t.sum() if t._value.is_map else t
+    return total
