@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin import Box, LazyImage, Plan, make_plan
+from lightning_plugin import LazyImage, Plan, make_plan
+from lightning_plugin.planner.recorded import Blank
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import SegmentationTask, SlideClassifier
 
 
-@dataclass(frozen=True)
-class Blank:
+def blank(*shape: int) -> LazyImage:
     """An image of which only the shape is known."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.uint8
-
-    def read(self, box: Box) -> Tensor:
-        raise RuntimeError("this image has a shape and no pixels: it was made for planning")
-
-    def constant(self, box: Box) -> Tensor | None:
-        return None
+    return LazyImage(Blank(shape, torch.uint8))
 
 
 class Step(nn.Module):
@@ -38,16 +29,16 @@ class Step(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         height, width = image.shape[2:]
         shapes = [(height, width), *((int(height / f), int(width / f)) for f in self.factors)]
-        context = [LazyImage(Blank((1, 3, *shape))) for shape in shapes[1:]]
+        context = [blank(1, 3, *shape) for shape in shapes[1:]]
         tissue: list[Tensor] = []
         if self.model.wants_tissue:
             stride = self.model.stride
-            tissue = [LazyImage(Blank((1, 1, -(-rows // stride), -(-columns // stride)))) for rows, columns in shapes]
+            tissue = [blank(1, 1, -(-rows // stride), -(-columns // stride)) for rows, columns in shapes]
         task = self.model.task
         if not isinstance(task, SegmentationTask):
             return self.model(image, context, tissue)
         logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
-        loss = task.loss(logits, LazyImage(Blank((1, 1, height, width))))  # a step needs no more of pixels
+        loss = task.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
         return loss if vector is None else torch.cat([loss[None], self.model.last_beside(vector)[0]])
 
 
