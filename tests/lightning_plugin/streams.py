@@ -4,6 +4,9 @@ The engine transfers to pinned memory on a stream of its own (`residency.host`).
 `Recorded`, and the device is the processor, so that whole steps run with real numbers; every operator is noted with the
 stream that it was launched on and the memory that it reads and writes. Two accesses to the same bytes, of which one
 writes, are a *race* if neither is known to be done before the other begins: what a real device may run in any order.
+Memory that is let go counts as written to by the stream that it was allocated on, whose next kernel may be given it;
+whether the processor's allocator really gives an address twice is chance, so that each tensor's bytes have numbers of
+their own.
 
 What is known is a clock for each stream: how far the other streams have come for sure. An event carries the clock of
 its stream; who waits for it knows what it knows. What the host waits for is known to all that it launches later, from
@@ -13,6 +16,7 @@ any thread: threads hand on what they do through futures, which are not recorded
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,19 +68,45 @@ class Recorder:
     here: threading.local = field(default_factory=threading.local)
     lock: Any = field(default_factory=threading.RLock)
     waits: int = 0
+    #: The number of the first byte of each memory that is there, by address, and what keeps an eye on it.
+    firsts: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    bytes_seen: int = 0
 
     @property
     def stream(self) -> str:
         """The stream on which this thread launches."""
         return getattr(self.here, "stream", MAIN)
 
-    def launch(self, operator: str, reads: list[Bytes], writes: list[Bytes]) -> None:
+    def launch(self, operator: str, reads: list[Bytes], writes: list[Bytes], stream: str | None = None) -> None:
         with self.lock:
-            stream = self.stream
+            stream = stream or self.stream
             clock = merged(self.clocks.get(stream, {}), self.host_knows)
             number = clock.get(stream, 0) + 1
             self.clocks[stream] = {**clock, stream: number}
             self.accesses.append(Access(operator, stream, number, clock, tuple(reads), tuple(writes)))
+
+    def span_of(self, t: Tensor) -> Bytes | None:
+        """The numbers of the bytes between the first element and the last."""
+        if not t.numel() or t.layout != torch.strided:
+            return None
+        first = self.first_of(t.untyped_storage()) + t.storage_offset() * t.element_size()
+        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        return first, first + (last + 1) * t.element_size()
+
+    def first_of(self, storage: torch.UntypedStorage) -> int:
+        address = storage.data_ptr()
+        if address not in self.firsts:
+            first, stream = self.bytes_seen, self.stream
+            self.bytes_seen += storage.nbytes()
+            span = first, self.bytes_seen
+
+            def gone(_: object) -> None:
+                with self.lock:
+                    del self.firsts[address]
+                    self.launch("let go", [], [span], stream)
+
+            self.firsts[address] = first, weakref.ref(storage, gone)
+        return self.firsts[address][0]
 
     def races(self) -> list[tuple[Access, Access]]:
         """Pairs of accesses to the same bytes in any order."""
@@ -134,8 +164,9 @@ class Noted(TorchDispatchMode):
             out = func(*args, **kwargs)
             if any(isinstance(t, FakeTensor) for t, _ in given):
                 return out  # what is recorded, or planned, has no memory
-            reads = [span for t, write in given if (span := span_of(t)) and not write]
-            writes = [span for t, write in given if (span := span_of(t)) and write]
+            span_of = self.recorder.span_of
+            reads = [span for t, write in given if not write and (span := span_of(t))]
+            writes = [span for t, write in given if write and (span := span_of(t))]
             there = {t.untyped_storage().data_ptr() for t, _ in given}
             made = [t for t in tree_leaves(out) if isinstance(t, Tensor) and not isinstance(t, FakeTensor)]
             fresh = [t for t in made if t.untyped_storage().data_ptr() not in there]
@@ -153,14 +184,6 @@ def named_tensors(func: Any, args: Any, kwargs: Any) -> list[tuple[Tensor, bool]
         write = argument.alias_info is not None and argument.alias_info.is_write
         found += [(t, write) for t in tree_leaves(value) if isinstance(t, Tensor)]
     return found
-
-
-def span_of(t: Tensor) -> Bytes | None:
-    """The bytes between the first element and the last."""
-    if not t.numel() or t.layout != torch.strided:
-        return None
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
 
 @contextmanager
