@@ -1,12 +1,10 @@
 """The one door through which files of others come in: sizes are checked before memory is asked for, nothing is run.
 
-| module | what it opens |
-|---|---|
-| `files` | any file: regular, and read whole only up to a limit |
-| `texts` | text, JSON and YAML |
-| `xml` | XML, without entities |
-| `arrays` | NumPy's arrays, zarr with known codecs, HDF5 |
-| `pictures` | PNG and JPEG |
+- `files`: any file, if it is a regular one, read whole only up to a limit
+- `texts`: text, JSON and YAML
+- `xml`: XML, without entities
+- `arrays`: NumPy's arrays, zarr with known codecs, HDF5
+- `pictures`: PNG and JPEG
 
 Slides themselves are opened by the readers of `wsi_trainer.slides.readers`, weights by `wsi_trainer.models.weights`,
 tables by `wsi_trainer.tables`. `tests/test_doors.py` holds the table of who may do what.

@@ -1,0 +1,32 @@
+"""The reference reads docstrings as reStructuredText: what only Markdown knows would end `make docs`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Those of a file, with the lines on which they begin."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text is not None:
+                yield node.body[0].lineno, text
+
+
+@pytest.mark.parametrize("package", ["lightning_plugin", "wsi_trainer"])
+def test_no_docstring_holds_a_table_or_a_heading_of_markdown(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {row.strip()}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, text in docstrings(path)
+        for row in text.splitlines()
+        if row.lstrip().startswith(("|", "# ", "## "))
+    ]
+    assert not found, "\n".join(found)
