@@ -119,10 +119,20 @@ class Walk:
 
     def _files(self, files: Iterable[Path]) -> Iterator[Path]:
         for file in files:
-            if file.suffix.lower() in _SLIDE_NAMES or _is_slide(file):
+            if file.suffix.lower() in _SLIDE_NAMES or self._is_slide(file):
                 yield file
             elif file.suffix.lower() in picture.SUFFIXES:
                 self._pictures.append(file)
+
+    def _is_slide(self, file: Path) -> bool:
+        """Whether a file begins as slides do, whatever its name."""
+        try:
+            with file.open("rb") as stream:
+                head = stream.read(16)
+            return tiff.claims(file, head) or openslide.claims(file, head)
+        except OSError as error:
+            self._note(f"{file}: left out, since it cannot be read ({error.strerror}) and its name is not a slide's")
+            return False
 
     def series(self, files: list[Path], folder: Path | None) -> Iterator[Path]:
         """A path for each series among DICOM files.
@@ -163,14 +173,5 @@ def _entries(folder: Path) -> list[Path]:
 def _is_dicom(file: Path) -> bool:
     try:
         return os.path.isfile(file) and is_dicom(file)
-    except OSError:
-        return False
-
-
-def _is_slide(file: Path) -> bool:
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(16)
-        return tiff.claims(file, head) or openslide.claims(file, head)
-    except OSError:
+    except OSError:  # said when it is looked at as another slide
         return False

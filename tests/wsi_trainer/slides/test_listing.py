@@ -6,6 +6,7 @@ import csv
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -315,6 +316,26 @@ def test_folder_that_may_not_be_read(folder: Path, slide: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "iterdir", guarded)
     with pytest.raises(UserError, match="secret cannot be searched for slides: Permission denied"):
         _listed(folder)
+
+
+def test_file_that_cannot_be_read_is_named(folder: Path, slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a slide, whatever its name says."""
+    shutil.copy(slide, folder / "s.tif")
+    shutil.copy(slide, folder / "scan0001")
+    assert list(_listed(folder)[0]) == ["s", "scan0001"]
+    before = Path.open
+
+    def denied(self: Path, *args: Any, **kwargs: Any) -> Any:
+        if self.name == "scan0001":
+            raise PermissionError(13, "Permission denied", str(self))
+        return before(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", denied)
+    found, notes = _listed(folder)
+    assert list(found) == ["s"]
+    assert notes == [
+        f"{folder / 'scan0001'}: left out, since it cannot be read (Permission denied) and its name is not a slide's"
+    ]
 
 
 def test_pattern_of_folders(folder: Path, slide: Path) -> None:
