@@ -8,13 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from wsi_trainer.slides.store import files
-from wsi_trainer.slides.store.files import BLOCK, LARGE, PIECE, gather, replace_file, write_directly
-from wsi_trainer.slides.store.pieces import Pieces, new_piece
-from wsi_trainer.slides.store.spares import Spares
+from wsi_trainer.slides.store.files import BLOCK, LARGE, PIECE, replace_file, write_directly
 
 SIZES = [0, 1, BLOCK, LARGE - 1, LARGE, LARGE + 1, PIECE - BLOCK, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + BLOCK + 7]
 
@@ -32,40 +29,6 @@ def test_what_is_written_is_read(tmp_path: Path, size: int) -> None:
     replace_file(tmp_path / "file", *parts)
     assert (tmp_path / "file").read_bytes() == b"".join(parts)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_pieces_are_written_from_where_they_lie(tmp_path: Path, size: int) -> None:
-    pieces, behind = Pieces(), os.urandom(3)
-    data = os.urandom(size)
-    for start in range(0, size, 1_000_003):
-        pieces.add(np.frombuffer(data[start : start + 1_000_003], np.uint8))
-    assert len(pieces) == size
-    assert b"".join(pieces) == data
-    replace_file(tmp_path / "file", *pieces, behind)  # and what follows them from elsewhere
-    assert (tmp_path / "file").read_bytes() == data + behind
-
-
-def test_only_the_last_block_of_pieces_is_copied() -> None:
-    pieces = Pieces()
-    pieces.add(np.zeros(PIECE + BLOCK + 7, np.uint8))
-    room = memoryview(bytearray(PIECE))
-    found = list(gather(tuple(pieces), room))
-    assert [len(blocks) for blocks in found] == [PIECE, BLOCK, BLOCK]
-    assert [blocks.obj is room.obj for blocks in found] == [False, False, True]
-
-
-def test_pieces_that_are_given_back_are_used_again() -> None:
-    spares = Spares(new_piece)
-    first = Pieces(spares)
-    first.add(np.zeros(7, np.uint8))
-    place = np.frombuffer(next(iter(first)), np.uint8).ctypes.data
-    first.give_back()
-    assert not first
-    second = Pieces(spares)
-    second.add(np.ones(7, np.uint8))
-    assert np.frombuffer(next(iter(second)), np.uint8).ctypes.data == place
-    assert b"".join(second) == b"\1" * 7
 
 
 def test_large_files_go_past_the_cache_where_they_can(tmp_path: Path) -> None:

@@ -29,18 +29,9 @@ class CorruptChunk(Exception):
     """The bytes of a chunk are not those that were written."""
 
 
-def with_checksum(data: Bytes) -> Bytes:
+def with_checksum(data: bytes) -> bytes:
     """Data followed by its CRC-32C, as zarr's codec `crc32c` writes it."""
-    room = np.empty(len(data) + _CHECKSUM, np.uint8)
-    room[:-_CHECKSUM] = data
-    return _sealed(room)
-
-
-def _sealed(room: Bytes) -> Bytes:
-    """Ends an array with the checksum of all that is before it."""
-    seal = int(google_crc32c.value(room[:-_CHECKSUM]))
-    room[-_CHECKSUM:] = np.frombuffer(seal.to_bytes(_CHECKSUM, "little"), np.uint8)
-    return room
+    return data + int(google_crc32c.value(data)).to_bytes(_CHECKSUM, "little")
 
 
 def without_checksum(data: Bytes) -> Bytes:
@@ -62,7 +53,7 @@ class Codec(Protocol):
     @property
     def order(self) -> Order: ...
 
-    def encode(self, chunk: Chunk) -> Bytes: ...
+    def encode(self, chunk: Chunk) -> bytes: ...
 
     def decode(self, data: Bytes, out: Chunk) -> Chunk: ...
 
@@ -84,13 +75,15 @@ class ZstdCodec:
         """How the pixels lie that decoding makes."""
         return "planes"
 
-    def encode(self, chunk: Chunk) -> Bytes:
-        """The bytes of one chunk (c, y, x), which this thread's next call overwrites."""
-        raw: Any = _without_gaps(chunk)
-        # zstd needs room for what it cannot make smaller.
+    def encode(self, chunk: Chunk) -> bytes:
+        """The bytes of one chunk (c, y, x)."""
+        raw: Any = np.ascontiguousarray(chunk).data
+        # zstd needs room for what it cannot make smaller; in kept memory, and copied once, to its true size.
         room: Any = scratch("encoding", raw.nbytes + raw.nbytes // 128 + 1024)
         size = len(imagecodecs.zstd_encode(raw, level=self.level, out=room[:-_CHECKSUM]))
-        return _sealed(room[: size + _CHECKSUM])
+        seal = int(google_crc32c.value(room[:size]))
+        room[size : size + _CHECKSUM] = np.frombuffer(seal.to_bytes(_CHECKSUM, "little"), np.uint8)
+        return bytes(room[: size + _CHECKSUM].tobytes())
 
     def decode(self, data: Bytes, out: Chunk) -> Chunk:
         """Fills `out` with the chunk of these bytes."""
@@ -125,11 +118,11 @@ class JpegCodec:
         """How the pixels lie that decoding makes."""
         return "pixels"
 
-    def encode(self, chunk: Chunk) -> Bytes:
+    def encode(self, chunk: Chunk) -> bytes:
         """The bytes of one chunk of three channels."""
         pixels = np.ascontiguousarray(np.moveaxis(chunk, 0, 2))
         data = imagecodecs.jpeg8_encode(pixels, level=self.quality, colorspace="RGB", subsampling="444")
-        return with_checksum(np.frombuffer(data, np.uint8))
+        return with_checksum(bytes(data))
 
     def decode(self, data: Bytes, out: Chunk) -> Chunk:
         """Fills `out` with the chunk of these bytes."""
@@ -150,15 +143,6 @@ class JpegCodec:
             {"name": "jpeg", "configuration": {"quality": self.quality}},
             {"name": "crc32c"},
         ]
-
-
-def _without_gaps(chunk: Chunk) -> Chunk:
-    """A chunk whose bytes lie one after the other; a part of a larger array is copied into kept memory."""
-    if chunk.flags.c_contiguous:
-        return chunk
-    kept = scratch("plain", *chunk.shape)
-    kept[...] = chunk
-    return kept
 
 
 def codec_of(metadata: list[dict[str, Any]]) -> Codec:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import psutil
 
 #: Files from this size on go past the cache.
@@ -84,8 +83,9 @@ def write_directly(path: Path, parts: tuple[bytes | memoryview, ...]) -> bool:
         raise
     try:
         room = memoryview(mmap.mmap(-1, PIECE))  # begins at a block, as memory that is mapped does
-        for blocks in gather(parts, room):
-            if os.write(fd, blocks) != len(blocks):  # the rest would not begin at a block
+        for length in gather(parts, room):
+            whole = -(-length // BLOCK) * BLOCK
+            if os.write(fd, room[:whole]) != whole:  # the rest would not begin at a block
                 return False
         os.ftruncate(fd, sum(map(len, parts)))
         os.fsync(fd)
@@ -98,29 +98,20 @@ def write_directly(path: Path, parts: tuple[bytes | memoryview, ...]) -> bool:
     return True
 
 
-def gather(parts: tuple[bytes | memoryview, ...], room: memoryview) -> Iterator[memoryview]:
-    """What comes next, in blocks: from where it lies if that begins at one, else by way of the room. The last block
-    may have anything in it beyond the end."""
+def gather(parts: tuple[bytes | memoryview, ...], room: memoryview) -> Iterator[int]:
+    """Fills the room again and again with what comes next, and says how much is in it: less only at the end."""
     filled = 0
     for part in parts:
         rest = memoryview(part)
-        if not filled and len(rest) >= BLOCK and _begins_at_block(rest):
-            whole = len(rest) // BLOCK * BLOCK
-            yield rest[:whole]
-            rest = rest[whole:]
         while rest:
             count = min(len(rest), len(room) - filled)
             room[filled : filled + count] = rest[:count]
             filled, rest = filled + count, rest[count:]
             if filled == len(room):
-                yield room
+                yield filled
                 filled = 0
     if filled:
-        yield room[: -(-filled // BLOCK) * BLOCK]
-
-
-def _begins_at_block(memory: memoryview) -> bool:
-    return int(np.frombuffer(memory, np.uint8).ctypes.data) % BLOCK == 0
+        yield filled
 
 
 def sync_folder(path: Path) -> None:

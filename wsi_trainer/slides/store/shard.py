@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from ..whole_reads import read_at
 from .codec import Codec, CorruptChunk, with_checksum, without_checksum
 from .layout import FILL, Layout
-from .pieces import Pieces
-from .spares import Spares
 
 ABSENT = np.uint64(2**64 - 1)
 Index = NDArray[np.uint64]
@@ -24,44 +22,39 @@ Index = NDArray[np.uint64]
 
 
 class ShardEncoder:
-    """Makes the bytes of one shard, of chunks (c, y, x) that come one after the other.
+    """Makes the bytes of one shard, of chunks (c, y, x) that come one after the other."""
 
-    They lie in spare memory, if some is given.
-    """
-
-    def __init__(self, layout: Layout, codec: Codec, fill: int = FILL, spares: Spares | None = None) -> None:
+    def __init__(self, layout: Layout, codec: Codec, fill: int = FILL) -> None:
         self._layout, self._codec, self._fill = layout, codec, fill
         self._index: Index = np.full((layout.chunks_aside, layout.chunks_aside, 2), ABSENT, np.uint64)
-        self._bytes = Pieces(spares)
+        self._parts: list[bytes] = []
+        self._offset = 0
 
     def add(self, row: int, column: int, chunk: NDArray[np.uint8]) -> None:
         """Encodes a chunk, unless all of it is the fill value. At the border of the image it may be smaller."""
         if chunk[0, 0, 0] == self._fill and (chunk == self._fill).all():
             return
         data = self._codec.encode(_whole(chunk, self._layout.chunk, self._fill))
-        self._index[row, column] = len(self._bytes), len(data)
-        self._bytes.add(data)
+        self._index[row, column] = self._offset, len(data)
+        self._parts.append(data)
+        self._offset += len(data)
 
-    def finish(self) -> Pieces:
-        """The bytes, with the index behind the chunks; none if all chunks are the fill value."""
-        if self._bytes:
-            self._bytes.add(with_checksum(self._index.astype("<u8").view(np.uint8).reshape(-1)))
-        return self._bytes
+    def parts(self) -> list[bytes]:
+        """The bytes, in parts; none if all chunks are the fill value."""
+        return [*self._parts, with_checksum(self._index.astype("<u8").tobytes())] if self._parts else []
 
 
-def encode_shard(
-    pixels: NDArray[np.uint8], layout: Layout, codec: Codec, fill: int = FILL, spares: Spares | None = None
-) -> Pieces:
-    """The bytes of the shard with these pixels (c, y, x); none if all are the fill value.
+def encode_shard(pixels: NDArray[np.uint8], layout: Layout, codec: Codec, fill: int = FILL) -> list[bytes]:
+    """The bytes, in parts, of the shard with these pixels (c, y, x); none if all are the fill value.
 
     The array may be smaller than a shard, at the border of the image; what is missing is the fill value.
     """
     size = layout.chunk
-    encoder = ShardEncoder(layout, codec, fill, spares)
+    encoder = ShardEncoder(layout, codec, fill)
     for row in range(-(-pixels.shape[1] // size)):
         for column in range(-(-pixels.shape[2] // size)):
             encoder.add(row, column, pixels[:, row * size : (row + 1) * size, column * size : (column + 1) * size])
-    return encoder.finish()
+    return encoder.parts()
 
 
 def _whole(chunk: NDArray[np.uint8], size: int, fill: int) -> NDArray[np.uint8]:

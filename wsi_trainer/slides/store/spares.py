@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,7 @@ _MOST = 6  # arrays of one shape that are kept
 class Spares:
     """Arrays of bytes that nobody needs any more, by their shape."""
 
-    def __init__(self, make: Callable[[tuple[int, ...]], Planes] = lambda shape: np.empty(shape, np.uint8)) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._arrays: dict[tuple[int, ...], list[Planes]] = {}
         self._lock = threading.Lock()
 
@@ -27,7 +25,7 @@ class Spares:
             waiting = self._arrays.get(shape)
             if waiting:
                 return waiting.pop()
-        return self._make(shape)
+        return np.empty(shape, np.uint8)
 
     def give(self, array: Planes | None) -> None:
         """Takes back an array that nobody will read or write again."""

@@ -24,7 +24,6 @@ from .files import replace_file
 from .journal import Entry, Journal
 from .layout import CHANNELS, FILL, Layout, shard_key, z_order
 from .level import StoredLevel
-from .pieces import Pieces, new_piece
 from .shard import ShardEncoder, encode_shard
 from .spares import Spares
 
@@ -56,7 +55,7 @@ class PyramidWriter:
         self._threads, self._progress = max(1, threads), progress
         self._grids = [layout.grid(*shape) for shape in shapes]
         self._complete = self._find_complete()
-        self._spares, self._pieces = Spares(), Spares(new_piece)
+        self._spares = Spares()
         self._unfinished: dict[tuple[int, int, int], Planes] = {}  # shards of which some quarters are there
         self._lock = threading.Lock()
 
@@ -154,9 +153,9 @@ class PyramidWriter:
             yield queue.popleft()
 
     def _make_level0(self, row: int, column: int) -> bool:
-        encoder = ShardEncoder(self._layout, self._codec, spares=self._pieces)
+        encoder = ShardEncoder(self._layout, self._codec)
         found = self._read_half(row, column, encoder)
-        self._write_later(0, row, column, encoder.finish())
+        self._write_later(0, row, column, encoder.parts())
         return found
 
     def _read_half(self, row: int, column: int, encoder: ShardEncoder | None) -> bool:
@@ -220,20 +219,18 @@ class PyramidWriter:
             earlier.result()
 
     def _encode_and_write(self, level: int, row: int, column: int, pixels: Planes | None) -> None:
-        parts = Pieces()
-        if pixels is not None:
-            parts = encode_shard(pixels, self._layout, self._codec, spares=self._pieces)
+        parts = [] if pixels is None else encode_shard(pixels, self._layout, self._codec)
         self._spares.give(pixels)
         self._write_later(level, row, column, parts)
 
-    def _write_later(self, level: int, row: int, column: int, parts: Pieces) -> None:
+    def _write_later(self, level: int, row: int, column: int, parts: list[bytes]) -> None:
         """Hashes and writes in the thread for that, with few shards waiting for it."""
         self._unwritten.acquire()
         future = self._disk.submit(self._write, level, row, column, parts)
         future.add_done_callback(lambda _: self._unwritten.release())
         self._wait_for(future)
 
-    def _write(self, level: int, row: int, column: int, parts: Pieces) -> None:
+    def _write(self, level: int, row: int, column: int, parts: list[bytes]) -> None:
         key = shard_key(level, row, column)
         if not parts:
             self._journal.add(Entry(key))
@@ -244,8 +241,7 @@ class PyramidWriter:
         path = self._store / key
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, *parts)
-        self._journal.add(Entry(key, len(parts), seal.hexdigest()))
-        parts.give_back()
+        self._journal.add(Entry(key, sum(map(len, parts)), seal.hexdigest()))
 
     def _half_again(self, level: int, row: int, column: int) -> bool:
         """The half of a shard that an earlier run made: decoded, or made anew where storing it lost something."""
