@@ -173,8 +173,8 @@ def _halve_band(band: Pixels, out: Pixels) -> None:
     np.bitwise_and(pairs, 0xFF, out=left)
     np.right_shift(pairs, 8, out=right)
     left += right
-    total = left[0::2]
-    total += left[1::2]
+    total = right.reshape(2, height // 2, width // 2)[0]  # without gaps between rows, which would cost as much again
+    np.add(left[0::2], left[1::2], out=total)
     total += 2
     total >>= 2
     out[: height // 2, : width // 2] = total

@@ -31,7 +31,14 @@ def beside_alignment(use: str, *shape: int) -> NDArray[np.uint8]:
     libjpeg-turbo writes pixels past the processor's cache where they are aligned to 32 bytes. That halves its speed,
     and whoever reads them next waits for the memory.
     """
-    size = math.prod(shape)
-    memory = scratch(use, size + _ALIGNED)
+    return _beside(scratch(use, math.prod(shape) + _ALIGNED), shape)
+
+
+def new_beside_alignment(*shape: int) -> NDArray[np.uint8]:
+    """New memory that begins there, for pixels that are decoded to where they stay."""
+    return _beside(np.empty(math.prod(shape) + _ALIGNED, np.uint8), shape)
+
+
+def _beside(memory: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
     start = (_ALIGNED // 2 - memory.ctypes.data) % _ALIGNED
-    return memory[start : start + size].reshape(shape)
+    return memory[start : start + math.prod(shape)].reshape(shape)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..order import Order, room
-from ..scratch import scratch
+from ..scratch import beside_alignment, new_beside_alignment, scratch
 from ..whole_reads import read_into
 from .codec import Codec, CorruptChunk, ZstdCodec
 from .layout import CHANNELS, FILL, Layout
@@ -105,7 +105,7 @@ class StoredLevel:
         finally:
             os.close(fd)
         try:
-            return self._codec.decode(data, room(self.order, CHANNELS, size, size) if out is None else out)
+            return self._codec.decode(data, self._room(new_beside_alignment(self._bytes)) if out is None else out)
         except CorruptChunk as error:
             raise CorruptChunk(f"{path}: chunk {row % aside}, {column % aside} of the shard: {error}") from error
 
@@ -118,9 +118,17 @@ class StoredLevel:
 
     def paste(self, row: int, column: int, out: NDArray[np.uint8], y: int, x: int) -> None:
         """Decodes a chunk into the box whose corner is (y, x), through memory that stays in the processor's cache."""
-        size = self.layout.chunk
-        kept = room(self.order, CHANNELS, size, size, memory=scratch("chunk", CHANNELS * size * size))
-        paste(out, self.chunk(row, column, kept), size, row, column, y, x)
+        kept = self._room(beside_alignment("chunk", self._bytes))
+        paste(out, self.chunk(row, column, kept), self.layout.chunk, row, column, y, x)
+
+    @property
+    def _bytes(self) -> int:
+        """Of the pixels of a chunk."""
+        return CHANNELS * self.layout.chunk**2
+
+    def _room(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Memory as a chunk, in the order in which decoding makes pixels: straight into it."""
+        return room(self.order, CHANNELS, self.layout.chunk, self.layout.chunk, memory=memory)
 
 
 def paste(
