@@ -4,7 +4,9 @@
 
 writes benchmarks/results/slides.json and docs/figures/slides-reading.png
 (then `python -m benchmarks.slides_page`). Rates are megabytes of pixels
-for each second of processor time, which other work on the machine disturbs little, and of wall time.
+for each second of processor time, which other work on the machine disturbs little, and of wall time. All ways take
+turns, so that each meets the same moods of the machine; a rate is the median of its rounds, and what it is of the
+codec's own the median of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import json
 import math
 import os
 import shutil
+import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,6 +31,7 @@ import imagecodecs
 import numpy as np
 import tifffile
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from benchmarks.slides_picture import draw
@@ -51,6 +55,9 @@ CODECS: dict[str, Settings] = {
     "zarr JPEG": Settings(tissue="none", codec="jpeg"),
 }
 """The stores that are read, by the name of their format."""
+FLOORS = {"TIFF": "JPEG alone", "zarr": "zstd alone", "zarr JPEG": "JPEG chunks alone", CONVERTING[1]: CONVERTING[0]}
+"""What a way is compared with, by what its name begins with: where it is not here, the name itself."""
+ROUNDS = 7
 Read = Callable[[int, int, int], Any]
 """Reads the square tile of a size at (y, x)."""
 
@@ -64,19 +71,37 @@ class Rate:
     threads: int
     per_cpu: float
     per_wall: float
+    of_floor: float
+    """Of the rate for processor time of what the way is compared with."""
 
 
-def measure(what: str, tile: int, threads: int, jobs: Iterable[Callable[[], int]], repeats: int = 2) -> Rate:
-    """The best of a few runs over jobs that return how many bytes of pixels they made."""
-    todo = list(jobs)
-    best = (0.0, 0.0)
-    for _ in range(repeats):
-        wall, cpu = time.perf_counter(), time.process_time()
-        with ThreadPoolExecutor(threads) as pool:
-            size = sum(pool.map(lambda job: job(), todo))
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        best = (max(best[0], size / 1e6 / cpu), max(best[1], size / 1e6 / wall))
-    return Rate(what, tile, threads, *(round(value, 1) for value in best))
+Jobs = list[Callable[[], int]]
+"""Each returns how many bytes of pixels it has made."""
+
+
+def timed(threads: int, jobs: Jobs) -> tuple[float, float]:
+    """Megabytes for a second of processor time, and of wall time."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    with ThreadPoolExecutor(threads) as pool:
+        size = sum(pool.map(lambda job: job(), jobs))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return size / 1e6 / cpu, size / 1e6 / wall
+
+
+def in_turns(ways: dict[tuple[str, int], Jobs], threads: int, title: str) -> list[Rate]:
+    """The rates of ways, by name and side of the tile."""
+    tried: dict[tuple[str, int], list[tuple[float, float]]] = {way: [] for way in ways}
+    for _ in track(range(ROUNDS), f"{title}, {threads} thread(s)"):
+        for way, jobs in ways.items():
+            tried[way].append(timed(threads, jobs))
+    rates = []
+    for (what, tile), found in tried.items():
+        name = what.split(", ")[0]
+        floor = next(runs for (other, _), runs in tried.items() if other == FLOORS.get(name, name))
+        per_cpu, per_wall = (round(statistics.median(values), 1) for values in zip(*found))
+        ratio = statistics.median(mine / its for (mine, _), (its, _) in zip(found, floor))
+        rates.append(Rate(what, tile, threads, per_cpu, per_wall, round(ratio, 3)))
+    return rates
 
 
 def tiles(side: int, size: int) -> list[tuple[int, int]]:
@@ -94,7 +119,7 @@ def compressed_tiles(slide: Path) -> list[bytes]:
     return [data[start : start + size] for start, size in spans]
 
 
-def many(pieces: list[Any], decode: Callable[[Any], int], at_once: int = 16) -> list[Callable[[], int]]:
+def many(pieces: list[Any], decode: Callable[[Any], int], at_once: int = 16) -> Jobs:
     """Jobs of several pieces each: one job for each small piece would cost as much as decoding it."""
     groups = [pieces[start : start + at_once] for start in range(0, len(pieces), at_once)]
     return [lambda group=group: sum(map(decode, group)) for group in groups]
@@ -113,7 +138,7 @@ def compressed_chunks(level: StoredLevel, side: int) -> list[np.ndarray]:
     return chunks
 
 
-def decoders(slide: Path, levels: dict[str, StoredLevel], side: int) -> list[tuple[str, list[Callable[[], int]]]]:
+def decoders(slide: Path, levels: dict[str, StoredLevel], side: int) -> list[tuple[str, Jobs]]:
     """Decoding alone: the compressed tiles lie in memory, nothing is looked up, copied or put together."""
     tiles = compressed_tiles(slide)
     jpegs = [tiles[i] for i in np.random.default_rng(0).permutation(len(tiles))]
@@ -189,13 +214,11 @@ def measure_reading(slide: Path, stores: dict[str, Path], side: int) -> list[Rat
         name: StoredLevel(stores[name] / "0", (side, side), settings.layout, settings.make_codec())
         for name, settings in CODECS.items()
     }
-    rates = [measure(what, 0, threads, jobs) for what, jobs in decoders(slide, levels, side) for threads in (1, 2)]
+    ways: dict[tuple[str, int], Jobs] = {(what, 0): jobs for what, jobs in decoders(slide, levels, side)}
     for what, read in readers(slide, stores, levels).items():
         for size in (256, 512, 1024, 2048):
-            places = tiles(side, size)
-            jobs = [lambda y=y, x=x, size=size, read=read: _read(read, y, x, size) for y, x in places]
-            rates += [measure(what, size, threads, jobs) for threads in (1, 2)]
-    return rates
+            ways[what, size] = [partial(_read, read, y, x, size) for y, x in tiles(side, size)]
+    return [rate for threads in (1, 2) for rate in in_turns(ways, threads, "reading")]
 
 
 def _read(read: Read, y: int, x: int, size: int) -> int:
@@ -203,7 +226,7 @@ def _read(read: Read, y: int, x: int, size: int) -> int:
     return 3 * size * size
 
 
-def alone(slide: Path, store: Path) -> list[Callable[[], int]]:
+def alone(slide: Path, store: Path) -> Jobs:
     """What no converter can go without: decoding every tile of the slide's finest level once, and encoding every
     chunk of every level that is written, with its checksum.
 
@@ -238,8 +261,8 @@ def all_chunks(level: StoredLevel) -> list[np.ndarray]:
     return [chunk for chunk in chunks if chunk is not None]
 
 
-def measure_converting(slide: Path, store: Path, work: Path, side: int, pairs: int = 4) -> list[Rate]:
-    """Conversion and its floor in turns, so that both meet the same moods of the machine; the best of each."""
+def measure_converting(slide: Path, store: Path, work: Path, side: int) -> list[Rate]:
+    """Conversion and its floor."""
 
     def run(threads: int) -> int:
         out = work / f"run{threads}"
@@ -249,14 +272,8 @@ def measure_converting(slide: Path, store: Path, work: Path, side: int, pairs: i
 
     floor, rates = alone(slide, store), []
     for threads in (1, 2):
-        ways = {"decode + encode alone": floor, "wsi-train preprocess": [partial(run, threads)]}
-        tried: dict[str, list[Rate]] = {what: [] for what in ways}
-        for _ in range(pairs):
-            for what, jobs in ways.items():
-                tried[what].append(measure(what, 512, threads, jobs, repeats=1))
-        for what, found in tried.items():
-            best = (max(rate.per_cpu for rate in found), max(rate.per_wall for rate in found))
-            rates.append(Rate(what, 512, threads, *best))
+        ways: dict[tuple[str, int], Jobs] = {(CONVERTING[0], 512): floor, (CONVERTING[1], 512): [partial(run, threads)]}
+        rates += in_turns(ways, threads, "converting")
     return rates
 
 
@@ -300,14 +317,16 @@ def run(work: Path, side: int, what: str) -> None:
     reading = measure_reading(slide, stores, side) if what != "converting" else kept_rates(converting=False)
     converting = measure_converting(slide, store, work, side) if what != "reading" else kept_rates(converting=True)
     rates = reading + converting
-    table = Table("what", "tile", "threads", "MB / CPU s", "MB / s")
+    table = Table("what", "tile", "threads", "MB / CPU s", "MB / s", "of the floor")
     for rate in rates:
-        table.add_row(rate.what, str(rate.tile or ""), str(rate.threads), f"{rate.per_cpu:.0f}", f"{rate.per_wall:.0f}")
+        figures = f"{rate.per_cpu:.0f}", f"{rate.per_wall:.0f}", f"{rate.of_floor:.2f}"
+        table.add_row(rate.what, str(rate.tile or ""), str(rate.threads), *figures)
     Console().print(table)
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "environment": environment(),
         "side": side,
+        "rounds": ROUNDS,
         # How many processes wanted the processors at the end: with more than there are, wall times mean little.
         "load": {**kept_load(), **{part: round(os.getloadavg()[0], 1) for part in measured(what)}},
         "rates": [asdict(rate) for rate in rates],

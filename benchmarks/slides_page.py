@@ -17,7 +17,9 @@ _HEAD = """# Speed of reading and converting slides
 <!-- Written by `python -m benchmarks.slides_page`; edit benchmarks/slides_page.py instead. -->
 
 Megabytes of pixels for each second of processor time, of a synthetic slide of {side:,} px a side: its JPEG TIFF (4:2:0)
-and its stores (chunks of 512 px, as zstd and as JPEG with colour at full resolution). Load of the machine: {load}.
+and its stores (chunks of 512 px, as zstd and as JPEG with colour at full resolution). All ways take turns; a rate is
+the median of {rounds} rounds, and a ratio the median of those within a round. What is read lies on whole tiles of the
+file, so that nothing is decoded that is not asked for. Load of the machine: {load}.
 
 ![Rates by side of the tile, and of conversion.](figures/slides-reading.png)
 
@@ -29,7 +31,6 @@ a vector, which is how `SlideSource` calls it; "new memory" is the same codec ca
 | reads | threads | MB / CPU s | of the codec alone |
 | --- | --- | --- | --- |
 """
-_ALONE = {"TIFF": "JPEG alone", "zarr": "zstd alone", "zarr JPEG": "JPEG chunks alone"}
 _CONVERTING = """
 ## Converting
 
@@ -45,25 +46,19 @@ def page(record: dict[str, Any]) -> str:
     """The page of a record of `benchmarks.slides`."""
     rates = record["rates"]
     loads = ", ".join(f"{value} while {part}" for part, value in record["load"].items())
-    lines = [_HEAD.format(side=record["side"], load=loads)]
+    lines = [_HEAD.format(side=record["side"], load=loads, rounds=record["rounds"])]
     for one in rates:
         if one["tile"] in (0, 1024):
-            alone = _ALONE.get(one["what"].split(", ")[0], one["what"].removesuffix(", new memory"))
-            lines.append(f"{_row(one)} {one['per_cpu'] / _rate(rates, alone, one['threads']):.2f} |\n")
+            lines.append(f"{_row(one)} {one['of_floor']:.2f} |\n")
     lines.append(_CONVERTING)
     for one in rates:
         if one["what"] in ("decode + encode alone", "wsi-train preprocess"):
-            floor = _rate(rates, "decode + encode alone", one["threads"])
-            lines.append(f"{_row(one)} {floor / one['per_cpu']:.2f} |\n")
+            lines.append(f"{_row(one)} {1 / one['of_floor']:.2f} |\n")
     return "".join(lines)
 
 
 def _row(one: dict[str, Any]) -> str:
     return f"| {one['what']} | {one['threads']} | {one['per_cpu']:.0f} |"
-
-
-def _rate(rates: list[dict[str, Any]], what: str, threads: int) -> float:
-    return next(float(rate["per_cpu"]) for rate in rates if rate["what"] == what and rate["threads"] == threads)
 
 
 def main() -> None:
