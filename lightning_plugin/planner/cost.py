@@ -11,7 +11,7 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.glass import ALL, Distinct
 from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.peak import Peaks, tile_bytes
+from lightning_plugin.planner.peak import Peaks, is_unread, tile_bytes
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal, carried
 from lightning_plugin.program.program import Program
@@ -95,10 +95,13 @@ class Coster(Peaks):
         find = self.found
         back = Spent()
         forward, work = find(tiles, False)
-        seconds = distinct.computed * forward.maps + (0.0 if backward else self.moved(tiles.program, False))
         if backward:
+            unread, unmade = self.unread(tiles.program, tiles.grid.tiles)
+            seconds, work = distinct.computed * (forward.maps - unread), work - unmade
             back, _ = find(tiles, True)
             seconds += self.moved(tiles.program, False) + self.moved(tiles.program, True)
+        else:
+            seconds = distinct.computed * forward.maps + self.moved(tiles.program, False)
         apart = any(v.requires_grad for v in tiles.program.reads)
         seconds += (distinct.pulled if apart else distinct.computed) * back.maps + distinct.computed * back.vectors
         if distinct is not ALL:  # what tiles of glass still cost decides how many of them there should be
@@ -149,6 +152,16 @@ class Coster(Peaks):
         """The same where tiles overlap."""
         return self.work(tiles.program, tiles.shares, tiles.grid.tiles, backward)
 
+    def unread(self, program: Program, tiles: int) -> tuple[float, float]:
+        """(seconds, operations) of the results that backward does not make, since nobody reads them: what is stored is
+        computed once, whatever the grid. See [Note: unread] in `rules.unread`."""
+        seconds = work = 0.0
+        for node in program.steps if program.unread else ():
+            if node.serial in program.unread and is_unread(node, Box.whole(node.outputs[0].space.extent)):
+                seconds += self.time(node, 1.0, tiles)
+                work += self.network.profiles[node.serial].work
+        return seconds, work
+
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
         """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
         tiles = self.scanned(program, grid)
@@ -161,10 +174,11 @@ class Coster(Peaks):
             peak = self.forward_peak(program, middle) + 2 * max(carried)
             return Cost(peak, seconds, work, carried=sum(carried))
         back, _ = self.work(program, shares, len(tiles), True)
-        more = self.moved(program, True) + back.all
+        unread, unmade = self.unread(program, len(tiles))
+        more = self.moved(program, True) + back.all - unread
         peak = self.backward_peak(program, middle) + self.vectors(program) + 2 * max(carried)
         peak += self.twice(program, tiles[len(tiles) // 2])
-        return Cost(peak, seconds + more, work, carried=sum(carried))
+        return Cost(peak, seconds + more, work - unmade, carried=sum(carried))
 
     def scan_least(self, program: Program, grids: Sequence[Grid], trains: bool) -> float:
         """Seconds below which no scan on one of these grids is, forward and on the way back, without looking at tiles:
@@ -175,7 +189,7 @@ class Coster(Peaks):
         for grid in grids:
             forward = self.work(program, whole, grid.tiles, False)[0].all
             back = self.work(program, whole, grid.tiles, True)[0].all if trains else 0.0
-            found.append(2 * forward + back if trains else forward)
+            found.append(2 * forward + back - self.unread(program, grid.tiles)[0] if trains else forward)
         return min(found) + (2 * moved + self.moved(program, True) if trains else moved)
 
     def carried(self, program: Program, tile: ScanTile) -> dict[int, int]:
