@@ -11,10 +11,11 @@ from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.glass import ALL, Distinct
 from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.peak import Peaks, is_unread, tile_bytes
+from lightning_plugin.planner.peak import Peaks, tile_bytes
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal, carried
 from lightning_plugin.program.program import Program
+from lightning_plugin.program.recall import is_unread
 from lightning_plugin.program.scan import ScanTile, scan
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
@@ -87,17 +88,24 @@ class Coster(Peaks):
         program, grid = tiles.program, tiles.grid
         again = self.vectors(program) if grid.tiles > 1 else 0
         peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
-        return Cost(peak, *self.passed(tiles, True, distinct))
+        return Cost(peak, *self.passed(tiles, True, distinct, self.recall))
 
-    def passed(self, tiles: Diagonal, backward: bool, distinct: Distinct = ALL) -> tuple[float, float]:
-        """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back. Of tiles
-        that are identical only so many are computed as are ``distinct``; all are written, and given their gradients."""
-        find = self.found
+    def passed(
+        self, tiles: Diagonal, backward: bool, distinct: Distinct = ALL, recall: bool = False
+    ) -> tuple[float, float]:
+        """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back; with
+        ``recall``, without what is read back. Of tiles that are identical only so many are computed as are
+        ``distinct``; all are written, and given their gradients."""
+        find, reductions = self.found, 0.0
+        if recall and backward:
+            left = self.in_backward(tiles.program)
+            reductions = sum(self.pulled(t.node, 1.0, tiles.grid.tiles).maps for t in left.reductions)
+            tiles = Diagonal(left.program, tiles.grid)
         back = Spent()
         forward, work = find(tiles, False)
         if backward:
             unread, unmade = self.unread(tiles.program, tiles.grid.tiles)
-            seconds, work = distinct.computed * (forward.maps - unread), work - unmade
+            seconds, work = distinct.computed * (forward.maps - unread + reductions), work - unmade
             back, _ = find(tiles, True)
             seconds += self.moved(tiles.program, False) + self.moved(tiles.program, True)
         else:
@@ -157,7 +165,7 @@ class Coster(Peaks):
         computed once, whatever the grid. See [Note: unread] in `rules.unread`."""
         seconds = work = 0.0
         for node in program.steps if program.unread else ():
-            if node.serial in program.unread and is_unread(node, Box.whole(node.outputs[0].space.extent)):
+            if node.serial in program.unread and is_unread(node):
                 seconds += self.time(node, 1.0, tiles)
                 work += self.network.profiles[node.serial].work
         return seconds, work

@@ -75,6 +75,7 @@ def seconds(
         ways_back = 4 if coster.network.trains else 1  # see `Search.kept`
         return coster.kept_seconds([t.node for t in targets]) + ways_back * lower.back(coster.rates, read)
     program = Program.build(targets, lambda v: id(v) in made)
+    coster.recall = segment.recall
     ways = (False, True) if any(t.requires_grad for t in program.targets) else (False,)
     if segment.halo == "share":
         passes = [coster.scan(program, segment.forward, backward) for backward in ways]
@@ -84,7 +85,9 @@ def seconds(
     writes = lower.down(coster.rates, segment, targets)
     reads = lower.back(coster.rates, map(id, program.reads))
     back = passes[1].seconds if len(passes) > 1 else None
-    total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead)
+    back_again = coster.in_backward(program).maps if segment.recall else ()
+    recalled = lower.more(segment, targets).back(coster.rates, back_again)
+    total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead, recalled)
     if segment.drop:
         maps = frozenset(id(t.stored) for t in targets if t.stored is not None)
         needs = frozenset(map(id, program.reads))

@@ -40,10 +40,10 @@ class Tiled:
     def carried(self) -> int:
         return self.forward[1].carried if self.backward is not None else 0
 
-    def with_transfers(self, writes: float, reads: float, ahead: bool) -> float:
-        """The seconds of both passes, given those of what is written once and read once."""
+    def with_transfers(self, writes: float, reads: float, ahead: bool, recalled: float) -> float:
+        """The seconds of both passes, given those of what is written once and read once, and of what is read back."""
         back = None if self.backward is None else self.backward[1].seconds
-        return with_transfers(self.forward[1].seconds, back, writes, reads, ahead)
+        return with_transfers(self.forward[1].seconds, back, writes, reads, ahead, recalled)
 
     def once(self, reads: float, ahead: bool) -> float:
         """The seconds of making what it stores once more."""
@@ -84,14 +84,17 @@ class Room:
     ends: int
 
 
-def with_transfers(forward: float, backward: float | None, writes: float, reads: float, ahead: bool) -> float:
-    """The seconds of a segment's passes with its transfers, given those of what is written once and read once.
+def with_transfers(
+    forward: float, backward: float | None, writes: float, reads: float, ahead: bool, recalled: float = 0.0
+) -> float:
+    """The seconds of a segment's passes with its transfers, given those of what is written once and read once, and of
+    what backward reads back.
 
     Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that.
     """
     passes = [(forward, writes + reads)]
     if backward is not None:
-        passes.append((backward, writes + 3 * reads))
+        passes.append((backward, writes + recalled + 3 * reads))
     return sum(pass_seconds(work, way, ahead) for work, way in passes)
 
 
@@ -115,7 +118,9 @@ class Ways:
         recompute = self.recomputed(where, room, trains) if "recompute" in halos else None
         if recompute is not None:
             yield recompute
-        if "share" not in halos or where.ahead or where.pieces > 1:  # the tiles of a scan are not known ahead
+        if (
+            "share" not in halos or where.ahead or where.pieces > 1 or where.recall
+        ):  # a scan's tiles are not known ahead
             return
         if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
             return
