@@ -15,7 +15,7 @@ from lightning_plugin.planner.peak import Peaks, tile_bytes
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal, carried
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.recall import is_unread
+from lightning_plugin.program.recall import InBackward, is_unread
 from lightning_plugin.program.scan import ScanTile, scan
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
@@ -67,6 +67,11 @@ TILE, STEP = (20, 60), (7, 15)
 ATTENDED, PULLED = 16, 40
 
 
+#: How often the bytes of what is recalled are read or written: for its reductions' gradient, and for the sum of that
+#: and the cotangent.
+RECALLED = 9
+
+
 class Coster(Peaks):
     """Costs of the segments of one network."""
 
@@ -88,24 +93,17 @@ class Coster(Peaks):
         program, grid = tiles.program, tiles.grid
         again = self.vectors(program) if grid.tiles > 1 else 0
         peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
-        return Cost(peak, *self.passed(tiles, True, distinct, self.recall))
+        return Cost(peak, *self.passed(tiles, True, distinct))
 
-    def passed(
-        self, tiles: Diagonal, backward: bool, distinct: Distinct = ALL, recall: bool = False
-    ) -> tuple[float, float]:
-        """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back; with
-        ``recall``, without what is read back. Of tiles that are identical only so many are computed as are
-        ``distinct``; all are written, and given their gradients."""
-        find, reductions = self.found, 0.0
-        if recall and backward:
-            left = self.in_backward(tiles.program)
-            reductions = sum(self.pulled(t.node, 1.0, tiles.grid.tiles).maps for t in left.reductions)
-            tiles = Diagonal(left.program, tiles.grid)
+    def passed(self, tiles: Diagonal, backward: bool, distinct: Distinct = ALL) -> tuple[float, float]:
+        """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back. Of tiles
+        that are identical only so many are computed as are ``distinct``; all are written, and given their gradients."""
+        find = self.found
         back = Spent()
         forward, work = find(tiles, False)
         if backward:
             unread, unmade = self.unread(tiles.program, tiles.grid.tiles)
-            seconds, work = distinct.computed * (forward.maps - unread + reductions), work - unmade
+            seconds, work = distinct.computed * (forward.maps - unread), work - unmade
             back, _ = find(tiles, True)
             seconds += self.moved(tiles.program, False) + self.moved(tiles.program, True)
         else:
@@ -117,6 +115,14 @@ class Coster(Peaks):
             calls = tile + distinct.computed * len(tiles.program.steps) * step
             seconds += tiles.grid.tiles * calls * self.rates.call
         return seconds, work
+
+    def recalled(self, tiles: Diagonal) -> tuple[float, float]:
+        """(seconds, operations) of a backward pass that reads back what it can; see [Note: recall] in `program.recall`.
+        Of a tile that is read back, its reductions make as large a gradient, to which the map's cotangent is added."""
+        left = InBackward.of(tiles.program)
+        size = sum(v.bytes for v in left.maps.values())
+        seconds, work = self.passed(Diagonal(left.program, tiles.grid), True)
+        return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
 
     def least(self, program: Program, grid: Grid, backward: bool, tissue: float) -> float:
         """Seconds below which a pass is not where so much of the images is tissue, without looking at tiles: what all

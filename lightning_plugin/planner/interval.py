@@ -41,8 +41,8 @@ MEMOIZED = (
 class Where:
     """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, whether what
     it stores goes there, and whether such tiles travel beside the work on others; in how many ``pieces`` they read
-    keys, and whether backward reads back what is stored (``recall``). A ``blind`` one has no part of its maps known to
-    be constant; ``level`` is how many segments lie between it and the image, where some has."""
+    keys. A ``blind`` one has no part of its maps known to be constant; ``level`` is how many segments lie between it
+    and the image, where some has."""
 
     begin: int
     end: int
@@ -52,14 +52,12 @@ class Where:
     pieces: int = 1
     blind: bool = False
     level: int = 0
-    recall: bool = False
 
 
 def how_of(way: str, where: Where) -> str:
     """The name under which lessons are kept."""
     pieces = f"{where.pieces} pieces " if where.pieces > 1 else ""
     pieces += "blind " if where.blind else ""
-    pieces += "recall " if where.recall else ""
     return f"{pieces}ahead {way}" if where.ahead else pieces + way
 
 
@@ -184,7 +182,7 @@ class Intervals:
     def surround(self, where: Where) -> None:
         coster = self.coster
         coster.spilled, coster.leaving, coster.ahead = where.reads, where.leaving, where.ahead
-        coster.pieces, coster.strips, coster.recall = where.pieces, {}, where.recall
+        coster.pieces, coster.strips = where.pieces, {}
         if where.pieces > 1:
             coster.strips = self.strips(where.begin, where.end)
 
@@ -215,14 +213,12 @@ class Intervals:
         peak = self.coster.backward_peak if backward else self.coster.forward_peak
         return peak(tiles.program, tiles.middle)
 
-    def choice(
-        self, begin: int, end: int, backward: bool, recall: bool, only: int | None, blind: bool, level: int
-    ) -> Choice:
+    def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool, level: int) -> Choice:
         """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
         where = Where(begin, end, blind=blind, level=level)
 
         def seconds(grid: Grid) -> float:
-            return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid), recall)[0]
+            return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))[0]
 
         def least(grid: Grid) -> float:
             if blind or not self.network.glass:
@@ -236,8 +232,7 @@ class Intervals:
         how = how_of("backward" if backward else "forward", where)
         lesson = self.lessons.get((where.begin, where.end, how), 1.0)
         here = self.costed(where)
-        recall = backward and here.recall
-        choice = self.choice(here.begin, here.end, backward, recall, self.only, here.blind, here.level)
+        choice = self.choice(here.begin, here.end, backward, self.only, here.blind, here.level)
         small = first_that(choice.grids, lambda g: lesson * self.middle(here, g, backward) <= room)
         for grid in choice.from_(small):
             cost = taught(self.cost(here, grid, backward), lesson)

@@ -19,7 +19,6 @@ from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.profile import Profile
 from lightning_plugin.program.pieces import Strip
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.recall import InBackward
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.reductions import wide
 from lightning_plugin.rules.uncut import Uncut
@@ -150,16 +149,6 @@ class Peaks:
         #: In how many pieces a segment reads keys, and which maps these are.
         self.pieces = 1
         self.strips: Mapping[int, Strip] = {}
-        #: Whether backward reads back what the segment stores; see [Note: recall] in `program.recall`.
-        self.recall = False
-        self._in_backward: dict[int, InBackward] = {}
-
-    def in_backward(self, program: Program) -> InBackward:
-        """What a program leaves to its backward, where this recalls."""
-        found = self._in_backward.get(id(program))
-        if found is None:
-            found = self._in_backward[id(program)] = InBackward.of(program)
-        return found
 
     @cached_property
     def facts(self) -> dict[int, Facts]:
@@ -211,14 +200,8 @@ class Peaks:
         stored = {id(t.stored) for t in program.targets if t.stored is not None} if self.leaving else set()
         written = sum(held.bytes[key] for key in stored & held.need.keys())
         if backward:
-            back = self.recalled(program, held) if self.leaving else 0
-            return 4 * reads + 2 * (written + back) if self.ahead else reads + written
+            return 4 * reads + 2 * written if self.ahead else reads + written
         return 2 * reads + written if self.ahead else max(reads, written)
-
-    def recalled(self, program: Program, held: Held) -> int:
-        """The bytes of a tile of what backward reads back."""
-        maps = self.in_backward(program).maps if self.recall else ()
-        return sum(held.bytes[key] for key in maps if key in held.need)
 
     def prefetched(self, program: Program, held: Held) -> int:
         """The pixels of the next tile, where a source reads them ahead into the device's own memory. What has no
@@ -282,12 +265,7 @@ class Peaks:
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
-        cotangents = self.recalled(program, held)
-        if self.recall:
-            program = self.in_backward(program).program
         saved = self.recomputed(program, held, books)
-        books.add(cotangents)  # with what reductions add to them, which is made first
-        books.passing(cotangents)
         stored = [id(t.stored) for t in program.targets if t.stored is not None and id(t.stored) in need]
         books.add(ends)
         self.pulled_back(saved, held, books, frozenset(stored))

@@ -29,8 +29,7 @@ from lightning_plugin.planner.parameters import Copies, Placed
 from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.recalled import recalled
-from lightning_plugin.planner.site import Placement, Site, may_drop
+from lightning_plugin.planner.site import Placement, Site
 from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
 
 #: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
@@ -116,14 +115,9 @@ class Search:
         site = None if placement is None else self.site(before, begin, end, placement, ahead, pieces)
         if site is None:
             return
-        back = recalled(self.intervals, self.lower, before.lower, site) if self.policy.recall else None
-        ways = () if back is None else self.ways.of(back.where, back.room, back.trains)
-        recalling = [self.extended(before, back or site, way, drop=0) for way in ways]
-        yield from recalling
         for way in self.ways.of(site.where, site.room, site.trains):
-            if not recalling or way.halo == "share":
-                yield self.extended(before, site, way, drop=0)
-            if may_drop(site, way, self.network):
+            yield self.extended(before, site, way, drop=0)
+            if self.may_drop(site, way):
                 for depth in range(1, self.depth + 1):
                     yield self.extended(before, site, way, depth)
 
@@ -174,6 +168,16 @@ class Search:
         keys = way_back(self.rates, before.lower, self.lower.sizes(v for v in brought if id(v) in cut))
         return Site(where, placement, read, room, trains, again, writes, reads, keys)
 
+    def may_drop(self, site: Site, way: Tiled) -> bool:
+        stored = site.placement.stored
+        return (
+            self.network.trains
+            and bool(stored)
+            and not site.where.leaving
+            and way.halo == "recompute"
+            and not any(id(v) in self.network.gathered for v in stored)
+        )
+
     def extended(self, before: Partial, site: Site, way: Tiled, drop: int) -> Partial:
         """A partial plan with one more tiled segment, which drops what it stores so deep."""
         where, placement = site.where, site.placement
@@ -188,8 +192,7 @@ class Search:
         reads = site.reads + (way.forward[0].tiles - 1) * site.keys
         back = None if way.backward is None else way.backward[1].seconds
         waiting = self.copies.waiting(where.begin, where.end, way.forward[1].seconds, back)
-        moving = way.with_transfers(site.writes, reads, where.ahead, site.recalled)
-        seconds = moving + waiting + sum(d.seconds for d in again)
+        seconds = way.with_transfers(site.writes, reads, where.ahead) + waiting + sum(d.seconds for d in again)
         flight = self.copies.flight(where.begin, where.end)
         base = before.held + self.fixed + flight
         peak = max(way.peak, site.room.ends + site.again)
@@ -232,7 +235,6 @@ class Search:
             drop=drop,
             pieces=where.pieces,
             alike=self.alike(where, way),
-            recall=where.recall,
             path=self.intervals.path(where.begin, where.end),
             forecast=SegmentForecast(
                 stored_bytes=placement.size + way.carried,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from lightning_plugin.graph import Value
 from lightning_plugin.planner.interval import Where
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.ways import Room, Tiled
+from lightning_plugin.planner.ways import Room
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Placement:
 class Site:
     """A tiled segment's surroundings: the maps it reads, the room there is, the bytes of tiles that make again what it
     reads, and the seconds that its maps take to where they are put and from where they lie; those of ``keys``, of which
-    each tile of queries reads all, and of what is ``recalled``."""
+    each tile of queries reads all."""
 
     where: Where
     placement: Placement
@@ -38,16 +37,3 @@ class Site:
     writes: float
     reads: float
     keys: float
-    recalled: float = 0.0
-
-
-def may_drop(site: Site, way: Tiled, network: Network) -> bool:
-    """Whether a segment may drop what it stores."""
-    stored = site.placement.stored
-    return (
-        network.trains
-        and bool(stored)
-        and not site.where.leaving
-        and way.halo == "recompute"
-        and not any(id(v) in network.gathered for v in stored)
-    )

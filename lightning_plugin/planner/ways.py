@@ -40,10 +40,10 @@ class Tiled:
     def carried(self) -> int:
         return self.forward[1].carried if self.backward is not None else 0
 
-    def with_transfers(self, writes: float, reads: float, ahead: bool, recalled: float) -> float:
-        """The seconds of both passes, given those of what is written once and read once, and of what is read back."""
+    def with_transfers(self, writes: float, reads: float, ahead: bool) -> float:
+        """The seconds of both passes, given those of what is written once and read once."""
         back = None if self.backward is None else self.backward[1].seconds
-        return with_transfers(self.forward[1].seconds, back, writes, reads, ahead, recalled)
+        return with_transfers(self.forward[1].seconds, back, writes, reads, ahead)
 
     def once(self, reads: float, ahead: bool) -> float:
         """The seconds of making what it stores once more."""
@@ -118,9 +118,7 @@ class Ways:
         recompute = self.recomputed(where, room, trains) if "recompute" in halos else None
         if recompute is not None:
             yield recompute
-        if (
-            "share" not in halos or where.ahead or where.pieces > 1 or where.recall
-        ):  # a scan's tiles are not known ahead
+        if "share" not in halos or where.ahead or where.pieces > 1:  # the tiles of a scan are not known ahead
             return
         if recompute is not None and recompute.work < (2 if trains else 1) * plain * (1 + WORTH_SHARING):
             return

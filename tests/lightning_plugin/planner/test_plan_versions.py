@@ -200,7 +200,7 @@ def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
 @pytest.mark.parametrize(
     ("version", "change", "says"),
     [
-        (6, lambda d: d.update(version=8), "version 8, and this lightning_plugin reads versions up to 6: update"),
+        (7, lambda d: d.update(version=8), "version 8, and this lightning_plugin reads versions up to 7: update"),
         (4, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4 and 5"),
         (4, lambda d: d.update(version="2"), 'its version is "2"'),
         (4, lambda d: d.update(version=True), "its version is true"),
