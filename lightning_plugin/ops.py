@@ -80,6 +80,11 @@ class TileOp(Op):
         """`apply` on a box, or on any other that has the same sizes and marks."""
         return partial(self.apply, box)
 
+    def unread(self, box: Box) -> Kernel | None:
+        """What has the gradients of `apply` on such a box and makes no result, for backward where nobody reads it; None
+        where the operator has nothing of the kind. See [Note: unread] in `rules.unread`."""
+        return None
+
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         """All of the output from whole maps as plain PyTorch computes it, or None where `apply` does as well."""
         return None

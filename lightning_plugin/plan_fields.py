@@ -32,7 +32,9 @@ class SegmentPlan:
     and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
     run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys and
     values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, backward evaluates identical tiles
-    once for all of them, and has room for that (see [Note: identical tiles] in `execute.alike`).
+    once for all of them, and has room for that (see [Note: identical tiles] in `execute.alike`). With ``recall``,
+    backward reads back what the segment has stored, where only reductions look at it (see [Note: recall] in
+    `program.recall`).
 
     All these decide. ``path`` names its modules for people and ``forecast`` predicts: neither makes it another one.
     """
@@ -48,6 +50,7 @@ class SegmentPlan:
     drop: int = 0
     pieces: int = 1
     alike: bool = False
+    recall: bool = False
     path: str = field(default="", compare=False)
     forecast: SegmentForecast = field(default=SegmentForecast(), compare=False)
 
@@ -69,6 +72,10 @@ class SegmentPlan:
             )
         if self.alike and (self.keep or self.halo == "share"):
             raise PlanError("tiles are evaluated for each other only in a tiled segment that recomputes its halos")
+        if self.recall and (self.keep or self.halo == "share" or self.half or self.drop):
+            raise PlanError(
+                "only a tiled segment that recomputes its halos, and stores its maps as they are, can read them back"
+            )
         if self.halo not in HALOS:
             raise PlanError(f"halos are {' or '.join(HALOS)}, not {self.halo!r}")
         if self.halo == "share" and self.forward != self.backward:

@@ -7,6 +7,7 @@
   and what is approximate in it (``approximation``).
 - In version 5 a plan may say how its ``chains`` run: once for all links of one.
 - In version 6 a segment may say that identical tiles are evaluated once in backward (``alike``).
+- In version 7 a segment may say that backward reads back what it has stored (``recall``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lightning_plugin.plan_fields import BarePlan, ChainPlan, SegmentPlan
 from lightning_plugin.plan_forecast import ChainForecast, Forecast, SegmentForecast
 
 #: The version that is written.
-VERSION = 6
+VERSION = 7
 
 P = TypeVar("P", bound=BarePlan)
 
@@ -78,7 +79,15 @@ def with_forecast(data: Any, kind: type, whose: str) -> Any:
 
 
 #: How a plan of each version gets the form of the latest.
-FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: apart, 2: dict, 3: dict, 4: dict, 5: dict, 6: dict}
+FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: apart,
+    2: dict,
+    3: dict,
+    4: dict,
+    5: dict,
+    6: dict,
+    7: dict,
+}
 
 
 def built(kind: type[Any], data: Any, what: str) -> Any:

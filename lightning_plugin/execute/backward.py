@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.execute.complete import complete
 from lightning_plugin.execute.gradients import Gradients
+from lightning_plugin.execute.recalled import Pulled, Recalled, likeness
 from lightning_plugin.execute.rehearsal import Likeness, Pass
 from lightning_plugin.execute.segment import SegmentRun, outline, read_from
 from lightning_plugin.execute.sharing import Share, Sharing, Tile
@@ -28,7 +30,6 @@ from lightning_plugin.program.scan import run_tile, scan
 from lightning_plugin.program.tape import Emit, Read
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
-from lightning_plugin.team import Team
 
 
 class Backward:
@@ -60,7 +61,7 @@ class Backward:
             self.segment.ledger,
         )
         if self.segment.team is not None:
-            self.complete(self.segment.team)
+            complete(self.segment.team, self.segment, ctx.cotangents)
         self.cotangents(grads)
 
     def cotangents(self, grads: Sequence[Tensor | None]) -> None:
@@ -68,7 +69,7 @@ class Backward:
         program = self.segment.program
         self.alive: list[Target] = []
         self.reduced: dict[int, tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]] = {}
-        self.maps: dict[int, Cotangent] = {}
+        self.maps: dict[int, Cotangent | Recalled] = {}
         place = 0
         kept = {id(v): c for v, c in zip(self.segment.stored, self.ctx.cotangents, strict=True)}
         for t in program.targets:
@@ -85,6 +86,17 @@ class Backward:
             if cotangent.begun:
                 self.alive.append(t)
                 self.maps[t.node.serial] = cotangent
+        for serial, reductions in self.segment.recalls.items():
+            self.recall(serial, [t for t in reductions if t in self.alive])
+
+    def recall(self, serial: int, reductions: Sequence[Target]) -> None:
+        """Pull reductions of a map back with the map's own cotangent; see [Note: recall] in `program.recall`."""
+        if not reductions:
+            return
+        pulled = [Pulled(t, t.operands(self.vectors), *self.reduced.pop(t.node.serial)) for t in reductions]
+        self.maps[serial] = Recalled(self.ctx.recalled[serial](), pulled)
+        alive = {t.node.serial for t in self.alive if t not in reductions} | {serial}
+        self.alive = [t for t in self.segment.program.targets if t.node.serial in alive]
 
     def run(self) -> tuple[Tensor | None, ...]:
         segment = self.segment
@@ -121,6 +133,8 @@ class Backward:
             for handle in self.handles.values():
                 handle.rest()
                 handle.cotangent.rest()
+            for cotangent in self.maps.values():
+                cotangent.rest()
 
     def likeness(self) -> Likeness | None:
         """What passes like this one have in common; see [Note: known] in `rehearsal`."""
@@ -137,8 +151,11 @@ class Backward:
         leaves = tuple(t.requires_grad for t in self.leaves)
         same = segment.plan.forward == segment.backward_grid
         adders = tuple((i, adder.kept) for i, adder in self.gradients.adders.items())
+        recalled = tuple(map(likeness, (self.maps.get(t.node.serial) for t in self.alive)))
         where = [read_from(v, self.handles.get(id(v))) for v in self.program.reads]
-        return segment.likeness(self.tapes, self.leaves, where, "backward", *reads, given, leaves, same, adders)
+        return segment.likeness(
+            self.tapes, self.leaves, where, "backward", *reads, given, leaves, same, adders, recalled
+        )
 
     def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
         """What a pass like this one has to make."""
@@ -217,7 +234,7 @@ class Backward:
         """Where a boundary that is read lies."""
         return self.handles.get(id(v))
 
-    def given(self, program: Program) -> dict[int, Cotangent]:
+    def given(self, program: Program) -> dict[int, Cotangent | Recalled]:
         """The cotangents of stored targets by their place."""
         return {i: self.maps[t.node.serial] for i, t in enumerate(program.targets) if t.node.serial in self.maps}
 
@@ -380,18 +397,3 @@ class Backward:
         self.gradients.give(v, box, gradient, ahead)
         for member in work.members[1:] if not work.once else ():
             self.gradients.give(v, self.tapes.boxes(member)[id(v)], gradient, ahead)
-
-    def complete(self, team: Team) -> None:
-        """The cotangents of this segment's boundaries, of which each rank has collected its tiles' share; see
-        [Note: team] in `team`."""
-        program = self.segment.program
-        places = [i for i, t in enumerate(program.targets) if t.stored is not None]
-        there = team.any([c.begun for c in self.ctx.cotangents])
-        for i, cotangent, needed in zip(places, self.ctx.cotangents, there, strict=True):
-            if needed:
-                boxes = (owned[i] for owned in program.owned(self.segment.backward_grid))
-                for box in boxes:
-                    if not box.empty:
-                        part = cotangent.room().read(box).clone(memory_format=torch.contiguous_format)
-                        team.sum(part)
-                        cotangent.room().write(box, part)

@@ -110,7 +110,8 @@ def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:
 
 def connect(run: SegmentRun, frame: Frame, made: Evaluated) -> None:
     """Put a part's backward behind its results."""
-    lease = Lease(tuple(frame.stored[v] for v in run.boundaries))
+    recalled = (t.stored for t in run.program.targets if t.stored is not None and t.node.serial in run.recalls)
+    lease = Lease(tuple(frame.stored[v] for v in (*run.boundaries, *recalled)))
     marker = torch.empty(0)
     streams = frame.streams
 
@@ -142,6 +143,9 @@ class SegmentFunction(torch.autograd.Function):
         ctx.carried = made.carried
         ctx.handles = [weakref.ref(handle) for handle in boundaries.values()]
         ctx.cotangents = [handle.cotangent for handle in stored.values()]
+        ctx.recalled = {
+            v.node.serial: weakref.ref(stored[v]) for v in stored if v.node and v.node.serial in run.recalls
+        }
         results = [made.results[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]

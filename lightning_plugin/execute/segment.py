@@ -25,6 +25,7 @@ from lightning_plugin.execute.alike import Owned, groups, is_source, may_be_alik
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.pieces import in_pieces
+from lightning_plugin.execute.recalled import Recalled
 from lightning_plugin.execute.rehearsal import Likeness, Rehearsal
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
@@ -32,7 +33,8 @@ from lightning_plugin.ops import Pieces, Source
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.pieces import strips
-from lightning_plugin.program.program import Program
+from lightning_plugin.program.program import Program, Target
+from lightning_plugin.program.recall import recallable
 from lightning_plugin.program.tape import See
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
@@ -83,6 +85,8 @@ class SegmentRun:
         self.images = [v for v, image in self.sources.items() if v.requires_grad and image.tensor is not None]
         self.boundaries = [v for v in program.reads if v in frame.stored and frame.ordinary(v) is None]
         self.outputs = [v for t in program.targets if t.stored is None for v in t.node.outputs]
+        #: The reductions of the maps that backward reads back, by the serial of the node that makes each.
+        self.recalls: Mapping[int, Sequence[Target]] = recallable(program) if self.plan.recall else {}
         #: The boundaries that tiles read piece by piece.
         self.strips = strips(program, self.boundaries) if self.plan.pieces > 1 else {}
         self.trains = any(v.requires_grad for v in (*self.outputs, *self.stored))
@@ -207,7 +211,9 @@ class SegmentRun:
             yield now
             now = after
 
-    def fetch(self, handles: Mapping[int, Boundary], cotangents: Mapping[int, Cotangent] | None = None) -> Fetch | None:
+    def fetch(
+        self, handles: Mapping[int, Boundary], cotangents: Mapping[int, Cotangent | Recalled] | None = None
+    ) -> Fetch | None:
         """What begins to read a tile's part of boundaries, and of the cotangents of targets by their place; None where
         the segment does not transfer ahead."""
         if not self.plan.ahead:
@@ -227,7 +233,7 @@ class SegmentRun:
         self,
         outlined: Callable[[], Sequence[tuple[Mapping[int, Box], Owned]]],
         reads: Mapping[int, Boundary],
-        targets: Mapping[int, Boundary | Cotangent],
+        targets: Mapping[int, Boundary | Cotangent | Recalled],
     ) -> None:
         """Let maps know of the largest tiles of a pass, given the boxes that tiles read and what they own; on the
         device none is moved, and nobody asks."""

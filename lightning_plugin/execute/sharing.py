@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.execute.alike import Owned
+from lightning_plugin.execute.recalled import Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.program.findings import Tapes
 from lightning_plugin.program.program import Program
@@ -58,7 +59,7 @@ class Sharing:
 
     run: SegmentRun
     tapes: Tapes
-    maps: Mapping[int, Cotangent]
+    maps: Mapping[int, Cotangent | Recalled]
     handles: Mapping[int, Boundary]
     apart: bool
 
@@ -107,7 +108,7 @@ class Sharing:
             if cotangent is not None and not members[0][i].empty:
                 total = cotangent.read(members[0][i]).clone()
                 for member in members[1:]:
-                    total += cotangent.read(member[i])
+                    cotangent.add_to(total, member[i])
                 sums[t.node.serial] = total
         return sums
 

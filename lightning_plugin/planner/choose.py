@@ -18,13 +18,14 @@ from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Forecasts, Plan
 from lightning_plugin.plan_parts import parts
-from lightning_plugin.planner.account import account
+from lightning_plugin.planner.account import Account, account
 from lightning_plugin.planner.chains import Chains, Way, seconds, with_peaks
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.parameters import Copies, Placed, placements
 from lightning_plugin.planner.policies import POLICIES, Policy
 from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.recalls import recalls
 from lightning_plugin.planner.recipe import Recipe, with_account
 from lightning_plugin.planner.rehearse import noted
 from lightning_plugin.planner.search import Search
@@ -89,7 +90,17 @@ class Chooser:
         best = self.shares(limit) or self.frugal
         if best.peak_bytes > limit:
             raise self.refusal(budget)
-        return self.promised(best, budget)
+        return self.promised(self.recalling(best, limit), budget)
+
+    def recalling(self, plan: Plan, limit: int) -> Plan:
+        """A plan that reads back what it can, everywhere or below the device only, if one of these keeps the limit; see
+        [Note: recall] in `program.recall`."""
+        for more in recalls(plan, self.network, self.rates) if self.policy.recall else ():
+            notes = self.notes[decisions(more)] = noted(more, self.network)
+            found = account(notes)
+            if found.peak <= limit:
+                return rehearsed(more, found)
+        return plan
 
     def promised(self, plan: Plan, budget: int) -> Plan:
         """A rehearsed plan, with what a budget leaves to the device's libraries."""
@@ -237,13 +248,7 @@ class Chooser:
                 self.notes[decisions(plan)] = noted(plan, self.network)
             found = account(self.notes[decisions(plan)])
             self.search.learn(dataclasses.replace(plan, chains=()), found.forward, found.backward)
-            segments = tuple(
-                dataclasses.replace(s, forecast=with_account(s.forecast, i, found)) for i, s in enumerate(plan.segments)
-            )
-            forecast = dataclasses.replace(plan.forecast, peak_bytes=found.peak, held_bytes=found.held)
-            self.rehearsed[said] = dataclasses.replace(
-                plan, segments=segments, budget=None, forecast=forecast, chains=with_peaks(plan.chains, found)
-            )
+            self.rehearsed[said] = rehearsed(plan, found)
         return self.rehearsed[said]
 
     def recipe(self, plan: Plan) -> Recipe:
@@ -297,6 +302,16 @@ class Chooser:
             smallest,
             operator,
         )
+
+
+def rehearsed(plan: Plan, found: Account) -> Plan:
+    """A plan with what its rehearsal has found."""
+    segments = tuple(
+        dataclasses.replace(s, forecast=with_account(s.forecast, i, found)) for i, s in enumerate(plan.segments)
+    )
+    forecast = dataclasses.replace(plan.forecast, peak_bytes=found.peak, held_bytes=found.held)
+    chains = with_peaks(plan.chains, found)
+    return dataclasses.replace(plan, segments=segments, budget=None, forecast=forecast, chains=chains)
 
 
 def decisions(plan: Plan) -> Hashable:

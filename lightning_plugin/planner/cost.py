@@ -15,6 +15,7 @@ from lightning_plugin.planner.peak import Peaks, tile_bytes
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal, carried
 from lightning_plugin.program.program import Program
+from lightning_plugin.program.recall import InBackward, is_unread
 from lightning_plugin.program.scan import ScanTile, scan
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
@@ -66,6 +67,11 @@ TILE, STEP = (20, 60), (7, 15)
 ATTENDED, PULLED = 16, 40
 
 
+#: How often the bytes of what is recalled are read or written: for its reductions' gradient, and for the sum of that
+#: and the cotangent.
+RECALLED = 9
+
+
 class Coster(Peaks):
     """Costs of the segments of one network."""
 
@@ -95,10 +101,13 @@ class Coster(Peaks):
         find = self.found
         back = Spent()
         forward, work = find(tiles, False)
-        seconds = distinct.computed * forward.maps + (0.0 if backward else self.moved(tiles.program, False))
         if backward:
+            unread, unmade = self.unread(tiles.program, tiles.grid.tiles)
+            seconds, work = distinct.computed * (forward.maps - unread), work - unmade
             back, _ = find(tiles, True)
             seconds += self.moved(tiles.program, False) + self.moved(tiles.program, True)
+        else:
+            seconds = distinct.computed * forward.maps + self.moved(tiles.program, False)
         apart = any(v.requires_grad for v in tiles.program.reads)
         seconds += (distinct.pulled if apart else distinct.computed) * back.maps + distinct.computed * back.vectors
         if distinct is not ALL:  # what tiles of glass still cost decides how many of them there should be
@@ -106,6 +115,14 @@ class Coster(Peaks):
             calls = tile + distinct.computed * len(tiles.program.steps) * step
             seconds += tiles.grid.tiles * calls * self.rates.call
         return seconds, work
+
+    def recalled(self, tiles: Diagonal) -> tuple[float, float]:
+        """(seconds, operations) of a backward pass that reads back what it can; see [Note: recall] in `program.recall`.
+        Of a tile that is read back, its reductions make as large a gradient, to which the map's cotangent is added."""
+        left = InBackward.of(tiles.program)
+        size = sum(v.bytes for v in left.maps.values())
+        seconds, work = self.passed(Diagonal(left.program, tiles.grid), True)
+        return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
 
     def least(self, program: Program, grid: Grid, backward: bool, tissue: float) -> float:
         """Seconds below which a pass is not where so much of the images is tissue, without looking at tiles: what all
@@ -149,6 +166,16 @@ class Coster(Peaks):
         """The same where tiles overlap."""
         return self.work(tiles.program, tiles.shares, tiles.grid.tiles, backward)
 
+    def unread(self, program: Program, tiles: int) -> tuple[float, float]:
+        """(seconds, operations) of the results that backward does not make, since nobody reads them: what is stored is
+        computed once, whatever the grid. See [Note: unread] in `rules.unread`."""
+        seconds = work = 0.0
+        for node in program.steps if program.unread else ():
+            if node.serial in program.unread and is_unread(node):
+                seconds += self.time(node, 1.0, tiles)
+                work += self.network.profiles[node.serial].work
+        return seconds, work
+
     def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
         """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
         tiles = self.scanned(program, grid)
@@ -161,10 +188,11 @@ class Coster(Peaks):
             peak = self.forward_peak(program, middle) + 2 * max(carried)
             return Cost(peak, seconds, work, carried=sum(carried))
         back, _ = self.work(program, shares, len(tiles), True)
-        more = self.moved(program, True) + back.all
+        unread, unmade = self.unread(program, len(tiles))
+        more = self.moved(program, True) + back.all - unread
         peak = self.backward_peak(program, middle) + self.vectors(program) + 2 * max(carried)
         peak += self.twice(program, tiles[len(tiles) // 2])
-        return Cost(peak, seconds + more, work, carried=sum(carried))
+        return Cost(peak, seconds + more, work - unmade, carried=sum(carried))
 
     def scan_least(self, program: Program, grids: Sequence[Grid], trains: bool) -> float:
         """Seconds below which no scan on one of these grids is, forward and on the way back, without looking at tiles:
@@ -175,7 +203,7 @@ class Coster(Peaks):
         for grid in grids:
             forward = self.work(program, whole, grid.tiles, False)[0].all
             back = self.work(program, whole, grid.tiles, True)[0].all if trains else 0.0
-            found.append(2 * forward + back if trains else forward)
+            found.append(2 * forward + back - self.unread(program, grid.tiles)[0] if trains else forward)
         return min(found) + (2 * moved + self.moved(program, True) if trains else moved)
 
     def carried(self, program: Program, tile: ScanTile) -> dict[int, int]:

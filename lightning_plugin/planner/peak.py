@@ -80,7 +80,8 @@ def is_padded(node: Node, box: Box) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a search asks of a node again and again; maps are by identity. ``pads``: it may pad by hand."""
+    """What a search asks of a node again and again; maps are by identity. ``pads``: it may pad by hand; ``unread``: it
+    may be pulled back without its result."""
 
     node: Node
     profile: Profile
@@ -91,6 +92,7 @@ class Facts:
     wants: tuple[int, ...]
     grad: bool
     pads: bool
+    unread: bool
 
     @staticmethod
     def of(node: Node, profile: Profile) -> Facts:
@@ -105,6 +107,7 @@ class Facts:
             tuple(id(v) for v in dict.fromkeys(node.maps) if v.requires_grad),
             any(v.requires_grad for v in node.outputs),
             isinstance(node.op, TileOp) and type(node.op).pads_by_hand is not TileOp.pads_by_hand,
+            isinstance(node.op, TileOp) and type(node.op).unread is not TileOp.unread,
         )
 
     @property
@@ -211,6 +214,13 @@ class Peaks:
         box = held.need.get(facts.out) if facts.pads else None
         return held.bytes[facts.maps[0]] if box is not None and is_padded(facts.node, box) else 0
 
+    def made(self, program: Program, facts: Facts, held: Held) -> int:
+        """What a result takes in backward: nothing where nobody reads it; see [Note: unread] in `rules.unread`."""
+        op = facts.node.op
+        if facts.unread and facts.node.serial in program.unread and op.unread(held.need[facts.out]):  # type: ignore[attr-defined]
+            return 0
+        return held.bytes[facts.out]
+
     def source(self, program: Program, facts: Facts, books: Books) -> int | None:
         """The input whose memory a node's result lies in; None where it has memory of its own, as rows of a scan have
         that were handed on without the input they were made from."""
@@ -275,7 +285,7 @@ class Peaks:
                 if source is not None:
                     books.alias(facts.out, source)
                 else:
-                    books.make(facts.out, held.bytes[facts.out])
+                    books.make(facts.out, self.made(program, facts, held))
                 if facts.out in stored:
                     books.hold(facts.out)
             keys: list[int] = []

@@ -21,7 +21,8 @@ class Policy:
     ``cuts``: everywhere, only where a statistic forces one, or where a transfer is paid for (`planner.offload`).
     ``shape``: tiles, rows of tiles or whole maps. ``keep``: parts run whole with what backward needs left in memory.
     ``spill``: whether maps go to lower tiers, or all that can. ``drop``: how deep stored maps may be dropped
-    (`execute.again`). ``same``: forward and backward on one grid. ``uniform``: all segments on one grid.
+    (`execute.again`). ``recall``: whether backward may read them back (`program.recall`). ``same``: forward and
+    backward on one grid. ``uniform``: all segments on one grid.
     """
 
     cuts: Literal["all", "stages", "paid"] = "all"
@@ -30,6 +31,7 @@ class Policy:
     keep: bool = True
     spill: bool | Literal["all"] = True
     drop: int = 3
+    recall: bool = False
     same: bool = False
     uniform: bool = False
 
@@ -37,7 +39,7 @@ class Policy:
 ONE = ("recompute",)
 
 POLICIES: dict[str, Policy] = {
-    "auto": Policy(),
+    "auto": Policy(recall=True),
     # Everything from one statistic to the next fused, on one grid. Not what SFT does, which fuses and tiles only maps
     # that do not fit into memory whole, and stores the others.
     "fused-stages": Policy(cuts="stages", halos=ONE, keep=False, spill=False, drop=0, same=True, uniform=True),

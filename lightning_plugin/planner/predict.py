@@ -15,20 +15,26 @@ from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
 from lightning_plugin.planner.ways import pass_seconds, with_transfers
 from lightning_plugin.program.program import Program, Target, resolve
+from lightning_plugin.program.recall import InBackward
 
 
 def predict(plan: Plan, network: Network, rates: Rates) -> float:
     """Seconds of a step: a plan that a search has made says the same of itself."""
+    return sum(chain.forecast.seconds for chain in plan.chains) + sum(each(plan, network, rates))
+
+
+def each(plan: Plan, network: Network, rates: Rates) -> list[float]:
+    """The seconds of each segment of a step."""
     coster = Coster(network, rates)
     made: set[int] = set()
     lower = Gone()
     dropped: list[Dropped] = []
-    total = sum(chain.forecast.seconds for chain in plan.chains)
+    found = []
     for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
-        total += seconds(coster, segment, targets, made, lower, dropped)
+        found.append(seconds(coster, segment, targets, made, lower, dropped))
         lower = lower.more(segment, targets)
         made.update(id(v) for t in targets for v in t.node.outputs if v.is_map)
-    return total
+    return found
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,11 @@ def seconds(
     writes = lower.down(coster.rates, segment, targets)
     reads = lower.back(coster.rates, map(id, program.reads))
     back = passes[1].seconds if len(passes) > 1 else None
-    total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead)
+    if segment.recall and back is not None:
+        back = coster.recalled(Diagonal(program, segment.backward))[0]
+    again = InBackward.of(program).maps if segment.recall else ()
+    recalled = lower.more(segment, targets).back(coster.rates, again)
+    total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead, recalled)
     if segment.drop:
         maps = frozenset(id(t.stored) for t in targets if t.stored is not None)
         needs = frozenset(map(id, program.reads))

@@ -84,14 +84,17 @@ class Room:
     ends: int
 
 
-def with_transfers(forward: float, backward: float | None, writes: float, reads: float, ahead: bool) -> float:
-    """The seconds of a segment's passes with its transfers, given those of what is written once and read once.
+def with_transfers(
+    forward: float, backward: float | None, writes: float, reads: float, ahead: bool, recalled: float = 0.0
+) -> float:
+    """The seconds of a segment's passes with its transfers, given those of what is written once and read once, and of
+    what backward reads back.
 
     Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that.
     """
     passes = [(forward, writes + reads)]
     if backward is not None:
-        passes.append((backward, writes + 3 * reads))
+        passes.append((backward, writes + recalled + 3 * reads))
     return sum(pass_seconds(work, way, ahead) for work, way in passes)
 
 

@@ -5,6 +5,8 @@ so, a tape that has run often in a direction is traced (into PyTorch's own opera
 to `torch.compile`: once a kind and direction, kept with its findings. What a step does beside stays as it is: tiles are
 read, gradients given and maps written by the same code, and the first tile of each kind in a pass runs by its tape, so
 that a ledger sees its operators. It sees nothing within a compiled tile but what comes out.
+Operators whose results nobody reads are left out, and run after it on what comes out: see [Note: unread] in
+`rules.unread`.
 
 A tape is not compiled, and it is said why, where an operator minds where a tile lies (random numbers), where tiles hand
 rows on, where a result is looked for by its very bits (a compiled tile may round otherwise in forward than in
@@ -15,7 +17,7 @@ as without a compiler, and so do those that read keys in pieces.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.options import Compile
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.tape import Emit, Tape
+from lightning_plugin.program.tape import Emit, Step, Tape
 
 #: Tiles of a kind that run by their tape before it is compiled: compiling takes as long as some hundreds of small ones.
 OFTEN = 32
@@ -38,16 +40,22 @@ Function = Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class Compiled:
-    """A tape as one function: it gives what the tape emits, so many tensors for each target."""
+    """A tape as one function: it gives what the tape emits, so many tensors for each target; of the targets that are
+    ``unread``, what their operators read."""
 
     function: Function
     emits: tuple[tuple[int, int], ...]
+    unread: Mapping[int, Step]
 
-    def give(self, outputs: Sequence[Tensor], owned: Sequence[Any], emit: Emit) -> None:
+    def give(self, outputs: Sequence[Tensor], vectors: Sequence[Tensor], owned: Sequence[Any], emit: Emit) -> None:
         """Hand what a tile has made to whom the tape would."""
         rest = iter(outputs)
         for target, count in self.emits:
-            emit(target, owned[target], [next(rest) for _ in range(count)])
+            made = [next(rest) for _ in range(count)]
+            if target in self.unread:
+                with torch.enable_grad():
+                    made = [self.unread[target].without_result(made, vectors)]
+            emit(target, owned[target], made)
 
 
 @dataclass(eq=False)
@@ -89,6 +97,7 @@ class Compiler:
     ) -> Compiled:
         """A tape traced, and handed to PyTorch's compiler, which waits for the first call."""
         emits: list[tuple[int, int]] = []
+        tape, unread = tape.parted() if grad else (tape, {})
 
         def function(tiles: list[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
             outputs: list[Tensor] = []
@@ -105,7 +114,7 @@ class Compiler:
         with torch.set_grad_enabled(grad):
             traced = make_fx(function, tracing_mode="fake", pre_dispatch=True)(*blank)
         mode = MODES[self.how] if self.backend == "inductor" else None
-        return Compiled(torch.compile(traced, backend=self.backend, mode=mode, dynamic=False), tuple(emits))
+        return Compiled(torch.compile(traced, backend=self.backend, mode=mode, dynamic=False), tuple(emits), unread)
 
     def call(self, compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> Sequence[Tensor]:
         """What a compiled tape makes of a tile."""

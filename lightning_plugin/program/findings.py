@@ -277,7 +277,7 @@ class Tapes:
         if self.ledger is not None:
             for tensor in outputs:
                 self.ledger.see(tensor)
-        return partial(compiled.give, outputs)
+        return partial(compiled.give, outputs, vectors)
 
     def tape(self, owned: Sequence[Box], kind: tuple[int, ...]) -> Tape:
         """The tape of a kind, of which a tile is given, bound to this pass's program."""

@@ -99,6 +99,13 @@ class Program:
         return {id(v): i for i, v in enumerate((*self.reads, *made))}
 
     @cached_property
+    def unread(self) -> frozenset[int]:
+        """The nodes, by serial, whose results are stored and read by none of the program's: backward needs their
+        gradients alone, where they have any. See [Note: unread] in `rules.unread`."""
+        stored = [(t.node, t.stored) for t in self.targets if t.stored is not None]
+        return frozenset(n.serial for n, v in stored if v.requires_grad and id(v) not in self.last_use)
+
+    @cached_property
     def places(self) -> Mapping[int, int]:
         """The number of every vector."""
         return {id(v): i for i, v in enumerate(self.vectors)}

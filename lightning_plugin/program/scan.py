@@ -27,7 +27,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.ops import Kernel, ReduceOp, TileOp
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import See
 
@@ -238,12 +238,22 @@ def advance(
         alone = node.serial not in tile.carried and boxes.get(id(node.maps[0])) == box
         if node.serial in program.overwrite and alone:
             fresh = op.in_place(node.inplace, tiles, operands)  # type: ignore[attr-defined]
+        elif (unread := unread_kernel(program, node, tile) if grad else None) is not None:
+            fresh = unread(tiles, operands)
         else:
             fresh = op.apply(box, tiles, operands)
         del tiles
         if node.serial not in tile.carried:
             return fresh
         return join(out.space, (held[id(out)], tile.carried[node.serial]), (fresh, box))
+
+
+def unread_kernel(program: Program, node: Node, tile: ScanTile) -> Kernel | None:
+    """What backward runs where nobody reads a node's fresh rows; see [Note: unread] in `rules.unread`."""
+    if node.serial not in program.unread or node.serial in tile.kept or node.serial in tile.carried:
+        return None
+    assert isinstance(node.op, TileOp)
+    return node.op.unread(tile.fresh[node.serial])
 
 
 def join(layout: Layout, first: tuple[Tensor, Box], second: tuple[Tensor, Box]) -> Tensor:

@@ -42,7 +42,8 @@ class Step(NamedTuple):
     ``inputs`` are slots of maps, with the part that is read; ``vectors`` places of vectors; ``output`` the slot of the
     result, or -1 where nobody reads it. ``target`` is the place of the target that it makes, or -1, and ``share`` the
     part of the result that is the tile's own; ``drops`` are let go after it. ``rebound`` is the box for which the
-    kernel is bound in each recording, where it has to be.
+    kernel is bound in each recording, where it has to be. ``unread`` is what backward runs in the kernel's place, where
+    nobody reads the result: see [Note: unread] in `rules.unread`.
     """
 
     kernel: Kernel | None
@@ -55,6 +56,13 @@ class Step(NamedTuple):
     share: Part | None
     drops: tuple[int, ...]
     rebound: Box | None = None
+    unread: Kernel | None = None
+
+    def without_result(self, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+        """What stands for the tile's own part of a result that nobody reads, given what the operator reads."""
+        assert self.unread is not None
+        tile = self.unread(tiles, [vectors[p] for p in self.vectors])
+        return tile if self.share is None else self.share(tile)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,6 +78,13 @@ class Tape:
         if all(step.rebound is None for step in self.steps):
             return self
         return replace(self, steps=tuple(bound(step, program) for step in self.steps))
+
+    def parted(self) -> tuple[Tape, dict[int, Step]]:
+        """The tape without the operators whose results nobody reads, which emits what they read; and these, by their
+        targets."""
+        unread = {step.target: step for step in self.steps if step.unread is not None}
+        steps = (step if step.unread is None else step._replace(kernel=None) for step in self.steps)
+        return replace(self, steps=tuple(steps)), unread
 
     def run(
         self,
@@ -88,14 +103,16 @@ class Tape:
         read.clear()
         tile = None  # type: ignore[assignment]
         with torch.set_grad_enabled(grad):
-            for kernel, place, inputs, places, output, wanted, target, share, drops, _ in self.steps:
+            for kernel, place, inputs, places, output, wanted, target, share, drops, _, unread in self.steps:
                 tiles: list[Any] = [held[slot] if part is None else part(held[slot]) for slot, part in inputs]
                 if kernel is None:
                     emit(target, owned[target], tiles)
                     del tiles
                 else:
                     operands = [vectors[p] for p in places]
-                    if grad and not wanted:
+                    if grad and unread is not None and see is None:
+                        tile = unread(tiles, operands)
+                    elif grad and not wanted:
                         with torch.no_grad():
                             tile = kernel(tiles, operands)
                     else:
@@ -118,7 +135,10 @@ def bound(step: Step, program: Program) -> Step:
     """A step with its kernel bound to the operator of a recording."""
     if step.rebound is None:
         return step
-    return step._replace(kernel=program.steps[step.place].op.bound(step.rebound))  # type: ignore[attr-defined]
+    op = program.steps[step.place].op
+    assert isinstance(op, TileOp)
+    unread = None if step.unread is None else op.unread(step.rebound)
+    return step._replace(kernel=op.bound(step.rebound), unread=unread)
 
 
 def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box]) -> Tape:
@@ -159,6 +179,7 @@ def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box]) -> T
                 None if i < 0 else out.space.part(box, owned[i]),
                 drops,
                 box if varies(node.op) and not overwrites else None,
+                node.op.unread(box) if node.serial in program.unread and i >= 0 and not overwrites else None,
             )
         )
         drops = ()

@@ -64,6 +64,10 @@ class Cotangent:
     def read(self, box: Box) -> Tensor:
         return self.there.read(box).to(self.dtype)
 
+    def add_to(self, total: Tensor, box: Box) -> None:
+        """Add a tile to others."""
+        total += self.read(box)
+
     def fetch(self, box: Box) -> None:
         if self.life.holder is not None:
             self.life.holder.fetch(box)

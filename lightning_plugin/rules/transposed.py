@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Kernel, TileOp
 from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.unread import How, unread
 from lightning_plugin.rules.window import axes_of, each, windowed
 
 aten = torch.ops.aten
@@ -75,21 +76,47 @@ class Transposed(TileOp):
         """What is cut out of the inputs' stamps, and what is padded."""
         return tuple(stamp.cut(lo, hi) for stamp, a in zip(self.stamps, self.axes, strict=True) if a == axis)
 
+    def cuts(self, box: Box) -> list[tuple[int, int, int, int]]:
+        """What is cut out of the inputs' stamps, and what is padded, on each axis."""
+        return [stamp.cut(box.lo[a], box.hi[a]) for stamp, a in zip(self.stamps, self.axes, strict=True)]
+
+    @property
+    def how(self) -> How:
+        """How the operator is called on all inputs."""
+        strides, dilations = tuple(s.stride for s in self.stamps), tuple(s.dilation for s in self.stamps)
+        return How(strides, (0,) * len(strides), dilations, True, self.groups)
+
+    def unread(self, box: Box) -> Kernel | None:
+        cuts = self.cuts(box)
+        if any(n for cut in cuts for n in cut[2:]):
+            return None  # padding would make a result
+
+        def kernel(tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+            return narrowed(unread(tiles[0], vectors[0], vectors[1] if self.bias else None, self.how), cuts)
+
+        return kernel
+
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        count = len(self.stamps)
-        cuts = [stamp.cut(box.lo[a], box.hi[a]) for stamp, a in zip(self.stamps, self.axes, strict=True)]
+        count, how = len(self.stamps), self.how
+        cuts = self.cuts(box)
         pads = [n for cut in reversed(cuts) for n in cut[2:]]
         bias = vectors[1] if self.bias else None
         x = aten.convolution.default(
-            tiles[0], vectors[0], None if any(pads) else bias, [s.stride for s in self.stamps], [0] * count,
-            [s.dilation for s in self.stamps], True, [0] * count, self.groups,
+            tiles[0], vectors[0], None if any(pads) else bias, how.stride, how.padding, how.dilation, True,
+            [0] * count, self.groups,
         )  # fmt: skip
-        for d, (start, size, _, _) in enumerate(cuts, x.dim() - count):
-            x = x.narrow(d, start, size)
+        x = narrowed(x, cuts)
         if any(pads):
             x = F.pad(x, pads)
             x = x if bias is None else x + bias.view(-1, *[1] * count)
         return x
+
+
+def narrowed(stamped: Tensor, cuts: Sequence[tuple[int, int, int, int]]) -> Tensor:
+    """What is cut out of the inputs' stamps."""
+    for d, (start, size, _, _) in enumerate(cuts, stamped.dim() - len(cuts)):
+        stamped = stamped.narrow(d, start, size)
+    return stamped
 
 
 @ATEN.rule(aten.convolution.default)

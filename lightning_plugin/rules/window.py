@@ -7,7 +7,7 @@ interior tile pads nothing, and a border tile pads only on the side where the ma
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -21,8 +21,12 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, TileOp
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.unread import How, unread
 
 aten = torch.ops.aten
+
+#: A kernel on a tile and vectors, with padding of its own on both sides of every window dimension.
+Slide = Callable[[Tensor, Sequence[Tensor], Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,17 +84,18 @@ class SlidingOp(WindowOp):
         return self.bound(box)(tiles, vectors)
 
     def bound(self, box: Box) -> Kernel:
+        return self.sliding(box, partial(self.slide, box))
+
+    def sliding(self, box: Box, slide: Slide) -> Kernel:
+        """What slides over a tile, padded by hand where the kernel cannot."""
         padding = self.own_padding(box)
         if padding is not None:
-            return partial(self.slid, box, padding)
-        return partial(self.padded, box, self.pads(box))
+            return partial(slid, slide, padding)
+        return partial(self.padded, slide, self.pads(box))
 
-    def padded(self, box: Box, pads: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+    def padded(self, slide: Slide, pads: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = torch.constant_pad_nd(tiles[0], pads, self.blank(tiles[0]))
-        return self.slide(box, x, vectors, [0] * len(self.windows))
-
-    def slid(self, box: Box, padding: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        return self.slide(box, tiles[0], vectors, padding)
+        return slide(x, vectors, [0] * len(self.windows))
 
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         padding = self.own_padding(box, whole=True)
@@ -135,6 +140,11 @@ class SlidingOp(WindowOp):
         return not self.within(box) and self.own_padding(box) is None
 
 
+def slid(slide: Slide, padding: Sequence[int], tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
+    """A kernel on a tile that it pads itself."""
+    return slide(tiles[0], vectors, padding)
+
+
 def axes_of(value: Value, count: int) -> tuple[int, ...] | None:
     """The axes under the last ``count`` dimensions, or None where one of them is not simply an axis."""
     found = squeezed_axes(value, count)
@@ -176,13 +186,23 @@ class Convolution(SlidingOp):
     plain: tuple[int | None, ...] = ()
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
-        if self.plain:
-            own = iter(padding)
-            padding = [next(own) if p is None else p for p in self.plain]
+        padding = self.in_all(padding)
         return torch.convolution(
             x, vectors[0], vectors[1] if self.bias else None, self.stride, padding, self.dilation, False,
             [0] * len(padding), self.groups,
         )  # fmt: skip
+
+    def unread(self, box: Box) -> Kernel:
+        return self.sliding(box, self.slide_unread)
+
+    def slide_unread(self, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
+        how = How(self.stride, self.in_all(padding), self.dilation, False, self.groups)
+        return unread(x, vectors[0], vectors[1] if self.bias else None, how)
+
+    def in_all(self, padding: Sequence[int]) -> Sequence[int]:
+        """The padding of all dimensions that windows slide over, given that of axes."""
+        own = iter(padding)
+        return [next(own) if p is None else p for p in self.plain] if self.plain else padding
 
     def pads(self, box: Box) -> list[int]:
         if not self.plain:

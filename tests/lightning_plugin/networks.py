@@ -65,8 +65,9 @@ class AnyPlan(Settings):
     network. With ``rows``, segments are cut into so many rows of tiles, which share halos where they can. Of four
     segments, those at the places ``spilled`` store on the disk, those at ``ahead`` transfer tiles beside others,
     and of those that store on the device and recompute halos, those at ``dropped`` drop what they store, to depths of 1
-    to ``deepest``. Keys are stored, and read in so many ``pieces``, wherever they can be. Of four parameters, those at
-    ``on_host`` and ``on_disk`` live there, and copies of them are fetched ahead or not.
+    to ``deepest``; of others, those at ``recalled`` read it back. Keys are stored, and read in so many ``pieces``,
+    wherever they can be. Of four parameters, those at ``on_host`` and ``on_disk`` live there, and copies of them are
+    fetched ahead or not.
     """
 
     stored: frozenset[int] = frozenset()
@@ -78,6 +79,7 @@ class AnyPlan(Settings):
     ahead: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
     deepest: int = 1
+    recalled: frozenset[int] = frozenset()
     pieces: int = 1
     on_host: frozenset[int] = frozenset()
     on_disk: frozenset[int] = frozenset()
@@ -85,6 +87,7 @@ class AnyPlan(Settings):
     scans: int = 0
     transfers: int = 0
     drops: int = 0
+    recalls: int = 0
     streams: int = 0
     streamed: int = 0
     noted: list[str] = field(default_factory=list)
@@ -128,7 +131,9 @@ class AnyPlan(Settings):
         spill = i % 4 in self.spilled
         may = i % 4 in self.dropped and not spill and s.halo == "recompute"
         drop = 1 + (7 * i) % self.deepest if may else 0
-        return replace(s, tier="disk" if spill else "device", ahead=i % 4 in self.ahead, drop=drop)
+        recall = i % 4 in self.recalled and not drop and s.halo == "recompute"
+        self.recalls += recall
+        return replace(s, tier="disk" if spill else "device", ahead=i % 4 in self.ahead, drop=drop, recall=recall)
 
     def in_pieces(self, plan: Plan, nodes: Sequence[Node]) -> Plan:
         made: set[int] = set()
@@ -218,6 +223,7 @@ def plans() -> st.SearchStrategy[AnyPlan]:
         ahead=few,
         dropped=few,
         deepest=st.integers(1, 3),
+        recalled=few,
         pieces=st.sampled_from([1, 1, 2, 3, 7]),
         on_host=few,
         on_disk=few,

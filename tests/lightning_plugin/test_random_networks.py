@@ -47,6 +47,7 @@ class Tally:
         self.counts["with shared halos"] += case.plan.scans > 0
         self.counts["with transfers ahead"] += case.plan.transfers > 0
         self.counts["with dropped maps"] += case.plan.drops > 0
+        self.counts["with recalled maps"] += case.plan.recalls > 0
         self.counts["with streamed parameters"] += case.plan.streamed > 0
         self.counts["with a barrier"] += bool(case.plan.noted)
         self.counts["badly conditioned"] += worst >= TOLERANCE

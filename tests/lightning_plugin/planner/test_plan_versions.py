@@ -47,7 +47,8 @@ def segments(draw: st.DrawFn) -> SegmentPlan:
     forward, keep, tier, halo = (
         draw(s) for s in (grids(), st.booleans(), st.sampled_from(TIERS), st.sampled_from(HALOS))
     )
-    drops = not keep and tier == "device" and halo == "recompute"
+    tiled = not keep and halo == "recompute"
+    half, drop = draw(st.booleans()), draw(st.integers(0, 3)) if tiled and tier == "device" else 0
     return SegmentPlan(
         targets=draw(places),
         forward=forward,
@@ -55,11 +56,12 @@ def segments(draw: st.DrawFn) -> SegmentPlan:
         keep=keep,
         tier=tier,
         halo=halo,
-        half=draw(st.booleans()),
+        half=half,
         ahead=not keep and draw(st.booleans()),
-        drop=draw(st.integers(0, 3)) if drops else 0,
-        pieces=draw(st.integers(1, 5)) if not keep and halo == "recompute" else 1,
-        alike=draw(st.booleans()) if not keep and halo == "recompute" else False,
+        drop=drop,
+        pieces=draw(st.integers(1, 5)) if tiled else 1,
+        alike=tiled and draw(st.booleans()),
+        recall=tiled and not half and not drop and draw(st.booleans()),
         path=draw(words),
         forecast=draw(figures),
     )
@@ -108,7 +110,7 @@ def test_any_plan_goes_through_json_unchanged(plan: Plan) -> None:
     assert everything(again) == everything(plan) and again.to_json() == text
     data = json.loads(text)
     figures, segment_figures = {*FIGURES, *LATER}, {*SEGMENT_FIGURES, *LATER_OF_SEGMENTS}
-    assert data["version"] == 6 and set(data["forecast"]) == figures and not figures & set(data)
+    assert data["version"] == 7 and set(data["forecast"]) == figures and not figures & set(data)
     for segment in data["segments"]:
         assert set(segment["forecast"]) == segment_figures and not segment_figures & set(segment)
 
@@ -118,7 +120,8 @@ def test_any_plan_goes_through_json_unchanged(plan: Plan) -> None:
 def test_any_plan_of_version_1_is_read_with_its_figures(plan: Plan) -> None:
     # What it could not say:
     segments = tuple(
-        replace(s, pieces=1, alike=False, forecast=replace(s.forecast, copied_bytes=0)) for s in plan.segments
+        replace(s, pieces=1, alike=False, recall=False, forecast=replace(s.forecast, copied_bytes=0))
+        for s in plan.segments
     )
     forecast = replace(plan.forecast, streamed_bytes=0, traffic_bytes=0)
     plan = replace(plan, segments=segments, approximation="", forecast=forecast)
@@ -161,6 +164,7 @@ OTHERS: dict[str, Callable[[SegmentPlan], Any]] = {
     "drop": lambda s: s.drop + 1,
     "pieces": lambda s: s.pieces + 1,
     "alike": lambda s: not s.alike,
+    "recall": lambda s: not s.recall,
 }
 
 
@@ -196,7 +200,7 @@ def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
 @pytest.mark.parametrize(
     ("version", "change", "says"),
     [
-        (6, lambda d: d.update(version=7), "version 7, and this lightning_plugin reads versions up to 6: update"),
+        (7, lambda d: d.update(version=8), "version 8, and this lightning_plugin reads versions up to 7: update"),
         (4, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4 and 5"),
         (4, lambda d: d.update(version="2"), 'its version is "2"'),
         (4, lambda d: d.update(version=True), "its version is true"),

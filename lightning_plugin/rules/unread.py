@@ -1,0 +1,63 @@
+"""Convolutions whose result nobody reads, so that only their gradients are computed.
+
+[Note: unread] In backward a tile is computed again for what autograd keeps of it. Of the convolution that makes a
+stored map autograd keeps what the convolution has read, and nobody reads what it makes: there is none of it, only a
+place in the graph. Gradients come from the very kernel that autograd would call, so they are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class How:
+    """How a convolution is called, beside its tensors."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    groups: int
+
+    def shape(self, x: Tensor, weight: Tensor) -> tuple[int, ...]:
+        """The shape of the result."""
+        sides = zip(x.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation, strict=True)
+        if self.transposed:
+            made = [(size - 1) * s - 2 * p + d * (k - 1) + 1 for size, k, s, p, d in sides]
+            return (x.shape[0], weight.shape[1] * self.groups, *made)
+        made = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sides]
+        return (x.shape[0], weight.shape[0], *made)
+
+
+def unread(x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+    """What stands for the result of a convolution: of its shape, with its gradients, and no values."""
+    return Unread.apply(x, weight, bias, how)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Unread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
+        ctx.how = how
+        ctx.of_bias = None if bias is None else list(bias.shape)
+        ctx.save_for_backward(x, weight)
+        return x.new_zeros(()).expand(how.shape(x, weight))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        how: How = ctx.how
+        x, weight = ctx.saved_tensors
+        found = aten.convolution_backward(
+            gradient, x, weight, ctx.of_bias, how.stride, how.padding, how.dilation, how.transposed,
+            [0] * len(how.stride), how.groups, ctx.needs_input_grad[:3],
+        )  # fmt: skip
+        return (*found, None)
