@@ -90,7 +90,8 @@ def kind(segment: SegmentPlan) -> str:
 def mode(segment: SegmentPlan) -> str:
     """The same, with what it does about its maps."""
     pieces = f", keys in {segment.pieces} pieces" if segment.pieces > 1 else ""
-    return kind(segment) + (" ahead" if segment.ahead else "") + pieces + dropped(segment)
+    recalled = ", recalled" if segment.recall else ""
+    return kind(segment) + (" ahead" if segment.ahead else "") + pieces + dropped(segment) + recalled
 
 
 def dropped(segment: SegmentPlan) -> str:

@@ -157,7 +157,7 @@ def test_maps_go_to_the_disk_where_a_larger_image_leaves_no_room_on_the_host(hos
         recipe = choose_recipe(network, RATES_OF_DEVICE, budget, lower)
     assert {"host", "disk"} <= {s.tier for s in recipe.plan.segments}
     tiers = []
-    for size in [(190, 200), (236, 240), (150, 160)]:
+    for size in [(208, 218), (236, 240), (150, 160)]:
         with recorded(module, (1, 3, *size), torch.float32) as (network, _):
             plan = recipe.at(network, RATES_OF_DEVICE, lower)
             assert plan is not None
