@@ -83,7 +83,7 @@ class Step:
         self.outputs = [materialize(o).detach() for o in flat(outputs)]
 
 
-#: What loss and gradients are compared with where they are smaller.
+#: What loss, outputs and gradients are compared with where they are smaller.
 LEAST = 1e-3
 
 
@@ -91,13 +91,16 @@ def differences(actual: Step, expected: Step) -> dict[str, float]:
     """Errors of loss, outputs, parameters', inputs' gradients and buffers.
 
     Numbers of these networks are of the order of one, and sums of them that cancel out are rounding of that order, as
-    the gradient of a bias before a BatchNorm: where it is the largest there is, nothing else says so.
+    the gradient of a bias before a BatchNorm, or what a BatchNorm makes of a constant: where it is the largest there
+    is, nothing else says so.
     """
     everything = [t for t in (*expected.net.parameters(), *expected.inputs) if t.grad is not None]
     floor = 1e-3 * max((t.grad.abs().max().item() for t in everything if t.grad.numel()), default=0.0)
     floor = max(floor, LEAST)
     found = {"loss": difference(actual.loss, expected.loss, floor=LEAST)}
     found |= compare(expected.net, actual.net, actual.outputs, expected.outputs, (None, None), floor=floor)
+    for i, (a, e) in enumerate(zip(actual.outputs, expected.outputs, strict=True)):
+        found[f"output {i}"] = difference(a, e, LEAST)
     for i, (a, e) in enumerate(zip(actual.inputs, expected.inputs, strict=True)):
         if (a.grad is None) != (e.grad is None):
             given = a.grad if e.grad is None else e.grad
