@@ -54,6 +54,11 @@ class SegmentPlan:
     path: str = field(default="", compare=False)
     forecast: SegmentForecast = field(default=SegmentForecast(), compare=False)
 
+    @property
+    def may_recall(self) -> bool:
+        """Whether what it stores is there in backward, to the bit and tile by tile."""
+        return not (self.keep or self.halo == "share" or self.half or self.drop)
+
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
             raise PlanError(f"a map is stored on one of {', '.join(TIERS)}, not on {self.tier!r}")
@@ -72,7 +77,7 @@ class SegmentPlan:
             )
         if self.alike and (self.keep or self.halo == "share"):
             raise PlanError("tiles are evaluated for each other only in a tiled segment that recomputes its halos")
-        if self.recall and (self.keep or self.halo == "share" or self.half or self.drop):
+        if self.recall and not self.may_recall:
             raise PlanError(
                 "only a tiled segment that recomputes its halos, and stores its maps as they are, can read them back"
             )

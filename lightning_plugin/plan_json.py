@@ -81,12 +81,7 @@ def with_forecast(data: Any, kind: type, whose: str) -> Any:
 #: How a plan of each version gets the form of the latest.
 FORMS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: apart,
-    2: dict,
-    3: dict,
-    4: dict,
-    5: dict,
-    6: dict,
-    7: dict,
+    **dict.fromkeys(range(2, VERSION + 1), dict),
 }
 
 

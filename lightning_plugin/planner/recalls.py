@@ -34,8 +34,7 @@ def recalls(plan: Plan, network: Network, rates: Rates) -> Iterator[Plan]:
 
 def recalling(segment: SegmentPlan) -> SegmentPlan:
     """A segment that recalls, if it may."""
-    may = not (segment.keep or segment.halo == "share" or segment.half or segment.drop)
-    return replace(segment, recall=True) if may else segment
+    return replace(segment, recall=True) if segment.may_recall else segment
 
 
 def with_recall(plan: Plan, network: Network, seconds: dict[int, float]) -> Plan:
