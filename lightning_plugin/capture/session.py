@@ -65,23 +65,23 @@ class Session:
     execute: Callable[[Session, Value | None, Sequence[Value]], Tensor]
     settings: ExecutionSettings | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    bindings: Bindings = field(default_factory=Bindings)
-    vectors: dict[Value, Tensor] = field(default_factory=dict)
-    captured: dict[tuple[int, bool], Value] = field(default_factory=dict)
-    storages: dict[int, list[Tensor]] = field(default_factory=dict)
-    extents: set[tuple[int, ...]] = field(default_factory=set)
-    instances: set[int] = field(default_factory=set)
-    trained: set[int] = field(default_factory=set)
-    splitting: Splitting | None = None
-    chains: Chains | None = None
-    effects: list[Effect] = field(default_factory=list)
-    pending: list[Any] = field(default_factory=list)
-    tensors: list[weakref.ref[Any]] = field(default_factory=list)
-    random_calls: int = 0
-    key: int | None = None
-    merged: Session | None = None
+    bindings: Bindings = field(default_factory=Bindings, init=False)
+    vectors: dict[Value, Tensor] = field(default_factory=dict, init=False)
+    captured: dict[tuple[int, bool], Value] = field(default_factory=dict, init=False)
+    storages: dict[int, list[Tensor]] = field(default_factory=dict, init=False)
+    extents: set[tuple[int, ...]] = field(default_factory=set, init=False)
+    instances: set[int] = field(default_factory=set, init=False)
+    trained: set[int] = field(default_factory=set, init=False)
+    splitting: Splitting | None = field(default=None, init=False)
+    chains: Chains | None = field(default=None, init=False)
+    effects: list[Effect] = field(default_factory=list, init=False)
+    pending: list[Any] = field(default_factory=list, init=False)
+    tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
+    random_calls: int = field(default=0, init=False)
+    key: int | None = field(default=None, init=False)
+    merged: Session | None = field(default=None, init=False)
     #: Shapes of this recording are propagated under this mode; see [Note: threads] in `fakes`.
-    mode: FakeTensorMode = field(default_factory=lambda: MODES.recording)
+    mode: FakeTensorMode = field(default_factory=lambda: MODES.recording, init=False)
 
     def recorded(self, wanted: Iterable[Value]) -> Recording:
         """What has to run to make the wanted values."""

@@ -11,17 +11,19 @@ from torch.autograd.function import once_differentiable
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import watched
 from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.team import Team
 
 
 class GatherFunction(torch.autograd.Function):
-    """A boundary as one ordinary tensor; its gradient joins the boundary's cotangent."""
+    """A boundary as one ordinary tensor; its gradient joins the boundary's cotangent. ``team`` are the ranks that have
+    all made it."""
 
     @staticmethod
-    def forward(ctx: Any, value: Value, handle: Boundary, token: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Value, handle: Boundary, token: Tensor, team: Team | None) -> Tensor:
         ctx.cotangent = handle.cotangent
         ctx.whole = handle.whole
         ctx.ledger = handle.ledger
-        ctx.team = handle.team
+        ctx.team = team
         with watched(handle.ledger):
             out = handle.read(handle.whole)
         if not value.requires_grad:
@@ -34,4 +36,4 @@ class GatherFunction(torch.autograd.Function):
         if ctx.team is None or ctx.team.leads:  # all ranks have this gradient, and the cotangent is summed over ranks
             with watched(ctx.ledger):
                 ctx.cotangent.add(ctx.whole, grad)
-        return None, None, torch.zeros((), device=grad.device)
+        return None, None, torch.zeros((), device=grad.device), None

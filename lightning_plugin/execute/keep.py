@@ -109,7 +109,7 @@ def whole(v: Value, frame: Frame) -> Tensor:
         return found
     if v in frame.stored:
         with torch.set_grad_enabled(v.requires_grad):
-            found = GatherFunction.apply(v, frame.stored[v], frame.tokens[v])
+            found = GatherFunction.apply(v, frame.stored[v], frame.tokens[v], frame.step.team)
     elif v in frame.bindings.images:
         image = frame.bindings.images[v]
         if image.here is not None:

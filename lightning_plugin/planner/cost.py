@@ -10,6 +10,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.glass import ALL, Distinct
+from lightning_plugin.planner.grids import Floor
 from lightning_plugin.planner.network import Network
 from lightning_plugin.planner.peak import Peaks, tile_bytes
 from lightning_plugin.planner.rates import Rates
@@ -272,13 +273,48 @@ class Coster(Peaks):
         if p.views is not None:
             return tiles * rates.call
         size, vectors = self.sizes[node.serial]
-        far = rates.reorder if p.flops else rates.pool if node.op.kind == "window" else rates.memory
         inplace = node.inplace is not None and not backward
-        byte = 1 / rates.pool if far == rates.pool else rates.byte(0 if inplace else size * share / tiles, far)
+        byte = self.byte(node, 0 if inplace else size * share / tiles)
         seconds = tiles * (rates.call + vectors * rates.byte(vectors, rates.memory))
         if self.strips and isinstance(node.op, Attention):
             seconds += tiles * self.pieces * (PULLED if backward else ATTENDED) * rates.call
         return seconds + share * (p.flops / rates.flops + p.traffic * byte)
+
+    def floor(self, tiles: Diagonal, backward: bool) -> Floor:
+        """What a pass over these tiles says of finer ones; see [Note: floor] in `grids`."""
+        program = tiles.program
+        shares = None if self.no_overlap(tiles) else tiles.shares
+        computed = each = 0.0
+        for node in program.steps:
+            times = 1
+            if backward:
+                if node.serial in program.unread and is_unread(node):
+                    times = 0
+                times += any(v.requires_grad for v in node.maps)
+                with_arithmetic = self.network.profiles[node.serial].flops > 0
+                times += with_arithmetic and any(v.requires_grad for v in node.vectors)
+            floor = self.least_time(node, 1.0 if shares is None else shares[node.serial])
+            computed, each = computed + times * floor.computed, each + times * floor.tile
+        return Floor(computed, each)
+
+    def least_time(self, node: Node, share: float) -> Floor:
+        """What `time` is not below for at least this share of a node."""
+        p, rates = self.network.profiles[node.serial], self.rates
+        if p.views is not None:
+            return Floor(0.0, rates.call)
+        _, vectors = self.sizes[node.serial]
+        fastest = self.byte(node, 0)
+        return Floor(
+            share * (p.flops / rates.flops + p.traffic * fastest),
+            rates.call + vectors * rates.byte(vectors, rates.memory),
+        )
+
+    def byte(self, node: Node, size: float) -> float:
+        """Seconds for a byte that a node moves, of tiles of so many bytes."""
+        rates = self.rates
+        window = rates.pool if node.op.kind == "window" else rates.memory
+        far = rates.reorder if self.network.profiles[node.serial].flops else window
+        return 1 / rates.pool if far == rates.pool else rates.byte(size, far)
 
     def back(self, node: Node, share: float, tiles: int) -> float:
         """Seconds of the way back."""

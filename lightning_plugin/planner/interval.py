@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from heapq import heapify, heappop, heappush
 
 from lightning_plugin.boxes import Grid, pieces_of, reference_of
 from lightning_plugin.errors import PlanError
@@ -15,19 +13,13 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.cost import Cost, Coster
 from lightning_plugin.planner.glass import ALL, Distinct
+from lightning_plugin.planner.grids import COUNTS, SCANS, Choice, Floor, first_that, image_counts, nested, row_grid
 from lightning_plugin.planner.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.policies import Policy
 from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.tiles import Diagonal
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
-
-#: Tiles on the longest axis that are tried; more come in steps of a third, as a finer choice changes little.
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-#: Tiles of fewer positions along each side cost more than glass can save.
-FINEST = 4
-#: Of a scan every tile is planned and rehearsed, so that there are not more than these.
-SCANS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 #: What a search asks again and again.
 MEMOIZED = (
@@ -225,7 +217,11 @@ class Intervals:
                 return 0.0
             return self.coster.least(self.work_of(begin, end), grid, backward, self.network.glass.tissue)
 
-        return Choice(self.allowed(begin, end), seconds, least)
+        def floor(grid: Grid) -> Floor:
+            return self.coster.floor(self.diagonal(begin, end, grid), backward)
+
+        known = self.network.glass and not blind  # a finer grid of it may compute less
+        return Choice(self.allowed(begin, end), seconds, least, None if known else floor)
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
@@ -255,12 +251,18 @@ class Intervals:
         grids = self.scan_grids(here.begin, here.end)
         lessons = [self.lessons.get((where.begin, where.end, how), 1.0) for how in ("scan forward", "scan backward")]
         for grid in grids[first_that(grids, lambda g: self.middle(here, g, trains) <= 2 * room) :]:
-            forward, backward = self.scan_cost(here, grid, False), self.scan_cost(here, grid, True)
-            if forward is None or backward is None:
+            forward = self.scan_cost(here, grid, False)
+            held = forward.carried if forward is not None and trains else 0
+            if forward is None or held > room:  # finer ones hand more rows on
                 return None
-            forward, backward = taught(forward, lessons[0]), taught(backward, lessons[1])
-            held = forward.carried if trains else 0
-            if held + max(forward.bytes, backward.bytes if trains else 0) <= room:
+            forward = taught(forward, lessons[0])
+            if held + forward.bytes > room:
+                continue
+            backward = self.scan_cost(here, grid, True)
+            if backward is None:
+                return None
+            backward = taught(backward, lessons[1])
+            if not trains or held + backward.bytes <= room:
                 return grid, forward, backward
         return None
 
@@ -307,83 +309,8 @@ class Intervals:
         return Grid((1,) * len(self.network.order[begin].maps[0].space.extent))
 
 
-def nested(inner: tuple[int, ...], images: tuple[int, ...], among: list[tuple[int, ...]]) -> list[Grid]:
-    """Grids whose tiles have sides of powers of two, so that those of one segment lie in those of another alike:
-    see [Note: bulk] in `residency.numbered`."""
-    found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
-    side = 1 << max(0, max(inner, default=1) - 1).bit_length()
-    sides = tuple(-(-size // count) for size, count in zip(images, among[-1], strict=True))
-    while side > FINEST:
-        side //= 2
-        counts = tuple(-(-size // side) for size in inner)
-        found.append(Grid((*counts, *among[-1]), (*(side for _ in inner), *sides)))
-    return found
-
-
-def image_counts(images: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Into how many pieces each axis of images may be cut, from coarse to fine: the first axis until each of its images
-    is alone, then the next."""
-    found = [tuple(1 for _ in images)]
-    for axis, size in enumerate(images):
-        counts = sorted({pieces_of(size, c) for c in COUNTS if 1 < c <= size})
-        while (counts or [1])[-1] < size:
-            counts.append(min(size, 2 * (counts or [1])[-1]))
-        found += [(*images[:axis], c, *(1 for _ in images[axis + 1 :])) for c in counts]
-    return found
-
-
-class Choice:
-    """Grids from coarse to fine, and in the order of the seconds that they take; ``least``: seconds below which a grid
-    is not, known without looking at its tiles."""
-
-    def __init__(self, grids: list[Grid], seconds: Callable[[Grid], float], least: Callable[[Grid], float]) -> None:
-        self.grids = grids
-        self.seconds = cache(seconds)
-        self.least = cache(least)
-        #: Of each place the grids that have been asked for, and the others.
-        self.known: dict[int, tuple[list[Grid], Iterator[Grid]]] = {}
-
-    def from_(self, place: int) -> Iterator[Grid]:
-        """The grids from a place on, the cheapest first; the coarser of two that take equally long."""
-        found, more = self.known.setdefault(place, ([], self.ordered(place)))
-        for i in itertools.count():
-            if i == len(found):
-                found.extend(itertools.islice(more, 1))
-            if i == len(found):
-                return
-            yield found[i]
-
-    def ordered(self, place: int) -> Iterator[Grid]:
-        """The same, looked for."""
-        waiting = [(self.least(grid), False, i) for i, grid in enumerate(self.grids) if i >= place]
-        heapify(waiting)
-        while waiting:
-            _, known, i = heappop(waiting)
-            if known:
-                yield self.grids[i]
-            else:
-                heappush(waiting, (self.seconds(self.grids[i]), True, i))
-
-
 def taught(cost: Cost, lesson: float) -> Cost:
     """A cost as rehearsals have corrected it."""
     if lesson == 1.0:
         return cost
     return replace(cost, bytes=int(cost.bytes * lesson), predicted=cost.bytes)
-
-
-def row_grid(like: tuple[int, ...], count: int) -> Grid:
-    """A grid that cuts the first axis only."""
-    return Grid((pieces_of(like[0], count), *(1 for _ in like[1:])))
-
-
-def first_that(grids: list[Grid], fits: Callable[[Grid], bool]) -> int:
-    """The place of the coarsest grid that fits, by halving: finer tiles are smaller."""
-    low, high = 0, len(grids)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(grids[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return low

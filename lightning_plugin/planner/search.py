@@ -21,7 +21,8 @@ from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.cuts import Cuts
-from lightning_plugin.planner.interval import COUNTS, Intervals, Where
+from lightning_plugin.planner.grids import COUNTS
+from lightning_plugin.planner.interval import Intervals, Where
 from lightning_plugin.planner.lower import Lower
 from lightning_plugin.planner.lower_maps import tier_of, way_back, way_down
 from lightning_plugin.planner.network import Network

@@ -36,21 +36,36 @@ class Diagonal:
         return [stand_ins(count) for count in self.grid.counts]
 
     @cached_property
+    def ends(self) -> list[list[tuple[int, ...]]]:
+        return self.grid.ends([t.map.space.extent for t in self.program.targets])
+
+    @cached_property
+    def several(self) -> int:
+        """How many tiles there are."""
+        return max(map(len, self.picks))
+
+    @cached_property
+    def held(self) -> dict[int, dict[int, Box] | None]:
+        return {}
+
+    def need(self, i: int) -> dict[int, Box] | None:
+        """What one of the tiles holds of every map; None where it has no share in any target."""
+        if i not in self.held:
+            index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
+            owned = self.grid.owned(self.ends, index)
+            self.held[i] = None if all(b.empty for b in owned) else self.program.boxes(owned)
+        return self.held[i]
+
+    @cached_property
     def needs(self) -> list[dict[int, Box]]:
         """What each of the tiles holds of every map."""
-        ends = self.grid.ends([t.map.space.extent for t in self.program.targets])
-        found = []
-        for i in range(max(map(len, self.picks))):
-            index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
-            owned = self.grid.owned(ends, index)
-            if not all(b.empty for b in owned):
-                found.append(self.program.boxes(owned))
-        return found
+        return [need for need in map(self.need, range(self.several)) if need is not None]
 
     @property
     def middle(self) -> dict[int, Box]:
-        """What a tile in the middle holds of every map."""
-        return self.needs[len(self.needs) // 2]
+        """What a tile in the middle holds of every map: for grids whose tiles are too large, no other is looked at."""
+        found = self.need(self.several // 2)
+        return self.needs[len(self.needs) // 2] if found is None else found
 
     @cached_property
     def shares(self) -> Mapping[int, float]:

@@ -19,7 +19,6 @@ from lightning_plugin.residency.lane import Lane
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.states import Life, State
 from lightning_plugin.residency.tiers import Home
-from lightning_plugin.team import Team
 
 
 class Maker(Protocol):
@@ -36,7 +35,7 @@ class Boundary:
     ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
     ``constants`` is where it is known to be constant, ``made`` which of its tiles one computation has made: see [Note:
     identical tiles] in `execute.alike`; ``bulk`` is where only sums of its cotangent matter: see [Note: bulk] in
-    `numbered`. ``team`` are the ranks that made it together.
+    `numbered`.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class Boundary:
         half: bool = False,
         constants: Constants | None = None,
         made: Numbered | None = None,
-        team: Team | None = None,
     ):
         self.layout = layout
         self.ledger = ledger
@@ -63,7 +61,6 @@ class Boundary:
         self.constants = constants
         self.made = made
         self.bulk: Numbered | None = None
-        self.team = team
         #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.again`.
         self.again: Maker | None = None
         self.make_room()

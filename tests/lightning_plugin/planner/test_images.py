@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import make_plan
+from lightning_plugin.planner.grids import image_counts
 from lightning_plugin.planner.images import MANY, carried, few, stages_of
-from lightning_plugin.planner.interval import image_counts
 from lightning_plugin.planner.recorded import recorded
 
 

@@ -1,0 +1,64 @@
+"""Grids are asked for in the order of their seconds, also where most of them are not looked at."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lightning_plugin.planner.grids import Choice
+from lightning_plugin.planner.interval import Intervals
+from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.policies import policy_of
+from lightning_plugin.planner.rates import rates_of
+from lightning_plugin.planner.recorded import recorded
+from tests.zoo import ZOO
+
+#: How many intervals of each network.
+INTERVALS = 6
+#: A network that picks instances by their values, and so is not recorded without pixels.
+PICKS = "mil_class_attention"
+
+
+def larger(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape whose maps may be cut into many tiles."""
+    batch, channels, *sides = shape
+    return (batch, channels, *(side * (2 if len(sides) > 2 else 8) for side in sides))
+
+
+def choices(network: Network, device: str, draw: random.Random) -> Iterator[tuple[str, Choice]]:
+    """The grids of some intervals, forward and backward."""
+    intervals = Intervals(network, rates_of(device), policy_of("auto"))
+    stages = [network.stage[n.serial] for n in network.order]
+    for _ in range(INTERVALS):
+        begin = draw.randrange(len(stages))
+        last = max(i for i, stage in enumerate(stages) if stage == stages[begin])
+        end = draw.randint(begin, last) + 1
+        if intervals.program(begin, end) is None:
+            continue
+        for backward in (False, True):
+            yield f"{begin} to {end}, {backward}", intervals.choice(begin, end, backward, None, False, 0)
+
+
+@pytest.mark.parametrize("name", sorted(ZOO.keys() - {PICKS}))
+def test_grids_come_in_the_order_of_their_seconds(name: str) -> None:
+    entry = ZOO[name]
+    draw = random.Random(name)
+    with recorded(entry.build().train(), larger(entry.shape), torch.float32) as (network, _):
+        for device in ("cpu", "cuda:a100"):
+            for where, choice in choices(network, device, draw):
+                place = draw.randrange(len(choice.grids))
+                given = list(choice.from_(place))
+                every = sorted(choice.grids[place:], key=choice.seconds)
+                assert given == every, (device, where)
+
+
+def test_most_grids_are_not_looked_at() -> None:
+    """Where bytes cost the same everywhere, the first grid is known to be the cheapest by looking at it."""
+    with recorded(ZOO["vgg16"].build().train(), (1, 3, 512, 480), torch.float32) as (network, _):
+        intervals = Intervals(network, rates_of("cuda:a100"), policy_of("auto"))
+        choice = intervals.choice(0, 6, True, None, False, 0)
+        assert next(choice.from_(0)) == choice.grids[0]
+        assert len(choice.floors) == 1 < len(choice.grids)
