@@ -23,11 +23,11 @@ from benchmarks.keep import keep_case
 from lightning_plugin import BudgetError, TiledModule
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_plan
-from lightning_plugin.planner.lower import lower_tiers
+from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.make import rates_for
-from lightning_plugin.planner.policies import Policy
-from lightning_plugin.planner.recorded import recorded
+from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.units import format_bytes
 from tests.lightning_plugin.planner.test_budget import step_under_ledger
 

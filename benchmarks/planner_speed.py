@@ -29,7 +29,7 @@ from torch import nn
 from benchmarks.keep import keep_case
 from lightning_plugin import make_plan
 from lightning_plugin.options import Options
-from lightning_plugin.planner.recorded import recorded
+from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.settings import Settings
 from lightning_plugin.units import parse_bytes
 from tests.zoo import ZOO

@@ -25,7 +25,7 @@ from benchmarks.against_plain import step, vgg16
 from benchmarks.keep import keep_case
 from benchmarks.largest_image import largest, planned
 from lightning_plugin import BudgetError, TiledModule, make_plan
-from lightning_plugin.planner.policies import POLICIES
+from lightning_plugin.planner.search.policies import POLICIES
 from lightning_plugin.units import format_bytes
 
 GIB = 2**30

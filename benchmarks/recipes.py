@@ -20,9 +20,9 @@ from rich.progress import track
 from benchmarks.keep import keep_case
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.recorded import recorded
-from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.settings import Settings
 from lightning_plugin.units import parse_bytes
 from tests.zoo import ZOO

@@ -10,9 +10,9 @@ from lightning_plugin.check import check
 from lightning_plugin.errors import BarrierError, BudgetError, EngineError, PlanError, RecordingError
 from lightning_plugin.module import TiledModule
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.calibrate import calibrate, calibrated
+from lightning_plugin.planner.calibration.calibrate import calibrate, calibrated
+from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.make import make_plan
-from lightning_plugin.planner.rates import Rates
 from lightning_plugin.planner.sweep import Sweep, sweep
 from lightning_plugin.source import TensorSource, TileSource
 from lightning_plugin.strategy.registration import register_all

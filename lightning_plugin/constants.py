@@ -5,7 +5,7 @@ padded batch say, is compared once in a step, where a plan counts on it. Of a bo
 written, where what they were made from was glass in part: cell by cell, as the tile next to tissue is constant in most
 of its cells too. A cell is known to be constant when all of it was written with one value, to the bit.
 What is known serves identical tiles ([Note: identical tiles] in `execute.alike`) and the search for a plan
-(`planner.glass`); nothing else depends on it.
+(`planner.analysis.glass`); nothing else depends on it.
 """
 
 from __future__ import annotations

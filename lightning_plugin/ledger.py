@@ -51,8 +51,8 @@ class Ledger:
     """Bytes alive now and at the worst moment.
 
     The ledger of a rehearsal counts the storages of fake tensors (``fakes``), and ``notes`` what happens in which order
-    and at whose turn (``enter``): `planner.account` reads them. ``limit`` is the budget, where one is kept, and
-    ``heap`` the memory of the process, where it is looked after.
+    and at whose turn (``enter``): `planner.rehearsal.account` reads them. ``limit`` is the budget, where one is kept,
+    and ``heap`` the memory of the process, where it is looked after.
     """
 
     #: Whether passes over tiles are watched in every step, also where it is known what they need.

@@ -80,7 +80,7 @@ class Words(StrategyWords, total=False):
     policies are for comparison.
 
     Args:
-        policy: A published technique to plan by instead, for comparison (`planner.policies`).
+        policy: A published technique to plan by instead, for comparison (`planner.search.policies`).
         calls: How many calls wait for one backward, each under a plan of its own: the first then leave room in the
             budget for the others.
     """

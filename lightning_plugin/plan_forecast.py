@@ -50,7 +50,7 @@ class Forecast:
 
     ``peak_bytes`` is the peak on the device, of which ``fixed_bytes`` are the parameters that live there, with their
     gradients and what optimizers keep for them, and ``reserve_bytes`` are left to the device's own libraries (see
-    `planner.rates`). ``held_bytes`` is what the call leaves there until its backward, ``plain_bytes`` what plain
+    `planner.costs.rates`). ``held_bytes`` is what the call leaves there until its backward, ``plain_bytes`` what plain
     PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks.
     ``streamed_bytes`` are the parameters that live below, ``traffic_bytes`` what of them, and of
     their gradients, travels in a step. ``seconds`` and ``recompute`` (a share of the forward work)

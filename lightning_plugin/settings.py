@@ -28,16 +28,16 @@ from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.passes import forget_failed
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner import shelf
-from lightning_plugin.planner.calibrate import local_rates
+from lightning_plugin.planner.analysis.describe import signature, structure
+from lightning_plugin.planner.analysis.glass import parts_of_glass
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_bytes, usable
-from lightning_plugin.planner.describe import signature, structure
-from lightning_plugin.planner.glass import parts_of_glass
-from lightning_plugin.planner.lower import Lower, lower_tiers
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.policies import policy_of
-from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.recipe import NEAR, Recipe, positions
+from lightning_plugin.planner.costs.lower import Lower, lower_tiers
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.recipes import shelf
+from lightning_plugin.planner.recipes.recipe import NEAR, Recipe, positions
+from lightning_plugin.planner.search.policies import policy_of
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed

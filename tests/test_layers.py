@@ -55,6 +55,20 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 
+#: The layers within the planner, from the top.
+PLANNER: tuple[tuple[str, ...], ...] = (
+    ("__init__",),
+    ("sweep",),  # plans from the smallest budget to plain PyTorch's
+    ("make",),  # a plan of a module
+    ("choose",),  # asks until a plan that was rehearsed keeps the budget
+    ("chains", "recalls", "recipes", "calibration"),
+    ("search", "rehearsal"),
+    ("costs",),
+    ("analysis",),
+    ("cache",),  # the user's folder
+)
+
+
 def files(package: str) -> dict[str, Path]:
     found = {}
     for path in (ROOT / package).rglob("*.py"):
@@ -86,20 +100,25 @@ def test_no_two_files_need_each_other(package: str) -> None:
         pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
 
 
-def test_the_engine_has_one_way_down() -> None:
-    level = {name: i for i, names in enumerate(LAYERS) for name in names}
+@pytest.mark.parametrize(("root", "layers"), [("lightning_plugin", LAYERS), ("lightning_plugin.planner", PLANNER)])
+def test_the_engine_has_one_way_down(root: str, layers: tuple[tuple[str, ...], ...]) -> None:
+    level = {name: i for i, names in enumerate(layers) for name in names}
 
     def part(module: str) -> str:
-        return module.split(".")[1] if "." in module else "__init__"
+        """The file or folder below the root that a module is, or is in."""
+        return module.removeprefix(root).split(".")[1] if module != root else "__init__"
+
+    def inside(module: str) -> bool:
+        return module == root or module.startswith(f"{root}.")
 
     upward = [
         f"{name} -> {other}"
         for name, others in edges("lightning_plugin").items()
-        for other in others
+        for other in filter(inside, others if inside(name) else ())
         if part(name) != part(other) and part(other) != "__init__" and level[part(name)] >= level[part(other)]
     ]
     assert not upward
-    assert {part(name) for name in files("lightning_plugin")} == set(level), "the table has all files and folders"
+    assert {part(name) for name in filter(inside, files(root.split(".")[0]))} == set(level), "the table has all"
 
 
 def test_the_engine_does_not_know_the_application() -> None:

@@ -46,11 +46,11 @@ RECORDS = {
     "wsi_trainer.view.contents.ShownSlide": "a row",
     # figures that belong together
     "lightning_plugin.plan_parts.Part": "a part of a plan, as its table shows it",
-    "lightning_plugin.planner.partial.Partial": "a partial plan: what a search compares",
-    "lightning_plugin.planner.peak.Facts": "what a search asks of a node",
-    "lightning_plugin.planner.policies.Policy": "a row of the table of policies",
-    "lightning_plugin.planner.rates.Rates": "figures of a device",
-    "lightning_plugin.planner.site.Site": "what a search asks of a place",
+    "lightning_plugin.planner.search.partial.Partial": "a partial plan: what a search compares",
+    "lightning_plugin.planner.costs.peak.Facts": "what a search asks of a node",
+    "lightning_plugin.planner.search.policies.Policy": "a row of the table of policies",
+    "lightning_plugin.planner.costs.rates.Rates": "figures of a device",
+    "lightning_plugin.planner.search.site.Site": "what a search asks of a place",
     "lightning_plugin.program.tape.Step": "an operator of a tape, unpacked in the loop over tiles",
     "lightning_plugin.rules.attention.Attention": "an operator: how its five maps lie",
     # all that a run, or a step, has in common

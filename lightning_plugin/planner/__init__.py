@@ -1,6 +1,8 @@
 """From a recorded network and a budget to the fastest plan that keeps it.
 
-`profile` asks every operator once, on fake tensors, what it keeps for backward and what it costs. `network` puts the
-nodes in the order in which segments run through them and knows which maps are alive between two of them. `cost`
-predicts memory and time of one segment on one tile grid. `search` chooses cuts, grids and what is kept.
+`analysis` puts the nodes in the order in which segments run through them, and asks every operator once, on fake
+tensors, what it keeps for backward and what it costs. `costs` predicts memory and time of one segment on one tile grid.
+`search` chooses cuts, grids and what is kept. `rehearsal` finds what such a plan really holds, and `choose` asks again
+until one keeps the budget. `recipes` serves other sizes and other processes by it; `calibration` measures the device's
+rates.
 """

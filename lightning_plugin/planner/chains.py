@@ -21,8 +21,8 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.plan_forecast import ChainForecast, Forecast
-from lightning_plugin.planner.account import Account
-from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.rehearsal.account import Account
 from lightning_plugin.recording import Bindings, Capture, Recording
 from lightning_plugin.schedule import again, runs
 

@@ -18,17 +18,17 @@ from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Forecasts, Plan
 from lightning_plugin.plan_parts import parts
-from lightning_plugin.planner.account import Account, account
+from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.chains import Chains, Way, seconds, with_peaks
-from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.parameters import Copies, Placed, placements
-from lightning_plugin.planner.policies import POLICIES, Policy
-from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.parameters import Copies, Placed, placements
+from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recalls import recalls
-from lightning_plugin.planner.recipe import Recipe, with_account
-from lightning_plugin.planner.rehearse import noted
-from lightning_plugin.planner.search import Search
+from lightning_plugin.planner.recipes.recipe import Recipe, with_account
+from lightning_plugin.planner.rehearsal.account import Account, account
+from lightning_plugin.planner.rehearsal.rehearse import noted
+from lightning_plugin.planner.search.policies import POLICIES, Policy
+from lightning_plugin.planner.search.search import Search
 from lightning_plugin.stretch import Note
 from lightning_plugin.units import format_bytes
 

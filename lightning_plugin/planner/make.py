@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.calibrate import local_rates
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
-from lightning_plugin.planner.lower import lower_tiers
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.policies import policy_of
-from lightning_plugin.planner.rates import Rates, rates_of
-from lightning_plugin.planner.recorded import recorded
+from lightning_plugin.planner.costs.lower import lower_tiers
+from lightning_plugin.planner.costs.rates import Rates, rates_of
+from lightning_plugin.planner.search.policies import policy_of
 from lightning_plugin.rules.split import approximation
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.predict import each
-from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.search.predict import each
 from lightning_plugin.program.program import Program, resolve
 from lightning_plugin.program.recall import InBackward
 

@@ -15,11 +15,11 @@ from lightning_plugin.options import Options, Words
 from lightning_plugin.picture import draw_sweep
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_table import sweep_table
+from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import Chooser, budget_for
-from lightning_plugin.planner.lower import lower_tiers
+from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.make import accelerator, rates_for
-from lightning_plugin.planner.policies import policy_of
-from lightning_plugin.planner.recorded import recorded
+from lightning_plugin.planner.search.policies import policy_of
 from lightning_plugin.rules.split import approximation
 
 #: A budget under which every network is left whole.

@@ -1,9 +1,10 @@
 """What two programs have in common if the tapes of one are the other's.
 
-Planning compares recordings by what their operators are called (`planner.describe`): at worst a plan is a poor one.
-Here a wrong answer is a wrong gradient, so nothing counts as equal that is not known to be: numbers with their types,
-functions that are the same object for as long as the process lasts, and what is made of such things. An operator with
-anything else in it (a tensor, a function made on the way) has no structure, and its program's tapes are found anew.
+Planning compares recordings by what their operators are called (`planner.analysis.describe`): at worst a plan is a
+poor one. Here a wrong answer is a wrong gradient, so nothing counts as equal that is not known to be: numbers with
+their types, functions that are the same object for as long as the process lasts, and what is made of such things. An
+operator with anything else in it (a tensor, a function made on the way) has no structure, and its program's tapes are
+found anew.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from lightning_plugin.bounded import put_last
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.analysis.describe import signature
 from lightning_plugin.planner.choose import exact_bytes
-from lightning_plugin.planner.describe import signature
-from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.recording import Recording
 from lightning_plugin.rules.split import drawn
 from lightning_plugin.settings import MOST_PLANS, Settings, tensors_of

@@ -23,7 +23,7 @@ from lightning_plugin.execute.finite import Lost
 from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.optimizers import held_bytes, state_bytes, state_of
+from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
 from lightning_plugin.strategy.report import StepReport

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyTensor
-from lightning_plugin.planner.calibrate import local_rates
+from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.settings import Settings
 from lightning_plugin.strategy.resume import random_state, restore_random
 from lightning_plugin.team import Team

@@ -14,7 +14,8 @@ from torch import nn
 
 from lightning_plugin import Plan, TiledModule
 from lightning_plugin.errors import PlanError
-from lightning_plugin.planner import cache, shelf
+from lightning_plugin.planner import cache
+from lightning_plugin.planner.recipes import shelf
 from tests.fuzz.kinds import Target, Unjudged
 from tests.fuzz.mutations import BINARY, TEXT, words
 

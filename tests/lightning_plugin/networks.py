@@ -18,8 +18,8 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.parameters import candidates
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.parameters import candidates
 from lightning_plugin.program.fixed import by_stage, crossing, fit, sharing, stages, stored_kind
 from lightning_plugin.program.pieces import strips, uncut_from
 from lightning_plugin.program.program import Program, resolve

@@ -17,9 +17,9 @@ from lightning_plugin.execute import again
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.predict import predict
-from lightning_plugin.planner.rates import rates_of
-from lightning_plugin.planner.recorded import recorded
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.costs.rates import rates_of
+from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.settings import Settings
 from tests.exactness import assert_exact

@@ -16,8 +16,8 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
 from lightning_plugin.execute.sharing import Sharing
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.planner import cost
-from lightning_plugin.planner.glass import parts_of_glass
+from lightning_plugin.planner.analysis.glass import parts_of_glass
+from lightning_plugin.planner.costs import cost
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.glass import Glass
 from tests.lightning_plugin.outside import account

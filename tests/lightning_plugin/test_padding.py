@@ -17,7 +17,7 @@ from lightning_plugin.constants import Constants
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import ReduceOp, TileOp
 from lightning_plugin.options import Options
-from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.recording import Image, Recording, glass_of
 from lightning_plugin.residency.boundary import Boundary

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from lightning_plugin import TiledModule
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.parameters import candidates
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.parameters import candidates
 from lightning_plugin.recording import Recording
 from lightning_plugin.settings import Settings
 

@@ -7,7 +7,7 @@ ENGINE = "lightning_plugin"
 STATE = ROOT / ".mutants"
 
 #: What is changed: the operators, what decides, and what both count in.
-PARTS = ("rules/*.py", "planner/*.py", "program/*.py", "boxes.py", "layout.py")
+PARTS = ("rules/*.py", "planner/**/*.py", "program/*.py", "boxes.py", "layout.py")
 
 
 def changed_files() -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, Plan, make_plan
-from lightning_plugin.planner.recorded import Blank
+from lightning_plugin.planner.analysis.recorded import Blank
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import SegmentationTask, SlideClassifier
 

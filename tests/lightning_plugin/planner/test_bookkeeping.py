@@ -21,21 +21,22 @@ from lightning_plugin.constants import VARIED, Constants
 from lightning_plugin.dropped import Dropped
 from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
-from lightning_plugin.planner import cache, calibrate
-from lightning_plugin.planner import lower as lower_module
-from lightning_plugin.planner.describe import describe
-from lightning_plugin.planner.glass import Glass, summed, sums, windows
-from lightning_plugin.planner.lower import HOST, Lower, lower_tiers, one_way
-from lightning_plugin.planner.offload import paid
-from lightning_plugin.planner.optimizers import state_for
-from lightning_plugin.planner.parameters import Copies, Placed, captured
-from lightning_plugin.planner.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
-from lightning_plugin.planner.peak import Books, tile_bytes
-from lightning_plugin.planner.rates import RATES, rates_of
-from lightning_plugin.planner.recipe import proportion, size_of
-from lightning_plugin.planner.recorded import recorded
-from lightning_plugin.planner.representative import Candidate, heaviest
-from lightning_plugin.planner.ways import Tiled, pass_seconds, with_transfers
+from lightning_plugin.planner import cache
+from lightning_plugin.planner.analysis.describe import describe
+from lightning_plugin.planner.analysis.glass import Glass, summed, sums, windows
+from lightning_plugin.planner.analysis.optimizers import state_for
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.calibration import calibrate
+from lightning_plugin.planner.costs import lower as lower_module
+from lightning_plugin.planner.costs.lower import HOST, Lower, lower_tiers, one_way
+from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
+from lightning_plugin.planner.costs.peak import Books, tile_bytes
+from lightning_plugin.planner.costs.rates import RATES, rates_of
+from lightning_plugin.planner.recipes.recipe import proportion, size_of
+from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
+from lightning_plugin.planner.search.offload import paid
+from lightning_plugin.planner.search.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
+from lightning_plugin.planner.search.ways import Tiled, pass_seconds, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments
 
 # What is live

@@ -14,11 +14,11 @@ from torch import nn
 import lightning_plugin
 from lightning_plugin import BudgetError, Plan, Rates, TiledModule, calibrate, calibrated, make_plan
 from lightning_plugin.options import Options
-from lightning_plugin.planner import calibrate as module
-from lightning_plugin.planner import measure
 from lightning_plugin.planner.cache import VARIABLE
-from lightning_plugin.planner.calibrate import key, local, local_rates, place
-from lightning_plugin.planner.rates import RATES
+from lightning_plugin.planner.calibration import calibrate as module
+from lightning_plugin.planner.calibration import measure
+from lightning_plugin.planner.calibration.calibrate import key, local, local_rates, place
+from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.strategy.choices import RunSettings
 
 #: A device on which moving is dear and computing is free: plans for it differ.

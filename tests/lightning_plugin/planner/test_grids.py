@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lightning_plugin.planner.grids import Choice
-from lightning_plugin.planner.interval import Intervals
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.policies import policy_of
-from lightning_plugin.planner.rates import rates_of
-from lightning_plugin.planner.recorded import recorded
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.costs.grids import Choice
+from lightning_plugin.planner.costs.rates import rates_of
+from lightning_plugin.planner.search.interval import Intervals
+from lightning_plugin.planner.search.policies import policy_of
 from tests.zoo import ZOO
 
 #: How many intervals of each network.

@@ -16,9 +16,9 @@ from torch import nn
 from lightning_plugin import LazyImage
 from lightning_plugin.capture.lazy import session_of
 from lightning_plugin.execute.rehearsal import Likeness, Pass, Passes
-from lightning_plugin.planner.account import Account
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.rehearsal.account import Account
+from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.recording import Recording
 from tests.lightning_plugin.networks import AnyPlan, Case, cases, plans
 

@@ -18,13 +18,13 @@ import lightning_plugin.residency.tiers
 from lightning_plugin import BudgetError, TiledModule
 from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_plan, choose_recipe
-from lightning_plugin.planner.lower import Lower, lower_tiers
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.policies import POLICIES
-from lightning_plugin.planner.rates import RATES
-from lightning_plugin.planner.recorded import recorded
-from lightning_plugin.planner.retier import retiered
+from lightning_plugin.planner.costs.lower import Lower, lower_tiers
+from lightning_plugin.planner.costs.rates import RATES
+from lightning_plugin.planner.recipes.retier import retiered
+from lightning_plugin.planner.search.policies import POLICIES
 from lightning_plugin.residency.host import HostMemory
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_plugin import make_plan
-from lightning_plugin.planner.recorded import recorded
+from lightning_plugin.planner.analysis.recorded import recorded
 from tests.zoo import ZOO
 from tests.zoo.resnet import Bottleneck, ResNet
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_plugin import BudgetError, Plan, PlanError, TiledModule, make_plan
-from lightning_plugin.planner.policies import POLICIES
+from lightning_plugin.planner.search.policies import POLICIES
 from tests.exactness import TOLERANCE, compare
 
 SHAPE = (1, 3, 160, 150)

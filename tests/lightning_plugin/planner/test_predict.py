@@ -12,13 +12,13 @@ from torch import nn
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.options import Options
-from lightning_plugin.planner.lower import lower_tiers
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.policies import POLICIES
-from lightning_plugin.planner.predict import predict
-from lightning_plugin.planner.rates import FAR, NEAR, RATES, Rates
-from lightning_plugin.planner.recorded import recorded
-from lightning_plugin.planner.search import Search
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.costs.lower import lower_tiers
+from lightning_plugin.planner.costs.rates import FAR, NEAR, RATES, Rates
+from lightning_plugin.planner.search.policies import POLICIES
+from lightning_plugin.planner.search.predict import predict
+from lightning_plugin.planner.search.search import Search
 from lightning_plugin.program.fixed import fixed
 
 CPU = RATES["cpu"]

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lightning_plugin.execute.rehearsal
-import lightning_plugin.planner.recipe
+import lightning_plugin.planner.recipes.recipe
 import lightning_plugin.settings
 from lightning_plugin import TiledModule
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.options import Options
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_recipe
-from lightning_plugin.planner.lower import Lower, lower_tiers
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.rates import RATES, Rates
-from lightning_plugin.planner.recipe import Recipe
-from lightning_plugin.planner.recorded import recorded
-from lightning_plugin.planner.rehearse import rehearse
+from lightning_plugin.planner.costs.lower import Lower, lower_tiers
+from lightning_plugin.planner.costs.rates import RATES, Rates
+from lightning_plugin.planner.recipes.recipe import Recipe
+from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.settings import known_for
 from tests.exactness import TOLERANCE, difference
 
@@ -189,7 +189,7 @@ def test_tiles_have_the_sides_that_they_are_given() -> None:
 
 def test_what_is_remembered_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images no larger than their tiles have kinds of their own, as most small slides do."""
-    monkeypatch.setattr(lightning_plugin.planner.recipe, "MOST_KINDS", 3)
+    monkeypatch.setattr(lightning_plugin.planner.recipes.recipe, "MOST_KINDS", 3)
     monkeypatch.setattr(lightning_plugin.execute.rehearsal, "MOST_PASSES", 40)
     monkeypatch.setattr(lightning_plugin.execute.rehearsal, "MOST_TRACES", 10)
     monkeypatch.setattr(lightning_plugin.settings, "MOST_PLANS", 4)
@@ -218,7 +218,7 @@ def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
 
     class Asked(Recipe):
         def at(self, network: Network, rates: Rates, lower: Lower) -> Any:
-            asked.append(lightning_plugin.planner.recipe.positions(network.nodes))
+            asked.append(lightning_plugin.planner.recipes.recipe.positions(network.nodes))
             return super().at(network, rates, lower)
 
     counting = Asked(**{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})

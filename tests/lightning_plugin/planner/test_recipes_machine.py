@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_plugin import BudgetError, TiledModule
-from lightning_plugin.planner import shelf
 from lightning_plugin.planner.cache import VARIABLE
+from lightning_plugin.planner.recipes import shelf
 from tests.exactness import TOLERANCE, difference
 from tests.machines import DAMAGES, Machine, go_through
 from tests.stopping import counting

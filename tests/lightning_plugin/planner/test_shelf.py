@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import lightning_plugin.planner.recipe
+import lightning_plugin.planner.recipes.recipe
 import lightning_plugin.settings
 from lightning_plugin import TiledModule
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner import shelf
 from lightning_plugin.planner.cache import VARIABLE
+from lightning_plugin.planner.recipes import shelf
 from tests.warm import start
 
 BUDGET = "5MiB"
@@ -79,7 +79,7 @@ def test_the_next_module_looks_up_what_was_planned(kept: Path, monkeypatch: pyte
     first = plans()
     assert len(list(kept.glob("*.json"))) == 1
     monkeypatch.setattr(lightning_plugin.settings, "choose_recipe", refuse)
-    monkeypatch.setattr(lightning_plugin.planner.recipe, "noted", refuse)
+    monkeypatch.setattr(lightning_plugin.planner.recipes.recipe, "noted", refuse)
     assert texts(plans()) == texts(first)
     assert any(map(known, OTHERS)), "no other size went by a formula"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_plugin import BudgetError, LazyImage, SFTStrategy
-from lightning_plugin.planner.optimizers import state_bytes
+from lightning_plugin.planner.analysis.optimizers import state_bytes
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import assert_same, fit, fit_both, trainer

@@ -126,8 +126,8 @@ def test_attempt_turns_an_error_into_a_failed_check():
 
 def test_rates_are_measured_when_asked(monkeypatch, tmp_path, capsys):
     from lightning_plugin import Rates
-    from lightning_plugin.planner import calibrate
     from lightning_plugin.planner.cache import VARIABLE
+    from lightning_plugin.planner.calibration import calibrate
 
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(calibrate, "measure", lambda device: Rates(62e9, 7e9, 7e9, 1.5e9, 2e-5))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box, LazyImage
-from lightning_plugin.planner import cost
+from lightning_plugin.planner.costs import cost
 from wsi_trainer.explain.attribution import METHODS, Method, attribute
 from wsi_trainer.models import (
     VGG,

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.network import Network, cotangent_bytes, is_given
-from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
+from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.rates import Rates
 
 
 @dataclass(frozen=True)

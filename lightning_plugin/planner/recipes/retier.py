@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.lower_maps import beside_parameters, tier_of
-from lightning_plugin.planner.network import Network
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower_maps import beside_parameters, tier_of
 from lightning_plugin.program.program import resolve
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_plugin.graph import Value
-from lightning_plugin.planner.interval import Where
-from lightning_plugin.planner.ways import Room
+from lightning_plugin.planner.search.interval import Where
+from lightning_plugin.planner.search.ways import Room
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from lightning_plugin.errors import PlanError
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import cache
-from lightning_plugin.planner.recipe import Example, Recipe
+from lightning_plugin.planner.recipes.recipe import Example, Recipe
 from lightning_plugin.stretch import Note
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ MOST_FILES = 200
 def sources() -> str:
     """What tells this engine from another version of it: what was planned by one says nothing of another."""
     found = hashlib.sha256()
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     for path in sorted(root.rglob("*.py")):
         found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return found.hexdigest()

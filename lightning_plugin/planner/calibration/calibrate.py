@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from lightning_plugin.planner import cache
-from lightning_plugin.planner.devices import is_here, kinds
-from lightning_plugin.planner.measure import measure
-from lightning_plugin.planner.rates import Rates, rates_of
+from lightning_plugin.planner.calibration.measure import measure
+from lightning_plugin.planner.costs.devices import is_here, kinds
+from lightning_plugin.planner.costs.rates import Rates, rates_of
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from lightning_plugin.dropped import Dropped, passed, still_needed
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.planner.cost import Coster
-from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.lower_maps import NOTHING, LowerMaps, way_back, way_down
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.tiles import Diagonal
-from lightning_plugin.planner.ways import pass_seconds, with_transfers
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.cost import Coster
+from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower_maps import NOTHING, LowerMaps, way_back, way_down
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.costs.tiles import Diagonal
+from lightning_plugin.planner.search.ways import pass_seconds, with_transfers
 from lightning_plugin.program.program import Program, Target, resolve
 from lightning_plugin.program.recall import InBackward
 

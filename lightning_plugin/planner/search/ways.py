@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lightning_plugin.boxes import Grid
-from lightning_plugin.planner.cost import Cost
-from lightning_plugin.planner.interval import Intervals, Where, how_of
-from lightning_plugin.planner.policies import Policy
+from lightning_plugin.planner.costs.cost import Cost
+from lightning_plugin.planner.search.interval import Intervals, Where, how_of
+from lightning_plugin.planner.search.policies import Policy
 
 #: Halos that cost less than this share of a segment's work are not worth sharing.
 WORTH_SHARING = 0.03

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.peak import is_padded, tile_bytes
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.peak import is_padded, tile_bytes
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.split import splits_of
 

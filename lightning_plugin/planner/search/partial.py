@@ -8,8 +8,8 @@ from functools import cached_property, reduce
 
 from lightning_plugin.dropped import Dropped, staying, still_needed
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
-from lightning_plugin.planner.lower_maps import NOTHING, LowerMaps
-from lightning_plugin.planner.ways import Part
+from lightning_plugin.planner.costs.lower_maps import NOTHING, LowerMaps
+from lightning_plugin.planner.search.ways import Part
 
 #: How many partial plans are carried on from a cut,
 MOST_PARTIAL = 24

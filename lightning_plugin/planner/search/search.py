@@ -20,18 +20,18 @@ from functools import partial
 from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
-from lightning_plugin.planner.cuts import Cuts
-from lightning_plugin.planner.grids import COUNTS
-from lightning_plugin.planner.interval import Intervals, Where
-from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.lower_maps import tier_of, way_back, way_down
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.parameters import Copies, Placed
-from lightning_plugin.planner.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
-from lightning_plugin.planner.policies import POLICIES, Policy
-from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.site import Placement, Site
-from lightning_plugin.planner.ways import Part, Room, Tiled, Ways
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.grids import COUNTS
+from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower_maps import tier_of, way_back, way_down
+from lightning_plugin.planner.costs.parameters import Copies, Placed
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.search.cuts import Cuts
+from lightning_plugin.planner.search.interval import Intervals, Where
+from lightning_plugin.planner.search.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
+from lightning_plugin.planner.search.policies import POLICIES, Policy
+from lightning_plugin.planner.search.site import Placement, Site
+from lightning_plugin.planner.search.ways import Part, Room, Tiled, Ways
 
 #: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
 MOST_OPERATORS = 96

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from lightning_plugin.graph import Value
-from lightning_plugin.planner.images import few, free_stages
-from lightning_plugin.planner.interval import Intervals
-from lightning_plugin.planner.lower import Lower, one_way
-from lightning_plugin.planner.network import Network, is_given
-from lightning_plugin.planner.offload import paid
-from lightning_plugin.planner.policies import Policy
-from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.analysis.network import Network, is_given
+from lightning_plugin.planner.costs.lower import Lower, one_way
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.search.images import few, free_stages
+from lightning_plugin.planner.search.interval import Intervals
+from lightning_plugin.planner.search.offload import paid
+from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.fixed import is_entire
 
 #: Cuts inside stages that are considered; of more, those where least is alive.

@@ -14,8 +14,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.errors import PlanError
 from lightning_plugin.options import Chains
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.optimizers import state_for
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.private import version
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.trees import tree_leaves

@@ -15,10 +15,10 @@ from functools import cached_property
 from lightning_plugin.execute.rehearsal import Passes, kind_of
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
-from lightning_plugin.planner.describe import describe, sizes_of
-from lightning_plugin.planner.glass import Scene, scene
-from lightning_plugin.planner.profile import Profile, profile
-from lightning_plugin.planner.repeats import Repeats
+from lightning_plugin.planner.analysis.describe import describe, sizes_of
+from lightning_plugin.planner.analysis.glass import Scene, scene
+from lightning_plugin.planner.analysis.profile import Profile, profile
+from lightning_plugin.planner.analysis.repeats import Repeats
 from lightning_plugin.program.fixed import spatial_axes, stages
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.pieces import uncut_from

@@ -30,14 +30,14 @@ from lightning_plugin.execute.gradients import FEW
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import Source
 from lightning_plugin.plan import Plan, SegmentForecast, SegmentPlan
-from lightning_plugin.planner.account import Account, Reading, account
-from lightning_plugin.planner.lower import Lower
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.predict import predict
-from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.rehearse import noted
-from lightning_plugin.planner.representative import candidates, effort, heaviest, within
-from lightning_plugin.planner.retier import retiered
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.recipes.retier import retiered
+from lightning_plugin.planner.rehearsal.account import Account, Reading, account
+from lightning_plugin.planner.rehearsal.rehearse import noted
+from lightning_plugin.planner.rehearsal.representative import candidates, effort, heaviest, within
+from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.program.program import Program, resolve
 from lightning_plugin.stretch import Note
 

@@ -15,10 +15,10 @@ from lightning_plugin.chain import chains
 from lightning_plugin.execute.streams import derived
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Captured, Spread, VectorOp
-from lightning_plugin.planner.lower import Lower, one_way
-from lightning_plugin.planner.lower_maps import beside_parameters
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.rates import Rates
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.lower import Lower, one_way
+from lightning_plugin.planner.costs.lower_maps import beside_parameters
+from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.residency.mapped import fills_its_memory
 from lightning_plugin.rules.reductions import wide
 

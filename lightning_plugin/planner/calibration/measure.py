@@ -18,9 +18,9 @@ from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
 from lightning_plugin.layout import Layout
 from lightning_plugin.memory import machine_memory
-from lightning_plugin.planner.predict import predict
-from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.recorded import recorded
+from lightning_plugin.planner.analysis.recorded import recorded
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.residency.disk import DiskFile

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_plugin.boxes import Grid, reference_of
-from lightning_plugin.planner.interval import Intervals, Where
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.tiles import carried
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.tiles import carried
+from lightning_plugin.planner.search.interval import Intervals, Where
 
 #: One position may take this part of a budget.
 PART = 1 / 4

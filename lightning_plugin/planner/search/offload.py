@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.planner.network import Network, is_given
+from lightning_plugin.planner.analysis.network import Network, is_given
 
 
 def paid(

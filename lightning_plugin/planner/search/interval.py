@@ -11,13 +11,22 @@ from lightning_plugin.boxes import Grid, pieces_of, reference_of
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
-from lightning_plugin.planner.cost import Cost, Coster
-from lightning_plugin.planner.glass import ALL, Distinct
-from lightning_plugin.planner.grids import COUNTS, SCANS, Choice, Floor, first_that, image_counts, nested, row_grid
-from lightning_plugin.planner.network import Network, cotangent_bytes, is_given
-from lightning_plugin.planner.policies import Policy
-from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.tiles import Diagonal
+from lightning_plugin.planner.analysis.glass import ALL, Distinct
+from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
+from lightning_plugin.planner.costs.cost import Cost, Coster
+from lightning_plugin.planner.costs.grids import (
+    COUNTS,
+    SCANS,
+    Choice,
+    Floor,
+    first_that,
+    image_counts,
+    nested,
+    row_grid,
+)
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.costs.tiles import Diagonal
+from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
 

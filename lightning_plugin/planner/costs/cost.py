@@ -9,12 +9,12 @@ from functools import cache, cached_property
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp
-from lightning_plugin.planner.glass import ALL, Distinct
-from lightning_plugin.planner.grids import Floor
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.peak import Peaks, tile_bytes
-from lightning_plugin.planner.rates import Rates
-from lightning_plugin.planner.tiles import Diagonal, carried
+from lightning_plugin.planner.analysis.glass import ALL, Distinct
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.costs.grids import Floor
+from lightning_plugin.planner.costs.peak import Peaks, tile_bytes
+from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.costs.tiles import Diagonal, carried
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.recall import InBackward, is_unread
 from lightning_plugin.program.scan import ScanTile, scan

@@ -15,8 +15,8 @@ from functools import cached_property
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Source, TileOp
-from lightning_plugin.planner.network import Network
-from lightning_plugin.planner.profile import Profile
+from lightning_plugin.planner.analysis.network import Network
+from lightning_plugin.planner.analysis.profile import Profile
 from lightning_plugin.program.pieces import Strip
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.attention import Attention

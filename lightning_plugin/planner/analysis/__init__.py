@@ -1,0 +1,1 @@
+"""What a recording needs, as far as planning asks: operators, their profiles, and what repeats."""

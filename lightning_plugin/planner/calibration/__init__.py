@@ -1,0 +1,1 @@
+"""The rates of this machine's own device."""

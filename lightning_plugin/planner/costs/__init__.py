@@ -1,0 +1,1 @@
+"""Memory and time of tiles and tiers, predicted without running anything."""

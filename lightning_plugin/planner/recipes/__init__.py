@@ -1,0 +1,1 @@
+"""Plans found for one size, for other sizes and other processes."""

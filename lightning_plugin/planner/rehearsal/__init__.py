@@ -1,0 +1,1 @@
+"""What a plan holds, found by running it on tensors without data."""
