@@ -104,8 +104,9 @@ def plan(case: Case) -> Planned:
 def started(case: Case) -> Planned:
     """A plan as `TiledModule` comes by it: from the cache, if it is there."""
     imports, net = ready(case)
-    settings = Settings(Options(budget=parse_bytes(BUDGET)), device=DEVICE, accumulates=True)
-    with recorded(net, (1, 3, case.side, case.side), torch.float32) as (network, _):
+    options = Options(budget=parse_bytes(BUDGET))
+    settings = Settings(options, device=DEVICE, accumulates=True)
+    with recorded(net, (1, 3, case.side, case.side), torch.float32, chains=options.chains) as (network, _):
         begin = time.process_time()
         found = settings.choose(network.recording)
         return Planned(imports, time.process_time() - begin, found.to_json())
