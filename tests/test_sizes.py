@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("lightning_plugin", "wsi_trainer")
+from tests.test_layers import PACKAGES, files
+
 #: Lines of a file, and arguments of a constructor.
 LINES, ARGUMENTS = 400, 8
 
 #: Files that are longer.
 LONGER = {
-    "wsi_trainer/models/classifier.py": "a LightningModule, whose hooks belong to one class",
+    "wsi_trainer.models.classifier": "a LightningModule, whose hooks belong to one class",
 }
 
 #: What has more arguments. Each is a record whose fields are named where it is made.
@@ -61,16 +60,15 @@ RECORDS = {
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """Each file by its path, and what is in it."""
+    """Each module, and what is in its file."""
     for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), path.read_text()
+        for name, path in files(package).items():
+            yield name, path.read_text()
 
 
 def constructors() -> Iterator[tuple[str, int]]:
     """Each class, and of how many arguments it is made."""
-    for path, text in sources():
-        module = path.removesuffix(".py").replace("/", ".")
+    for module, text in sources():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef):
                 yield f"{module}.{node.name}", arguments(node)
@@ -93,7 +91,7 @@ def is_argument(field: ast.AnnAssign) -> bool:
 
 
 def test_files_can_be_read_at_once() -> None:
-    long = {path for path, text in sources() if text.count("\n") > LINES}
+    long = {module for module, text in sources() if text.count("\n") > LINES}
     assert long == LONGER.keys()
 
 

@@ -269,16 +269,24 @@ class Coster(Peaks):
 
         Every tile reads the node's vectors. A map that is made needs memory, and where it is large, fresh memory.
         """
+        size, _ = self.sizes[node.serial]
+        inplace = node.inplace is not None and not backward
+        whole, each = self.whole_and_each(node, 0 if inplace else size * share / tiles)
+        seconds = tiles * each
+        if self.strips and isinstance(node.op, Attention):
+            seconds += tiles * self.pieces * (PULLED if backward else ATTENDED) * self.rates.call
+        return seconds + share * whole
+
+    def whole_and_each(self, node: Node, size: float) -> tuple[float, float]:
+        """Seconds of computing all of a node in tiles of so many bytes, and of each tile beside that."""
         p, rates = self.network.profiles[node.serial], self.rates
         if p.views is not None:
-            return tiles * rates.call
-        size, vectors = self.sizes[node.serial]
-        inplace = node.inplace is not None and not backward
-        byte = self.byte(node, 0 if inplace else size * share / tiles)
-        seconds = tiles * (rates.call + vectors * rates.byte(vectors, rates.memory))
-        if self.strips and isinstance(node.op, Attention):
-            seconds += tiles * self.pieces * (PULLED if backward else ATTENDED) * rates.call
-        return seconds + share * (p.flops / rates.flops + p.traffic * byte)
+            return 0.0, rates.call
+        window = rates.pool if node.op.kind == "window" else rates.memory
+        far = rates.reorder if p.flops else window
+        byte = 1 / rates.pool if far == rates.pool else rates.byte(size, far)
+        _, vectors = self.sizes[node.serial]
+        return p.flops / rates.flops + p.traffic * byte, rates.call + vectors * rates.byte(vectors, rates.memory)
 
     def floor(self, tiles: Diagonal, backward: bool) -> Floor:
         """What a pass over these tiles says of finer ones; see [Note: floor] in `grids`."""
@@ -293,28 +301,10 @@ class Coster(Peaks):
                 times += any(v.requires_grad for v in node.maps)
                 with_arithmetic = self.network.profiles[node.serial].flops > 0
                 times += with_arithmetic and any(v.requires_grad for v in node.vectors)
-            floor = self.least_time(node, 1.0 if shares is None else shares[node.serial])
-            computed, each = computed + times * floor.computed, each + times * floor.tile
+            whole, tile = self.whole_and_each(node, 0)
+            computed += times * whole * (1.0 if shares is None else shares[node.serial])
+            each += times * tile
         return Floor(computed, each)
-
-    def least_time(self, node: Node, share: float) -> Floor:
-        """What `time` is not below for at least this share of a node."""
-        p, rates = self.network.profiles[node.serial], self.rates
-        if p.views is not None:
-            return Floor(0.0, rates.call)
-        _, vectors = self.sizes[node.serial]
-        fastest = self.byte(node, 0)
-        return Floor(
-            share * (p.flops / rates.flops + p.traffic * fastest),
-            rates.call + vectors * rates.byte(vectors, rates.memory),
-        )
-
-    def byte(self, node: Node, size: float) -> float:
-        """Seconds for a byte that a node moves, of tiles of so many bytes."""
-        rates = self.rates
-        window = rates.pool if node.op.kind == "window" else rates.memory
-        far = rates.reorder if self.network.profiles[node.serial].flops else window
-        return 1 / rates.pool if far == rates.pool else rates.byte(size, far)
 
     def back(self, node: Node, share: float, tiles: int) -> float:
         """Seconds of the way back."""

@@ -40,12 +40,13 @@ class Diagonal:
         return self.grid.ends([t.map.space.extent for t in self.program.targets])
 
     @cached_property
-    def several(self) -> int:
-        """How many tiles there are."""
+    def count(self) -> int:
+        """How many tiles stand for all: as many as on the axis that has most."""
         return max(map(len, self.picks))
 
     @cached_property
     def held(self) -> dict[int, dict[int, Box] | None]:
+        """What is known of `need`."""
         return {}
 
     def need(self, i: int) -> dict[int, Box] | None:
@@ -59,12 +60,12 @@ class Diagonal:
     @cached_property
     def needs(self) -> list[dict[int, Box]]:
         """What each of the tiles holds of every map."""
-        return [need for need in map(self.need, range(self.several)) if need is not None]
+        return [need for need in map(self.need, range(self.count)) if need is not None]
 
     @property
     def middle(self) -> dict[int, Box]:
         """What a tile in the middle holds of every map: for grids whose tiles are too large, no other is looked at."""
-        found = self.need(self.several // 2)
+        found = self.need(self.count // 2)
         return self.needs[len(self.needs) // 2] if found is None else found
 
     @cached_property

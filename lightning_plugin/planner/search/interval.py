@@ -217,20 +217,19 @@ class Intervals:
     def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool, level: int) -> Choice:
         """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
         where = Where(begin, end, blind=blind, level=level)
+        glass = None if blind else self.network.glass
 
         def seconds(grid: Grid) -> float:
             return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))[0]
 
         def least(grid: Grid) -> float:
-            if blind or not self.network.glass:
-                return 0.0
-            return self.coster.least(self.work_of(begin, end), grid, backward, self.network.glass.tissue)
+            return self.coster.least(self.work_of(begin, end), grid, backward, glass.tissue) if glass else 0.0
 
         def floor(grid: Grid) -> Floor:
             return self.coster.floor(self.diagonal(begin, end, grid), backward)
 
-        known = self.network.glass and not blind  # a finer grid of it may compute less
-        return Choice(self.allowed(begin, end), seconds, least, None if known else floor)
+        # A finer grid may compute less of what is glass.
+        return Choice(self.allowed(begin, end), seconds, least, None if glass else floor)
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
