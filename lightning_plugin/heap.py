@@ -8,7 +8,8 @@ the holes are given back all at once when there are too many. What cannot be giv
 for the process's own size from then on, and not tried for again.
 
 A process is to grow by no more than the budget, `SHARE` of it, and `SLACK`. Python itself grows by some 60 MiB in
-planning and running a first step; the rest may be holes.
+planning and running a first step; the rest may be holes. Between two looks as much as was freed may become holes, so
+half of them may be there after one, and half may be freed until the next.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 SHARE, SLACK, PYTHON = 0.15, 64 * 2**20, 64 * 2**20
-#: Bytes of holes that any process may keep.
+#: Bytes of holes that any process may have.
 FEWEST = 16 * 2**20
 
 STATM = Path("/proc/self/statm")
@@ -49,8 +50,8 @@ class Heap:
 
     @property
     def most(self) -> int:
-        """The bytes of holes that the process may keep."""
-        return max(FEWEST, int(SHARE * self.budget) + SLACK - PYTHON)
+        """The bytes of holes that the process may keep, and that may be freed before it is looked at again."""
+        return max(FEWEST, int(SHARE * self.budget) + SLACK - PYTHON) // 2
 
     @property
     def due(self) -> bool:

@@ -41,13 +41,13 @@ def make_room(run: SegmentRun, read: Sequence[Boundary], inputs: Sequence[Tensor
     if needs <= room:
         return
     if not run.scans:
-        planned = largest_tile(run, run.backward_grid)
-        before = gradients(run, read, run.backward_grid)
-        for grid in finer(run, run.backward_grid):
-            if run.plan.alike and not refines(run.program, grid, run.backward_grid):
+        planned = run.plan.backward  # a pass before this one may have had to make its tiles smaller
+        largest, before = largest_tile(run, planned), gradients(run, read, planned)
+        for grid in finer(run, planned):
+            if run.plan.alike and not refines(run.program, grid, planned):
                 continue  # others count on the tiles that were planned; see [Note: bulk] in `residency.numbered`
-            fixed = gradients(run, read, grid)
-            part = largest_tile(run, grid) / max(1, planned)
+            fixed = gradients(run, read, grid) + (largest_parts(run, grid) if planned.tiles == 1 else 0)
+            part = largest_tile(run, grid) / max(1, largest)
             if fixed + MARGIN * part * max(0, needs - before) <= room:
                 run.backward_grid = grid
                 return
@@ -166,6 +166,17 @@ def largest_tile(run: SegmentRun, grid: Grid) -> float:
     maps = {id(v): v for n in run.program.steps for v in (*n.maps, *n.outputs) if v.is_map}
     each = {key: v.bytes / max(1, math.prod(v.space.extent)) for key, v in maps.items()}
     return max(sum(each[key] * box.positions for key, box in need.items()) for need, _ in outline(run.program, grid))
+
+
+def largest_parts(run: SegmentRun, grid: Grid) -> float:
+    """The bytes of the parts of whole maps that a tile reads or is given the cotangent of: where they do not lie in one
+    piece, operators copy them first. A single tile has the whole maps, which do."""
+    program = run.program
+    read = {id(v): v.bytes / max(1, math.prod(v.space.extent)) for v in program.reads}
+    stored = [t.stored for t in program.targets if t.stored is not None]
+    given = {id(v): v.bytes / max(1, math.prod(v.space.extent)) for v in stored}
+    tiles = [need for need, _ in outline(program, grid)]
+    return max(sum(each[k] * need[k].positions for each in (read, given) for k in each if k in need) for need in tiles)
 
 
 def finer(run: SegmentRun, grid: Grid) -> Iterator[Grid]:

@@ -54,6 +54,17 @@ def test_what_is_somebody_elses_is_tried_for_once(times: list[int]) -> None:
     assert len(times) == before + 1 and found.beside < process_memory() + MIB
 
 
+@pytest.mark.parametrize("budget", [1, 64 * MIB, 256 * MIB, 2**34])
+def test_holes_and_what_is_freed_between_two_looks_are_no_more_than_was_promised(budget: int) -> None:
+    found = Heap(budget)
+    promised = max(16 * MIB, 0.15 * budget)
+    assert promised - 2 <= 2 * found.most <= promised
+    found.freed = found.most
+    assert not found.due
+    found.freed += 1
+    assert found.due
+
+
 def test_a_ledger_looks_when_much_was_freed() -> None:
     ledger = Ledger()
     ledger.heap = Heap(200 * MIB)

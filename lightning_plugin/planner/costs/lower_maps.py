@@ -63,17 +63,44 @@ def tier_of(
     return lower.tier(after.parameter_bytes + lower.calls * after.host_bytes, cotangents)
 
 
-def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> float:
-    """Seconds that so many bytes of maps take to a tier, where others have gone before."""
+@dataclass(frozen=True, slots=True)
+class Transit:
+    """The seconds of transfers: those in which the processors that compute are ``busy`` with them, and those in which
+    somebody else is, so that they pass beside the work on other tiles.
+
+    A file in the system's memory is copied by the processor, and where all of a CPU's compute, that is never beside
+    their work.
+    """
+
+    busy: float = 0.0
+    beside: float = 0.0
+
+    def __add__(self, other: Transit) -> Transit:
+        return Transit(self.busy + other.busy, self.beside + other.beside)
+
+    def times(self, count: int) -> Transit:
+        return Transit(count * self.busy, count * self.beside)
+
+    def with_work(self, work: float, ahead: bool) -> float:
+        """The seconds of a pass that works for so long, with these transfers ahead of it or in turns with it."""
+        return self.busy + (max(work, self.beside) if ahead else work + self.beside)
+
+
+#: No transfers.
+NONE = Transit()
+
+
+def way_down(rates: Rates, before: LowerMaps, tier: str, size: int) -> Transit:
+    """What so many bytes of maps take to a tier, where others have gone before."""
     if tier == "host":
-        return size / rates.host
+        return Transit(beside=size / rates.host)
     cached = min(size, max(0, rates.cache - before.disk_bytes))
-    return cached / rates.file + (size - cached) / rates.disk
+    return Transit(cached / rates.file, (size - cached) / rates.disk)
 
 
-def way_back(rates: Rates, there: LowerMaps, sizes: Mapping[int, int]) -> float:
-    """Seconds that maps, whose bytes are known by identity, take from where they are below the device."""
+def way_back(rates: Rates, there: LowerMaps, sizes: Mapping[int, int]) -> Transit:
+    """What maps, whose bytes are known by identity, take from where they are below the device."""
     host = sum(size for key, size in sizes.items() if key in there.host)
     disk = sum(sizes.values()) - host
     cached = disk * min(1.0, rates.cache / max(1, there.disk_bytes))
-    return host / rates.host + cached / rates.file + (disk - cached) / rates.disk
+    return Transit(cached / rates.file, host / rates.host + (disk - cached) / rates.disk)

@@ -137,7 +137,7 @@ def size_of(term: Term, sizes: Sequence[int]) -> int:
 
 #: Of each grid of a plan, the sides of its largest tile, shorter than they should be where a map is; and whether it has
 #: many tiles, over which gradients are added up in another type (`gradients.type_of_sum`); and whether maps are on the
-#: host.
+#: host. A segment that is kept has no tiles, whatever the size.
 Kinds = tuple[tuple[tuple[int, ...], bool, bool], ...]
 
 
@@ -317,7 +317,7 @@ def sizes_of_worst(program: Program, grid: Grid, network: Network) -> tuple[tupl
 def kinds_of(plan: Plan, nodes: Sequence[Node]) -> Kinds:
     found = []
     for s, extent in zip(plan.segments, references(plan, nodes), strict=True):
-        for grid in (s.forward, s.backward):
+        for grid in () if s.keep else (s.forward, s.backward):
             sides = tuple(min(side, size) for side, size in zip(sides_of(grid, extent), extent, strict=False))
             found.append((sides, grid.tiles > FEW, s.tier == "host"))
     return tuple(found)

@@ -14,6 +14,7 @@ from lightning_plugin.planner.search.interval import Intervals
 from lightning_plugin.planner.search.offload import paid
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.fixed import is_entire
+from lightning_plugin.program.recall import is_unread
 
 #: Cuts inside stages that are considered; of more, those where least is alive.
 MOST_CUTS = 48
@@ -56,7 +57,8 @@ class Cuts:
             return sorted(must)
         if self.policy.cuts == "paid":
             return sorted(must | set(paid(self.network, self.intervals.once, self.transfer)))
-        return sorted(must | set(valleys(self.network, must)))
+        inside = valleys(self.network, must)
+        return sorted(must | with_unread(self.network, inside, must))
 
     def transfer(self, maps: Sequence[Value]) -> float:
         """The seconds in which maps reach the tier below."""
@@ -82,6 +84,33 @@ def valleys(network: Network, must: set[int]) -> list[int]:
         and (size[i] < size[i + 1] or (size[i] <= size[i + 1] and heavy(network, i)))
     ]
     return sorted(found, key=lambda i: size[i])[:MOST_CUTS] if len(found) > MOST_CUTS else found
+
+
+def with_unread(network: Network, cuts: Sequence[int], must: set[int]) -> set[int]:
+    """Cuts with those behind operators that are pulled back without their results, as far as all that lies between is
+    done again at little cost: in their place where no more is alive there, else beside them. See [Note: unread] in
+    `rules.unread`."""
+    size, found = sizes(network), set(cuts)
+    for cut in cuts if network.trains else ():
+        unread = unread_before(network, cut, must)
+        if unread is not None:
+            found.add(unread)
+            if size[unread] <= size[cut]:
+                found.discard(cut)
+    return found
+
+
+def unread_before(network: Network, cut: int, must: set[int]) -> int | None:
+    """The nearest place before a cut where a segment may end with a result that its backward does not need."""
+    for i in range(cut, 0, -1):
+        made = network.order[i - 1]
+        if i in must:
+            break
+        if made.outputs[0].requires_grad and is_unread(made):
+            return i
+        if network.profiles[made.serial].flops:
+            break
+    return None
 
 
 def sizes(network: Network) -> list[int]:

@@ -10,10 +10,10 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.cost import Coster
 from lightning_plugin.planner.costs.lower import Lower
-from lightning_plugin.planner.costs.lower_maps import NOTHING, LowerMaps, way_back, way_down
+from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, Transit, way_back, way_down
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.tiles import Diagonal
-from lightning_plugin.planner.search.ways import pass_seconds, with_transfers
+from lightning_plugin.planner.search.ways import with_transfers
 from lightning_plugin.program.program import Program, Target, resolve
 from lightning_plugin.program.recall import InBackward
 
@@ -49,13 +49,13 @@ class Gone:
         mine = stored_below(segment, targets)
         return Gone(self.there.more(segment.tier, frozenset(mine), sum(mine.values())), {**self.sizes, **mine})
 
-    def down(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> float:
-        """Seconds that what a segment stores takes to its tier."""
+    def down(self, rates: Rates, segment: SegmentPlan, targets: Sequence[Target]) -> Transit:
+        """What it takes for what a segment stores to get to its tier."""
         mine = stored_below(segment, targets)
-        return way_down(rates, self.there, segment.tier, sum(mine.values())) if mine else 0.0
+        return way_down(rates, self.there, segment.tier, sum(mine.values())) if mine else NONE
 
-    def back(self, rates: Rates, maps: Iterable[int]) -> float:
-        """Seconds that those of some maps take that have gone."""
+    def back(self, rates: Rates, maps: Iterable[int]) -> Transit:
+        """What those of some maps take that have gone."""
         return way_back(rates, self.there, {key: self.sizes[key] for key in maps if key in self.sizes})
 
 
@@ -78,8 +78,8 @@ def seconds(
     ``dropped`` others, to which the segment adds."""
     if segment.keep:
         read = {id(v) for t in targets for v in t.node.maps}
-        ways_back = 4 if coster.network.trains else 1  # see `Search.kept`
-        return coster.kept_seconds([t.node for t in targets]) + ways_back * lower.back(coster.rates, read)
+        brings = lower.back(coster.rates, read).times(4 if coster.network.trains else 1)  # see `Search.kept`
+        return brings.with_work(coster.kept_seconds([t.node for t in targets]), ahead=False)
     program = Program.build(targets, lambda v: id(v) in made)
     ways = (False, True) if any(t.requires_grad for t in program.targets) else (False,)
     if segment.halo == "share":
@@ -98,7 +98,7 @@ def seconds(
     if segment.drop:
         maps = frozenset(id(t.stored) for t in targets if t.stored is not None)
         needs = frozenset(map(id, program.reads))
-        mine = Dropped(maps, 0, 0, needs, segment.drop, seconds=pass_seconds(passes[0].seconds, reads, segment.ahead))
+        mine = Dropped(maps, 0, 0, needs, segment.drop, seconds=reads.with_work(passes[0].seconds, segment.ahead))
         total += sum(d.seconds for d in (mine, *passed(still_needed(dropped, needs), segment.drop)))
         dropped.append(mine)
     return total

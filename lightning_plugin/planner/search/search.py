@@ -23,7 +23,7 @@ from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.grids import COUNTS
 from lightning_plugin.planner.costs.lower import Lower
-from lightning_plugin.planner.costs.lower_maps import tier_of, way_back, way_down
+from lightning_plugin.planner.costs.lower_maps import NONE, tier_of, way_back, way_down
 from lightning_plugin.planner.costs.parameters import Copies, Placed
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.cuts import Cuts
@@ -162,7 +162,7 @@ class Search:
         again = making_again(still_needed(before.dropped, read), read)
         if room.ends + again > room.free:
             return None
-        writes = way_down(self.rates, before.lower, placement.tier, placement.below) if leaving else 0.0
+        writes = way_down(self.rates, before.lower, placement.tier, placement.below) if leaving else NONE
         reads = way_back(self.rates, before.lower, self.lower.sizes(brought))
         where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces, before.blind, before.level)
         cut = intervals.strips(begin, end)
@@ -190,7 +190,7 @@ class Search:
             mine = Dropped(placement.maps, placement.size, way.forward[1].bytes, site.read, drop, *once)
             dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, site.read), drop))
         extra = way.work - plain + sum(d.work for d in again)
-        reads = site.reads + (way.forward[0].tiles - 1) * site.keys
+        reads = site.reads + site.keys.times(way.forward[0].tiles - 1)
         back = None if way.backward is None else way.backward[1].seconds
         waiting = self.copies.waiting(where.begin, where.end, way.forward[1].seconds, back)
         seconds = way.with_transfers(site.writes, reads, where.ahead) + waiting + sum(d.seconds for d in again)
@@ -263,9 +263,9 @@ class Search:
         most = max(base + int(work * intervals.lessons.get((begin, end, "kept"), 1.0)), held) + ends + flight
         if most + self.fixed > self.budget:
             return None
-        ways_back = (4 if network.trains else 1) * way_back(self.rates, before.lower, self.lower.sizes(brought))
+        brings = way_back(self.rates, before.lower, self.lower.sizes(brought)).times(4 if network.trains else 1)
         work_seconds = intervals.kept_seconds(begin, end)
-        seconds = work_seconds + ways_back
+        seconds = brings.with_work(work_seconds, ahead=False)
         parts = (work_seconds / 3, 2 * work_seconds / 3) if network.trains else (work_seconds, None)
         seconds += self.copies.waiting(begin, end, *parts)
         peak, part = max(before.peak, most), Part(begin, end, "kept", base + ends + flight + self.fixed, work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_plugin.graph import Value
+from lightning_plugin.planner.costs.lower_maps import Transit
 from lightning_plugin.planner.search.interval import Where
 from lightning_plugin.planner.search.ways import Room
 
@@ -25,8 +26,8 @@ class Placement:
 @dataclass(frozen=True)
 class Site:
     """A tiled segment's surroundings: the maps it reads, the room there is, the bytes of tiles that make again what it
-    reads, and the seconds that its maps take to where they are put and from where they lie; those of ``keys``, of which
-    each tile of queries reads all."""
+    reads, and what its maps take to where they are put and from where they lie; of these the ``keys``, of which each
+    tile of queries reads all."""
 
     where: Where
     placement: Placement
@@ -34,6 +35,6 @@ class Site:
     room: Room
     trains: bool
     again: int
-    writes: float
-    reads: float
-    keys: float
+    writes: Transit
+    reads: Transit
+    keys: Transit

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.planner.costs.cost import Cost
+from lightning_plugin.planner.costs.lower_maps import NONE, Transit
 from lightning_plugin.planner.search.interval import Intervals, Where, how_of
 from lightning_plugin.planner.search.policies import Policy
 
@@ -40,14 +41,14 @@ class Tiled:
     def carried(self) -> int:
         return self.forward[1].carried if self.backward is not None else 0
 
-    def with_transfers(self, writes: float, reads: float, ahead: bool) -> float:
-        """The seconds of both passes, given those of what is written once and read once."""
+    def with_transfers(self, writes: Transit, reads: Transit, ahead: bool) -> float:
+        """The seconds of both passes, given what is written once and read once."""
         back = None if self.backward is None else self.backward[1].seconds
         return with_transfers(self.forward[1].seconds, back, writes, reads, ahead)
 
-    def once(self, reads: float, ahead: bool) -> float:
+    def once(self, reads: Transit, ahead: bool) -> float:
         """The seconds of making what it stores once more."""
-        return pass_seconds(self.forward[1].seconds, reads, ahead)
+        return reads.with_work(self.forward[1].seconds, ahead)
 
     @property
     def forward_bytes(self) -> int:
@@ -85,22 +86,17 @@ class Room:
 
 
 def with_transfers(
-    forward: float, backward: float | None, writes: float, reads: float, ahead: bool, recalled: float = 0.0
+    forward: float, backward: float | None, writes: Transit, reads: Transit, ahead: bool, recalled: Transit = NONE
 ) -> float:
-    """The seconds of a segment's passes with its transfers, given those of what is written once and read once, and of
-    what backward reads back.
+    """The seconds of a segment's passes with its transfers, given what is written once and read once, and what backward
+    reads back.
 
     Backward reads the cotangents of what was written, and its input again, and adds to the cotangents of that.
     """
     passes = [(forward, writes + reads)]
     if backward is not None:
-        passes.append((backward, writes + recalled + 3 * reads))
-    return sum(pass_seconds(work, way, ahead) for work, way in passes)
-
-
-def pass_seconds(work: float, way: float, ahead: bool) -> float:
-    """One pass, given the seconds of its work and of its transfers."""
-    return max(work, way) if ahead else work + way
+        passes.append((backward, writes + recalled + reads.times(3)))
+    return sum(transit.with_work(work, ahead) for work, transit in passes)
 
 
 class Ways:

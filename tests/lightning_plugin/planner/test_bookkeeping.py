@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
@@ -29,6 +30,7 @@ from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.calibration import calibrate
 from lightning_plugin.planner.costs import lower as lower_module
 from lightning_plugin.planner.costs.lower import HOST, Lower, lower_tiers, one_way
+from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, Transit, way_back, way_down
 from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
 from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
@@ -36,7 +38,7 @@ from lightning_plugin.planner.recipes.recipe import proportion, size_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.offload import paid
 from lightning_plugin.planner.search.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
-from lightning_plugin.planner.search.ways import Tiled, pass_seconds, with_transfers
+from lightning_plugin.planner.search.ways import Tiled, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments
 
 # What is live
@@ -172,10 +174,27 @@ def test_of_tiles_those_are_rehearsed_that_no_other_holds() -> None:
 
 
 def test_transfers_are_waited_for_unless_they_go_ahead() -> None:
-    assert pass_seconds(3, 2, False) == 5 and pass_seconds(3, 2, True) == 3 and pass_seconds(1, 2, True) == 2
-    assert with_transfers(3, None, 1, 2, False) == 6
-    assert with_transfers(3, 4, 1, 2, False) == 17, "backward reads cotangents and its input, and adds to what that has"
-    assert with_transfers(3, 4, 1, 2, True) == 3 + 7
+    """Those that the processors that compute have to make are waited for always."""
+    one, two = Transit(beside=1), Transit(beside=2)
+    assert two.with_work(3, False) == 5 and two.with_work(3, True) == 3 and two.with_work(1, True) == 2
+    assert Transit(busy=2).with_work(3, False) == Transit(busy=2).with_work(3, True) == 5
+    assert Transit(1, 4).with_work(3, True) == 5 and Transit(1, 4).times(2) + one == Transit(2, 9)
+    assert with_transfers(3, None, one, two, False) == 6
+    assert with_transfers(3, 4, one, two, False) == 17, "backward reads cotangents and input, and adds to what that has"
+    assert with_transfers(3, 4, one, two, True) == 3 + 7
+
+
+def test_files_are_work_of_the_processor_as_long_as_they_stay_in_memory() -> None:
+    rates = dataclasses.replace(RATES["cpu"], disk=1.0, file=4.0, host=2.0, cache=100)
+    assert way_down(rates, NOTHING, "disk", 80) == Transit(busy=20)
+    assert way_down(rates, LowerMaps(disk_bytes=60), "disk", 80) == Transit(busy=10, beside=40)
+    assert way_down(rates, LowerMaps(disk_bytes=160), "disk", 80) == Transit(beside=80)
+    assert way_down(rates, NOTHING, "host", 80) == Transit(beside=40)
+    assert way_back(rates, LowerMaps(disk_bytes=200), {1: 40, 2: 40}) == Transit(busy=10, beside=40)
+    assert way_back(rates, LowerMaps(frozenset({1}), 40, 40), {1: 40, 2: 40}) == Transit(busy=10, beside=20)
+    assert way_back(rates, NOTHING, {}) == NONE
+    cuda = RATES["cuda"]
+    assert not way_down(cuda, NOTHING, "disk", 80).busy, "a processor that does not compute copies beside the device"
 
 
 def test_what_a_tiled_segment_holds_in_each_way() -> None:
@@ -185,7 +204,12 @@ def test_what_a_tiled_segment_holds_in_each_way() -> None:
     grid = Grid((2, 1))
     both = Tiled("share", (grid, cost), (grid, back), ends=13, stored=17)
     assert (both.carried, both.forward_bytes, both.backward_bytes, both.peak) == (5, 29, 29, 29)
-    assert (both.seconds, both.work, both.once(2.0, False), both.once(2.0, True)) == (4.0, 6.0, 3.0, 2.0)
+    assert (both.seconds, both.work, both.once(Transit(beside=2.0), False), both.once(Transit(beside=2.0), True)) == (
+        4.0,
+        6.0,
+        3.0,
+        2.0,
+    )
     alone = Tiled("recompute", (grid, cost), None, ends=13, stored=17)
     assert (alone.carried, alone.forward_bytes, alone.backward_bytes, alone.peak) == (0, 24, 0, 24)
     assert (alone.seconds, alone.work) == (1.0, 2.0)

@@ -187,17 +187,28 @@ def test_tiles_have_the_sides_that_they_are_given() -> None:
         Grid((3, 2), (40,))
 
 
+def test_plans_that_keep_segments_have_a_formula() -> None:
+    """What is kept has no tiles that could differ from size to size."""
+    module = net(["conv", "norm", "relu", "pool", "conv"])
+    with network(module, (238, 252)) as first, network(module, (244, 262)) as other:
+        found = choose_recipe(first, RATES["cpu"], 1500 << 10, lower_tiers(None, Options()))
+        assert {s.keep for s in found.plan.segments} == {True, False}
+        plan = found.at(other, *BELOW)
+        assert plan is not None and {s.keep for s in plan.segments} == {True, False}
+        assert any(formula is not None for formula in found.formulas.values())
+
+
 def test_what_is_remembered_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images no larger than their tiles have kinds of their own, as most small slides do."""
+    """Images that are shorter than tiles are on an axis have kinds of their own, as most small slides do."""
     monkeypatch.setattr(lightning_plugin.planner.recipes.recipe, "MOST_KINDS", 3)
     monkeypatch.setattr(lightning_plugin.execute.rehearsal, "MOST_PASSES", 40)
     monkeypatch.setattr(lightning_plugin.execute.rehearsal, "MOST_TRACES", 10)
     monkeypatch.setattr(lightning_plugin.settings, "MOST_PLANS", 4)
     module = net(["conv", "norm", "relu", "pool", "conv"])
-    tiled = TiledModule(module, budget="2MiB", calls=1)
+    tiled = TiledModule(module, budget="350KiB", calls=1)
     held = []
     for i in range(24):
-        image = torch.randn(1, 3, 33 + 5 * (i % 12), 97 - 4 * (i % 12))
+        image = torch.randn(1, 3, 88 - 5 * (i % 12), 53 + 4 * (i % 12))
         found = tiled(image)
         found.sum().backward()
         assert (found - module(image)).abs().max() < 1e-4
