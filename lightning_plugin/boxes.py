@@ -41,7 +41,8 @@ class Box:
 
     @property
     def positions(self) -> int:
-        """How many positions the box holds. A search for a plan asks a million times, hence no generator."""
+        """How many positions the box holds. A search for a plan asks a million times, hence no generator, here and
+        below."""
         count = 1
         for lo, hi in zip(self.lo, self.hi):
             if hi <= lo:
@@ -51,7 +52,10 @@ class Box:
 
     @property
     def empty(self) -> bool:
-        return self.positions == 0
+        for lo, hi in zip(self.lo, self.hi):  # noqa: SIM110
+            if hi <= lo:
+                return True
+        return False
 
     @property
     def ndim(self) -> int:

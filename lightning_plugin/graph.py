@@ -78,7 +78,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """One operator call: its rule's operator, what it reads and what it makes.
+    """One operator call: its rule's operator, what it reads (its ``maps`` and ``vectors`` apart) and what it makes.
 
     ``inplace`` is the in-place form of the operator where the user's code used it: wherever nobody else needs the
     input, it may be used again.
@@ -91,18 +91,14 @@ class Node:
     path: str = ""
     inplace: Any = None
     serial: int = field(default_factory=lambda: next(_serial))
+    maps: tuple[Value, ...] = field(init=False)
+    vectors: tuple[Value, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "maps", tuple([v for v in self.inputs if v.is_map]))
+        object.__setattr__(self, "vectors", tuple([v for v in self.inputs if not v.is_map]))
         for v in self.outputs:
             object.__setattr__(v, "node", self)  # the one knot: neither can be made before the other
-
-    @property
-    def maps(self) -> tuple[Value, ...]:
-        return tuple(v for v in self.inputs if v.is_map)
-
-    @property
-    def vectors(self) -> tuple[Value, ...]:
-        return tuple(v for v in self.inputs if not v.is_map)
 
     @property
     def label(self) -> str:

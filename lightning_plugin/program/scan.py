@@ -16,7 +16,8 @@ An operator that turns an axis round needs the last rows first: its segment cann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, ReduceOp, TileOp
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import See
+
+#: How many neighbours on each side tell what a tile of a scan is.
+AROUND = 1
 
 
 @dataclass(frozen=True)
@@ -69,15 +73,29 @@ def axis_of(grid: Grid) -> int:
 
 def scan(program: Program, grid: Grid) -> tuple[ScanTile, ...]:
     """The tiles of a segment in order, with what each hands to the next."""
-    axis = axis_of(grid)
+    return tuple(tiles_of(program, program.owned(grid), axis_of(grid)))
+
+
+def middle_of_scan(program: Program, grid: Grid) -> ScanTile:
+    """The tile in the middle of a scan, by its neighbours alone: what is done when it begins ends where the needs of
+    the tile before it end, what it is handed is of the rows there, and what it keeps begins where the needs of the
+    next begin."""
+    place = grid.tiles // 2
+    first = max(0, place - AROUND)
+    owned = itertools.islice(program.owned(grid), first, place + AROUND + 1)
+    return tiles_of(program, owned, axis_of(grid))[place - first]
+
+
+def tiles_of(program: Program, owned: Iterable[tuple[Box, ...]], axis: int) -> list[ScanTile]:
+    """Tiles that own these boxes of the targets, one after the other."""
     wanted: list[Wanted] = []
     done: dict[int, int] = {}
-    for owned in program.owned(grid):
-        tile = wants(program, owned, done, axis)
+    for boxes in owned:
+        tile = wants(program, boxes, done, axis)
         for serial, box in tile.fresh.items():
             done[serial] = box.hi[axis]
         wanted.append(tile)
-    return tuple(hand_on(program, wanted, axis))
+    return hand_on(program, wanted, axis)
 
 
 @dataclass(frozen=True)

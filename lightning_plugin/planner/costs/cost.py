@@ -17,7 +17,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.tiles import Diagonal, carried
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.recall import InBackward, is_unread
-from lightning_plugin.program.scan import ScanTile, scan
+from lightning_plugin.program.scan import ScanTile, middle_of_scan, scan
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
 
@@ -82,8 +82,9 @@ class Coster(Peaks):
         #: The axes that every operator of a program carries; the program is there so that its identity lasts.
         self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
         self._found: dict[Hashable, tuple[Spent, float]] = {}
-        #: The tiles of a scan, which both directions ask for.
-        self.scanned = cache(scan)
+        #: The tiles of a scan, and the one in the middle with what it holds, which both directions ask for.
+        self.scanned, self.middle_of_scan = cache(scan), cache(middle_of_scan)
+        self.scan_need = cache(self.held_in_scan)
 
     def forward(self, tiles: Diagonal, distinct: Distinct = ALL) -> Cost:
         peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
@@ -181,19 +182,30 @@ class Coster(Peaks):
         """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
         tiles = self.scanned(program, grid)
         carried = [sum(self.carried(program, t).values()) for t in tiles]
-        middle = self.scan_need(program, tiles[len(tiles) // 2])
         shares = self.scan_shares(program, tiles)
         forward, work = self.work(program, shares, len(tiles), False)
         seconds = self.moved(program, False) + forward.all
+        peak = self.scan_peak(program, grid, backward) + 2 * max(carried)
         if not backward:
-            peak = self.forward_peak(program, middle) + 2 * max(carried)
             return Cost(peak, seconds, work, carried=sum(carried))
         back, _ = self.work(program, shares, len(tiles), True)
         unread, unmade = self.unread(program, len(tiles))
         more = self.moved(program, True) + back.all - unread
-        peak = self.backward_peak(program, middle) + self.vectors(program) + 2 * max(carried)
-        peak += self.twice(program, tiles[len(tiles) // 2])
         return Cost(peak, seconds + more, work - unmade, carried=sum(carried))
+
+    def scan_middle(self, program: Program, grid: Grid, backward: bool) -> tuple[int, int]:
+        """Bytes that the tiles of a scan do not do with less than, and those that are handed on from all of them if
+        every tile hands on as many, known by the one in the middle."""
+        carried = sum(self.carried(program, self.middle_of_scan(program, grid)).values())
+        return self.scan_peak(program, grid, backward) + 2 * carried, (grid.tiles - 1) * carried
+
+    def scan_peak(self, program: Program, grid: Grid, backward: bool) -> int:
+        """The bytes of a scan's tile in the middle beside what it is handed and hands on."""
+        need = self.scan_need(program, grid)
+        if not backward:
+            return self.forward_peak(program, need)
+        again = self.twice(program, self.middle_of_scan(program, grid))
+        return self.backward_peak(program, need) + self.vectors(program) + again
 
     def scan_least(self, program: Program, grids: Sequence[Grid], trains: bool) -> float:
         """Seconds below which no scan on one of these grids is, forward and on the way back, without looking at tiles:
@@ -220,8 +232,9 @@ class Coster(Peaks):
             if self.network.profiles[n.serial].saves_output
         )
 
-    def scan_need(self, program: Program, tile: ScanTile) -> dict[int, Box]:
-        """What a tile of a scan holds of every map."""
+    def held_in_scan(self, program: Program, grid: Grid) -> dict[int, Box]:
+        """What a scan's tile in the middle holds of every map."""
+        tile = self.middle_of_scan(program, grid)
         made = {n.serial: id(n.outputs[0]) for n in program.steps if not isinstance(n.op, ReduceOp)}
         held = {made[s]: tile.held(s) for s in {*tile.fresh, *tile.carried}}
         return {**tile.reads, **held}

@@ -134,6 +134,18 @@ class Held:
         return int(size * self.share.get(facts.measure, 0.0)) if size else 0
 
 
+@dataclass(eq=False)
+class Tile:
+    """What is known of one tile of a program, wherever the maps lie that it reads and writes: what it needs, holds, and
+    its peaks beside transfers. The program and the needs are there so that their identity lasts."""
+
+    program: Program
+    need: Mapping[int, Box]
+    held: Held
+    forward: int | None = None
+    backward: int | None = None
+
+
 class Peaks:
     """Peaks of tiles, and of whole intervals that are kept, of one network."""
 
@@ -149,6 +161,7 @@ class Peaks:
         #: In how many pieces a segment reads keys, and which maps these are.
         self.pieces = 1
         self.strips: Mapping[int, Strip] = {}
+        self._tiles: dict[tuple[int, int, int], Tile] = {}
 
     @cached_property
     def facts(self) -> dict[int, Facts]:
@@ -231,10 +244,32 @@ class Peaks:
             source = facts.maps[0]
         return source if source in books.owner else None
 
+    def tile(self, program: Program, need: Mapping[int, Box]) -> Tile:
+        """A tile that may have been asked for in other surroundings."""
+        key = id(program), id(need), self.pieces if self.strips else 1
+        if key not in self._tiles:
+            self._tiles[key] = Tile(program, need, self.held(program, need))
+        return self._tiles[key]
+
+    def beside(self, tile: Tile, backward: bool) -> int:
+        """What transfers take as long as a tile lasts."""
+        return self.buffers(tile.program, tile.held, backward) + self.prefetched(tile.program, tile.held)
+
     def forward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
-        held = self.held(program, need)
+        tile = self.tile(program, need)
+        if tile.forward is None:
+            tile.forward = self.forward_alone(program, need, tile.held)
+        return self.beside(tile, False) + tile.forward
+
+    def backward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
+        tile = self.tile(program, need)
+        if tile.backward is None:
+            tile.backward = self.backward_alone(program, need, tile.held)
+        return self.beside(tile, True) + tile.backward
+
+    def forward_alone(self, program: Program, need: Mapping[int, Box], held: Held) -> int:
+        """A tile's forward, beside no transfers."""
         books = Books()
-        books.add(self.buffers(program, held, backward=False) + self.prefetched(program, held))
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
@@ -257,11 +292,10 @@ class Peaks:
                     books.drop(key)
         return books.peak
 
-    def backward_peak(self, program: Program, need: Mapping[int, Box], ends: int = 0) -> int:
-        """The tile's forward with grad, then its backward, node by node; ``ends`` is what the cotangents take."""
-        held = self.held(program, need)
+    def backward_alone(self, program: Program, need: Mapping[int, Box], held: Held, ends: int = 0) -> int:
+        """A tile's forward with grad, then its backward, node by node, beside no transfers; ``ends`` is what the
+        cotangents take."""
         books = Books()
-        books.add(self.buffers(program, held, backward=True) + self.prefetched(program, held))
         for v in program.reads:
             if id(v) in need:
                 books.make(id(v), self.read_bytes(v, held.bytes[id(v)]))
@@ -352,7 +386,9 @@ class Peaks:
         )
         program = Program((), tuple(nodes), tuple(reads.values()), (), last, overwrite)
         need = {id(v): Box.whole(v.space.extent) for n in nodes for v in (*n.maps, *n.outputs) if v.is_map}
+        held = self.held(program, need)
+        forward = self.forward_alone(program, need, held)
         if not network.trains:
-            return self.forward_peak(program, need)
+            return forward
         ends = sum(v.bytes for k, v in alive.items() if v.requires_grad and k in made)
-        return max(self.backward_peak(program, need, ends), self.forward_peak(program, need))
+        return max(self.backward_alone(program, need, held, ends), forward)

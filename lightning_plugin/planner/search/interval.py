@@ -34,8 +34,12 @@ from lightning_plugin.program.program import Program, Target
 MEMOIZED = (
     "program", "outline", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost",
     "kept_peak", "plain_work", "distinct", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path",
-    "strips", "scan_grids", "scan_least",
+    "strips", "scan_grids", "scan_least", "scan_middle",
 )  # fmt: skip
+
+#: All tiles of a scan hand on at least so much of what they would if each were as the one in the middle: where their
+#: borders lie on other rows of a map that is halved, a few differ by a row.
+AT_LEAST = 0.5
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,15 @@ class Intervals:
         peak = self.coster.backward_peak if backward else self.coster.forward_peak
         return peak(tiles.program, tiles.middle)
 
+    def scan_middle(self, where: Where, grid: Grid, backward: bool) -> tuple[float, float]:
+        """The bytes of a scan's tile in the middle, no more than `scan_cost` says, and what all tiles hand on if they
+        are like it: quickly known."""
+        self.surround(where)
+        try:
+            return self.coster.scan_middle(self.work_of(where.begin, where.end), grid, backward)
+        except PlanError:
+            return math.inf, math.inf
+
     def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool, level: int) -> Choice:
         """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
         where = Where(begin, end, blind=blind, level=level)
@@ -258,7 +271,11 @@ class Intervals:
         here = self.costed(where)
         grids = self.scan_grids(here.begin, here.end)
         lessons = [self.lessons.get((where.begin, where.end, how), 1.0) for how in ("scan forward", "scan backward")]
-        for grid in grids[first_that(grids, lambda g: self.middle(here, g, trains) <= 2 * room) :]:
+        lesson = lessons[1] if trains else lessons[0]
+        for grid in grids[first_that(grids, lambda g: lesson * self.scan_middle(here, g, trains)[0] <= room) :]:
+            middle, handed = self.scan_middle(here, grid, trains)
+            if trains and lesson * middle + AT_LEAST * handed > room:
+                continue
             forward = self.scan_cost(here, grid, False)
             held = forward.carried if forward is not None and trains else 0
             if forward is None or held > room:  # finer ones hand more rows on
