@@ -11,13 +11,16 @@ No rule knows of this: what an operator needs for its fresh rows is what its rul
 begins with what was carried in forward (so both directions use one grid), and what a tile hands on is one more result
 of it, whose cotangent is the gradient of what the next one was handed: backward goes through the tiles in reverse.
 
+Node by node from the end back, a node's rows are known in all tiles when those of all that read what it makes are: what
+is done of it when a tile begins, and what tiles hand on, depends on nothing before it. So scans of programs that end at
+the same place and are cut alike have these rows in common.
+
 An operator that turns an axis round needs the last rows first: its segment cannot be a scan, and `scan` says so.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +34,6 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, ReduceOp, TileOp
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import See
-
-#: How many neighbours on each side tell what a tile of a scan is.
-AROUND = 1
 
 
 @dataclass(frozen=True)
@@ -73,94 +73,108 @@ def axis_of(grid: Grid) -> int:
 
 def scan(program: Program, grid: Grid) -> tuple[ScanTile, ...]:
     """The tiles of a segment in order, with what each hands to the next."""
-    return tuple(tiles_of(program, program.owned(grid), axis_of(grid)))
-
-
-def middle_of_scan(program: Program, grid: Grid) -> ScanTile:
-    """The tile in the middle of a scan, by its neighbours alone: what is done when it begins ends where the needs of
-    the tile before it end, what it is handed is of the rows there, and what it keeps begins where the needs of the
-    next begin."""
-    place = grid.tiles // 2
-    first = max(0, place - AROUND)
-    owned = itertools.islice(program.owned(grid), first, place + AROUND + 1)
-    return tiles_of(program, owned, axis_of(grid))[place - first]
-
-
-def tiles_of(program: Program, owned: Iterable[tuple[Box, ...]], axis: int) -> list[ScanTile]:
-    """Tiles that own these boxes of the targets, one after the other."""
-    wanted: list[Wanted] = []
-    done: dict[int, int] = {}
-    for boxes in owned:
-        tile = wants(program, boxes, done, axis)
-        for serial, box in tile.fresh.items():
-            done[serial] = box.hi[axis]
-        wanted.append(tile)
-    return hand_on(program, wanted, axis)
+    tiles = tuple(program.owned(grid))
+    owned = {t.node.serial: [boxes[i] for boxes in tiles] for i, t in enumerate(program.targets)}
+    needs = Needs(axis_of(grid), len(tiles))
+    rows = {node.serial: needs.of(node, owned.get(node.serial)) for node in reversed(program.steps)}
+    return tuple(
+        ScanTile(
+            boxes,
+            {id(v): needs.open[i][id(v)] for v in program.reads if id(v) in needs.open[i]},
+            {serial: box for serial, row in rows.items() if (box := row.fresh[i]) is not None},
+            {serial: box for serial, row in rows.items() if (box := row.carried[i]) is not None},
+            {serial: box for serial, row in rows.items() if (box := row.kept[i]) is not None},
+        )
+        for i, boxes in enumerate(tiles)
+    )
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a tile needs of every map, and the rows of it that no earlier tile has computed."""
+class Rows:
+    """What each tile of a scan computes of one map, is handed and hands on, and what it needs for that of the maps that
+    the node reads."""
 
-    owned: tuple[Box, ...]
-    reads: dict[int, Box]
-    whole: dict[int, Box]
-    fresh: dict[int, Box]
+    fresh: list[Box | None]
+    carried: list[Box | None]
+    kept: list[Box | None]
+    wanted: list[tuple[Box, ...]]
 
 
-def wants(program: Program, owned: Sequence[Box], done: Mapping[int, int], axis: int) -> Wanted:
-    """From the targets back: an operator needs inputs for its fresh rows only."""
-    need: dict[int, Box] = {}
-    reducing = {t.node.serial: box for t, box in zip(program.targets, owned, strict=True) if t.stored is None}
-    for t, box in zip(program.targets, owned, strict=True):
-        if t.stored is not None and not box.empty:
-            need[id(t.stored)] = box
-    whole: dict[int, Box] = {}
-    fresh: dict[int, Box] = {}
-    for node in reversed(program.steps):
+class Needs:
+    """What the tiles of a scan along an axis need, from its end back: ``open`` are, for each tile, the boxes of maps
+    whose nodes were not looked at."""
+
+    def __init__(self, axis: int, tiles: int) -> None:
+        self.axis = axis
+        self.open: list[dict[int, Box]] = [{} for _ in range(tiles)]
+
+    def of(self, node: Node, owned: Sequence[Box] | None) -> Rows:
+        """The rows of a node, after those of all that read what it makes; ``owned`` are the boxes that tiles own of it
+        if it is a target."""
         if isinstance(node.op, ReduceOp):
-            out = reducing[node.serial]
-        elif id(node.outputs[0]) in need:
-            whole[node.serial] = box = need[id(node.outputs[0])]
-            out = box.replace(axis, max(box.lo[axis], done.get(node.serial, 0)), box.hi[axis])
-            if not out.empty:
-                fresh[node.serial] = out
-        else:
-            continue
-        if out.empty:
-            continue
-        for v, wanted in zip(node.maps, node.op.need(out), strict=True):  # type: ignore[attr-defined]
-            need[id(v)] = need[id(v)].hull(wanted) if id(v) in need else wanted
-    reads = {id(v): need[id(v)] for v in program.reads if id(v) in need}
-    return Wanted(tuple(owned), reads, whole, fresh)
+            assert owned is not None
+            nothing: list[Box | None] = [None] * len(owned)
+            return Rows(nothing, nothing, nothing, [self.read(node, box, i) for i, box in enumerate(owned)])
+        axis, done = self.axis, 0
+        whole = [self.take(id(node.outputs[0]), i, owned) for i in range(len(self.open))]
+        fresh: list[Box | None] = []
+        for box in whole:
+            rows = None if box is None else box.replace(axis, max(box.lo[axis], done), box.hi[axis])
+            if rows is None or rows.empty:
+                fresh.append(None)
+            else:
+                fresh.append(rows)
+                done = rows.hi[axis]
+        wanted = [() if rows is None else self.read(node, rows, i) for i, rows in enumerate(fresh)]
+        return Rows(fresh, *self.handed_on(node, whole, fresh), wanted)
+
+    def take(self, key: int, tile: int, owned: Sequence[Box] | None) -> Box | None:
+        """What a tile needs of a map: what it owns, and what is read of it."""
+        read = self.open[tile].pop(key, None)
+        if owned is None or owned[tile].empty:
+            return read
+        return owned[tile] if read is None else owned[tile].hull(read)
+
+    def read(self, node: Node, rows: Box, tile: int) -> tuple[Box, ...]:
+        """What a tile reads for some rows of a node's."""
+        if rows.empty:
+            return ()
+        open_ = self.open[tile]
+        boxes: tuple[Box, ...] = node.op.need(rows)  # type: ignore[attr-defined]
+        for v, box in zip(node.maps, boxes, strict=True):
+            open_[id(v)] = open_[id(v)].hull(box) if id(v) in open_ else box
+        return boxes
+
+    def handed_on(
+        self, node: Node, whole: Sequence[Box | None], fresh: Sequence[Box | None]
+    ) -> tuple[list[Box | None], list[Box | None]]:
+        """What tiles are handed of a map, and what they keep: of what they hold, all from the first row that a later
+        tile needs."""
+        axis = self.axis
+        later: list[int | None] = []
+        first: int | None = None
+        for box in reversed(whole):
+            later.append(first)
+            if box is not None:
+                first = box.lo[axis] if first is None else min(first, box.lo[axis])
+        given: list[Box | None] = []
+        kept: list[Box | None] = []
+        carried: Box | None = None
+        for box, rows, row in zip(whole, fresh, reversed(later), strict=True):
+            given.append(carried)
+            if carried is None and rows is None:
+                if box is not None:
+                    raise not_in_order(node.label, box)
+            else:
+                held = joined(node, carried, rows, box)
+                carried = None
+                if row is not None and row < held.hi[axis]:
+                    carried = held.replace(axis, max(held.lo[axis], row), held.hi[axis])
+            kept.append(carried)
+        return given, kept
 
 
-def hand_on(program: Program, wanted: Sequence[Wanted], axis: int) -> list[ScanTile]:
-    """What each tile keeps: of what it holds, all from the first row that a later tile needs."""
-    labels = {n.serial: n.label for n in program.steps}
-    later: list[dict[int, int]] = [{} for _ in wanted]  # the first row that any later tile needs
-    first: dict[int, int] = {}
-    for i in reversed(range(len(wanted))):
-        later[i] = dict(first)
-        for serial, box in wanted[i].whole.items():
-            first[serial] = min(first.get(serial, box.lo[axis]), box.lo[axis])
-    tiles: list[ScanTile] = []
-    carried: dict[int, Box] = {}
-    for i, tile in enumerate(wanted):
-        kept: dict[int, Box] = {}
-        for serial in {*carried, *tile.fresh}:
-            held = joined(labels[serial], carried.get(serial), tile.fresh.get(serial), tile.whole.get(serial))
-            if serial in later[i] and later[i][serial] < held.hi[axis]:
-                kept[serial] = held.replace(axis, max(held.lo[axis], later[i][serial]), held.hi[axis])
-        for serial, box in tile.whole.items():
-            if serial not in carried and serial not in tile.fresh:
-                raise not_in_order(labels[serial], box)
-        tiles.append(ScanTile(tile.owned, tile.reads, tile.fresh, carried, kept))
-        carried = kept
-    return tiles
-
-
-def joined(label: str, carried: Box | None, fresh: Box | None, whole: Box | None) -> Box:
+def joined(node: Node, carried: Box | None, fresh: Box | None, whole: Box | None) -> Box:
     """The box of what is held; together the two parts must be one box that covers what is needed."""
     if fresh is None or carried is None:
         held = fresh or carried
@@ -168,9 +182,9 @@ def joined(label: str, carried: Box | None, fresh: Box | None, whole: Box | None
     else:
         held = carried.hull(fresh)
         if held.positions != carried.positions + fresh.positions:
-            raise not_in_order(label, fresh)
+            raise not_in_order(node.label, fresh)
     if whole is not None and not held.contains(whole):
-        raise not_in_order(label, whole)
+        raise not_in_order(node.label, whole)
     return held
 
 

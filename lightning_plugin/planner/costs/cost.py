@@ -6,18 +6,17 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
-from lightning_plugin.ops import ReduceOp
 from lightning_plugin.planner.analysis.glass import ALL, Distinct
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.grids import Floor
-from lightning_plugin.planner.costs.peak import Peaks, tile_bytes
+from lightning_plugin.planner.costs.peak import Peaks
 from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.costs.scans import Scans, held
 from lightning_plugin.planner.costs.tiles import Diagonal, carried
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.recall import InBackward, is_unread
-from lightning_plugin.program.scan import ScanTile, middle_of_scan, scan
 from lightning_plugin.rules.attention import Attention
 from lightning_plugin.rules.uncut import Uncut
 
@@ -82,9 +81,10 @@ class Coster(Peaks):
         #: The axes that every operator of a program carries; the program is there so that its identity lasts.
         self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
         self._found: dict[Hashable, tuple[Spent, float]] = {}
-        #: The tiles of a scan, and the one in the middle with what it holds, which both directions ask for.
-        self.scanned, self.middle_of_scan = cache(scan), cache(middle_of_scan)
-        self.scan_need = cache(self.held_in_scan)
+        #: What a scan's tile in the middle holds, and what a node takes in a scan: asked for both directions, and for
+        #: every surroundings.
+        self.scan_need = cache(lambda program, scans: held(program, scans.parts(program)))
+        self.node_in_scan = cache(lambda scans, node, share, back: self.spent(node, share, scans.tiles, back))
 
     def forward(self, tiles: Diagonal, distinct: Distinct = ALL) -> Cost:
         peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
@@ -178,34 +178,38 @@ class Coster(Peaks):
                 work += self.network.profiles[node.serial].work
         return seconds, work
 
-    def scan(self, program: Program, grid: Grid, backward: bool) -> Cost:
+    def scan(self, program: Program, scans: Scans, backward: bool) -> Cost:
         """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
-        tiles = self.scanned(program, grid)
-        carried = [sum(self.carried(program, t).values()) for t in tiles]
-        shares = self.scan_shares(program, tiles)
-        forward, work = self.work(program, shares, len(tiles), False)
+        most, carried = self.scan_bytes(program, scans, backward)
+        forward, work = self.scan_work(program, scans, False)
         seconds = self.moved(program, False) + forward.all
-        peak = self.scan_peak(program, grid, backward) + 2 * max(carried)
         if not backward:
-            return Cost(peak, seconds, work, carried=sum(carried))
-        back, _ = self.work(program, shares, len(tiles), True)
-        unread, unmade = self.unread(program, len(tiles))
+            return Cost(most, seconds, work, carried=carried)
+        back, _ = self.scan_work(program, scans, True)
+        unread, unmade = self.unread(program, scans.tiles)
         more = self.moved(program, True) + back.all - unread
-        return Cost(peak, seconds + more, work - unmade, carried=sum(carried))
+        return Cost(most, seconds + more, work - unmade, carried=carried)
 
-    def scan_middle(self, program: Program, grid: Grid, backward: bool) -> tuple[int, int]:
-        """Bytes that the tiles of a scan do not do with less than, and those that are handed on from all of them if
-        every tile hands on as many, known by the one in the middle."""
-        carried = sum(self.carried(program, self.middle_of_scan(program, grid)).values())
-        return self.scan_peak(program, grid, backward) + 2 * carried, (grid.tiles - 1) * carried
-
-    def scan_peak(self, program: Program, grid: Grid, backward: bool) -> int:
-        """The bytes of a scan's tile in the middle beside what it is handed and hands on."""
-        need = self.scan_need(program, grid)
+    def scan_bytes(self, program: Program, scans: Scans, backward: bool) -> tuple[int, int]:
+        """The bytes of a scan's tiles, and of all that they hand on."""
+        parts = scans.parts(program)
+        kept = list(map(sum, zip(*(part.kept for part in parts), strict=True)))
+        need = self.scan_need(program, scans)
         if not backward:
-            return self.forward_peak(program, need)
-        again = self.twice(program, self.middle_of_scan(program, grid))
-        return self.backward_peak(program, need) + self.vectors(program) + again
+            return self.forward_peak(program, need) + 2 * max(kept), sum(kept)
+        # Results that are saved for their own backward are there again as a part of what the next operator reads.
+        twice = (
+            p.twice for p, n in zip(parts, program.steps, strict=True) if self.network.profiles[n.serial].saves_output
+        )
+        return self.backward_peak(program, need) + self.vectors(program) + sum(twice) + 2 * max(kept), sum(kept)
+
+    def scan_work(self, program: Program, scans: Scans, backward: bool) -> tuple[Spent, float]:
+        """(seconds, operations) of a scan's nodes, forward or the way back."""
+        spent, flops = [], 0.0
+        for node, part in zip(program.steps, scans.parts(program), strict=True):
+            spent.append(self.node_in_scan(scans, node, part.share, backward))
+            flops += part.share * self.network.profiles[node.serial].work
+        return Spent(sum(s.maps for s in spent), sum(s.vectors for s in spent)), flops
 
     def scan_least(self, program: Program, grids: Sequence[Grid], trains: bool) -> float:
         """Seconds below which no scan on one of these grids is, forward and on the way back, without looking at tiles:
@@ -218,37 +222,6 @@ class Coster(Peaks):
             back = self.work(program, whole, grid.tiles, True)[0].all if trains else 0.0
             found.append(2 * forward + back - self.unread(program, grid.tiles)[0] if trains else forward)
         return min(found) + (2 * moved + self.moved(program, True) if trains else moved)
-
-    def carried(self, program: Program, tile: ScanTile) -> dict[int, int]:
-        """The bytes of what a tile hands on, by the serial of the node that makes it."""
-        return {n.serial: tile_bytes(n.outputs[0], tile.kept[n.serial]) for n in program.steps if n.serial in tile.kept}
-
-    def twice(self, program: Program, tile: ScanTile) -> int:
-        """Results that are saved for their own backward, and again as a part of what the next operator reads."""
-        joined = (n for n in program.steps if n.serial in tile.carried and n.serial in tile.fresh)
-        return sum(
-            tile_bytes(n.outputs[0], tile.fresh[n.serial])
-            for n in joined
-            if self.network.profiles[n.serial].saves_output
-        )
-
-    def held_in_scan(self, program: Program, grid: Grid) -> dict[int, Box]:
-        """What a scan's tile in the middle holds of every map."""
-        tile = self.middle_of_scan(program, grid)
-        made = {n.serial: id(n.outputs[0]) for n in program.steps if not isinstance(n.op, ReduceOp)}
-        held = {made[s]: tile.held(s) for s in {*tile.fresh, *tile.carried}}
-        return {**tile.reads, **held}
-
-    def scan_shares(self, program: Program, tiles: tuple[ScanTile, ...]) -> Mapping[int, float]:
-        found: dict[int, float] = {}
-        for node in program.steps:
-            if isinstance(node.op, ReduceOp):
-                found[node.serial] = 1.0
-                continue
-            whole = Box.whole(node.outputs[0].space.extent).positions
-            fresh = (t.fresh[node.serial].positions for t in tiles if node.serial in t.fresh)
-            found[node.serial] = sum(fresh) / max(1, whole)
-        return found
 
     def work(self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, forward or the way back."""

@@ -25,6 +25,7 @@ from lightning_plugin.planner.costs.grids import (
     row_grid,
 )
 from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.costs.tiles import Diagonal
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.pieces import Strip, strips
@@ -34,12 +35,8 @@ from lightning_plugin.program.program import Program, Target
 MEMOIZED = (
     "program", "outline", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost",
     "kept_peak", "plain_work", "distinct", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path",
-    "strips", "scan_grids", "scan_least", "scan_middle",
+    "strips", "scan_grids", "scan_least", "scans_of", "scan_bytes",
 )  # fmt: skip
-
-#: All tiles of a scan hand on at least so much of what they would if each were as the one in the middle: where their
-#: borders lie on other rows of a map that is halved, a few differ by a row.
-AT_LEAST = 0.5
 
 
 @dataclass(frozen=True)
@@ -81,6 +78,7 @@ class Intervals:
         self.lessons: dict[tuple[int, int, str], float] = {}
         #: With a uniform policy, how many tiles the longest axis of every segment has.
         self.only: int | None = None
+        self._scans: dict[tuple[int, Grid, tuple[int, ...]], Scans] = {}
         for name in MEMOIZED:  # for this search alone, so that nothing outlives it
             setattr(self, name, cache(getattr(self, name)))
 
@@ -203,13 +201,30 @@ class Intervals:
             return ALL
         return self.network.glass.distinct(self.work_of(where.begin, where.end), grid, where.level)
 
-    def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
-        """What a scan costs, or None where some operator turns an axis round."""
-        self.surround(where)
+    def scans_of(self, begin: int, end: int, grid: Grid) -> Scans | None:
+        """The scans of which one is this interval's, or None where some operator turns an axis round."""
+        program = self.work_of(begin, end)
+        extent = reference_of([t.map.space.extent for t in program.targets])
+        if (end, grid, extent) not in self._scans:
+            self._scans[end, grid, extent] = Scans(program, grid)
+        found = self._scans[end, grid, extent]
         try:
-            return self.coster.scan(self.work_of(where.begin, where.end), grid, backward)
+            found.parts(program)
         except PlanError:
             return None
+        return found
+
+    def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
+        """What a scan costs, where it can be."""
+        self.surround(where)
+        scans = self.scans_of(where.begin, where.end, grid)
+        return None if scans is None else self.coster.scan(self.work_of(where.begin, where.end), scans, backward)
+
+    def scan_bytes(self, where: Where, grid: Grid, backward: bool) -> tuple[int, int] | None:
+        """The bytes of a scan's tiles, and of all that they hand on, where it can be."""
+        self.surround(where)
+        scans = self.scans_of(where.begin, where.end, grid)
+        return None if scans is None else self.coster.scan_bytes(self.work_of(where.begin, where.end), scans, backward)
 
     def middle(self, where: Where, grid: Grid, backward: bool) -> int:
         """The bytes of a tile in the middle: no more than `cost` says, and quickly known."""
@@ -217,15 +232,6 @@ class Intervals:
         self.surround(where)
         peak = self.coster.backward_peak if backward else self.coster.forward_peak
         return peak(tiles.program, tiles.middle)
-
-    def scan_middle(self, where: Where, grid: Grid, backward: bool) -> tuple[float, float]:
-        """The bytes of a scan's tile in the middle, no more than `scan_cost` says, and what all tiles hand on if they
-        are like it: quickly known."""
-        self.surround(where)
-        try:
-            return self.coster.scan_middle(self.work_of(where.begin, where.end), grid, backward)
-        except PlanError:
-            return math.inf, math.inf
 
     def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool, level: int) -> Choice:
         """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
@@ -270,25 +276,29 @@ class Intervals:
         """The coarsest scan that fits, forward and backward."""
         here = self.costed(where)
         grids = self.scan_grids(here.begin, here.end)
-        lessons = [self.lessons.get((where.begin, where.end, how), 1.0) for how in ("scan forward", "scan backward")]
-        lesson = lessons[1] if trains else lessons[0]
-        for grid in grids[first_that(grids, lambda g: lesson * self.scan_middle(here, g, trains)[0] <= room) :]:
-            middle, handed = self.scan_middle(here, grid, trains)
-            if trains and lesson * middle + AT_LEAST * handed > room:
-                continue
-            forward = self.scan_cost(here, grid, False)
-            held = forward.carried if forward is not None and trains else 0
-            if forward is None or held > room:  # finer ones hand more rows on
+        forth, back = (
+            self.lessons.get((where.begin, where.end, how), 1.0) for how in ("scan forward", "scan backward")
+        )
+
+        def needs(grid: Grid, backward: bool) -> tuple[int, int] | None:
+            found = self.scan_bytes(here, grid, backward)
+            if found is None:
                 return None
-            forward = taught(forward, lessons[0])
-            if held + forward.bytes > room:
-                continue
-            backward = self.scan_cost(here, grid, True)
-            if backward is None:
-                return None
-            backward = taught(backward, lessons[1])
-            if not trains or held + backward.bytes <= room:
-                return grid, forward, backward
+            most, carried = found
+            return int((back if backward else forth) * most), carried if trains else 0
+
+        def may_fit(grid: Grid) -> bool:
+            found = needs(grid, trains)
+            return found is not None and found[0] <= room
+
+        for grid in grids[first_that(grids, may_fit) :]:
+            both = [needs(grid, False), needs(grid, trains)]
+            if any(found is None or found[1] > room for found in both):
+                return None  # finer ones hand more rows on
+            if all(found is not None and sum(found) <= room for found in both):
+                forward, backward = self.scan_cost(here, grid, False), self.scan_cost(here, grid, True)
+                assert forward is not None and backward is not None
+                return grid, taught(forward, forth), taught(backward, back)
         return None
 
     # Kept intervals

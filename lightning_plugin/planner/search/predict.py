@@ -12,6 +12,7 @@ from lightning_plugin.planner.costs.cost import Coster
 from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, Transit, way_back, way_down
 from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.costs.tiles import Diagonal
 from lightning_plugin.planner.search.ways import with_transfers
 from lightning_plugin.program.program import Program, Target, resolve
@@ -83,7 +84,7 @@ def seconds(
     program = Program.build(targets, lambda v: id(v) in made)
     ways = (False, True) if any(t.requires_grad for t in program.targets) else (False,)
     if segment.halo == "share":
-        passes = [coster.scan(program, segment.forward, backward) for backward in ways]
+        passes = [coster.scan(program, Scans(program, segment.forward), backward) for backward in ways]
     else:
         passes = [coster.forward(Diagonal(program, segment.forward))]
         passes += [coster.backward(Diagonal(program, segment.backward)) for _ in ways[1:]]

@@ -1,0 +1,103 @@
+"""What the tiles of a scan hold, known for all programs that end at the same place together.
+
+[Note: ends] What a node's rows are in a scan depends on nothing before it: see [Note: scan] in `program.scan`. A search
+asks for every interval between two cuts. Those that end at one cut, and whose tiles are cut alike, have their nodes'
+rows in common; each further one that begins earlier looks at the nodes before those that are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_plugin.boxes import Box, Grid, reference_of
+from lightning_plugin.errors import PlanError
+from lightning_plugin.graph import Node
+from lightning_plugin.ops import ReduceOp
+from lightning_plugin.planner.costs.peak import tile_bytes
+from lightning_plugin.program.program import Program, Target
+from lightning_plugin.program.scan import Needs, Rows, axis_of
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A node's part in a scan: the ``share`` of it that all tiles compute together, the bytes that each tile hands on;
+    and of the tile in the middle what it holds, what it needs of the maps that are read, and the bytes that it has
+    ``twice`` if what is fresh is saved apart from what it is joined to."""
+
+    share: float
+    kept: tuple[int, ...]
+    held: Box | None
+    wanted: tuple[Box, ...]
+    twice: int
+
+
+class Scans:
+    """Scans of programs with the same end, on one grid, whose smallest targets have one extent."""
+
+    def __init__(self, program: Program, grid: Grid) -> None:
+        self.program = program  # whose identity is to last
+        self.grid = grid
+        self.extent = reference_of([t.map.space.extent for t in program.targets])
+        tiles = len(list(program.owned(grid)))
+        self.middle = tiles // 2
+        self.needs = Needs(axis_of(grid), tiles)
+        self.known: dict[int, Part] = {}
+        self.refused: PlanError | None = None
+
+    @property
+    def tiles(self) -> int:
+        return len(self.needs.open)
+
+    def parts(self, program: Program) -> list[Part]:
+        """The parts of a program's nodes, in their order."""
+        targets = {t.node.serial: t for t in program.targets}
+        for node in reversed(program.steps):
+            if node.serial not in self.known:
+                if self.refused is not None:
+                    raise self.refused
+                self.known[node.serial] = self.look(node, targets.get(node.serial))
+        return [self.known[node.serial] for node in program.steps]
+
+    def look(self, node: Node, target: Target | None) -> Part:
+        owned = None if target is None else self.owned(target)
+        try:
+            rows = self.needs.of(node, owned)
+        except PlanError as error:
+            self.refused = error  # and so is whatever begins earlier
+            raise
+        return self.part(node, rows)
+
+    def owned(self, target: Target) -> list[Box]:
+        """What each tile owns of a target; a grid of more tiles than rows has none of the last."""
+        boxes = self.grid.ends([self.extent, target.map.space.extent])
+        found = (self.grid.owned(boxes, index) for index in self.grid.indices())
+        return [box for _, box in found][: self.tiles]
+
+    def part(self, node: Node, rows: Rows) -> Part:
+        fresh, given = rows.fresh[self.middle], rows.carried[self.middle]
+        wanted = rows.wanted[self.middle]
+        if isinstance(node.op, ReduceOp):
+            return Part(1.0, (0,) * self.tiles, None, wanted, 0)
+        out = node.outputs[0]
+        computed = sum(box.positions for box in rows.fresh if box is not None)
+        return Part(
+            computed / max(1, Box.whole(out.space.extent).positions),
+            tuple(0 if box is None else tile_bytes(out, box) for box in rows.kept),
+            fresh if given is None else given if fresh is None else given.hull(fresh),
+            wanted,
+            tile_bytes(out, fresh) if fresh is not None and given is not None else 0,
+        )
+
+
+def held(program: Program, parts: Sequence[Part]) -> dict[int, Box]:
+    """What the tile in the middle holds of every map."""
+    found: dict[int, Box] = {}
+    reads = set(map(id, program.reads))
+    for node, part in zip(program.steps, parts, strict=True):
+        if part.held is not None:
+            found[id(node.outputs[0])] = part.held
+        for v, box in zip(node.maps, part.wanted, strict=False):
+            if id(v) in reads:
+                found[id(v)] = found[id(v)].hull(box) if id(v) in found else box
+    return found
