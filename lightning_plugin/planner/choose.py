@@ -48,6 +48,9 @@ FEW = 3
 HALVINGS = 4
 #: A plan that takes hardly more time than the fastest that was hoped for is not worth another round.
 CLOSE = 1.01
+#: Where everything fits, tiles that stay in a cache are looked for if the step takes so many seconds: they may be
+#: faster by some percent, and a search takes seconds itself.
+LONG = 2.0
 
 
 @dataclass
@@ -199,7 +202,8 @@ class Chooser:
         seen: set[Plan] = set()
         aim, hoped = limit, math.inf
         for turn in range(rounds):
-            found = (self.search.whole(aim) if not turn else None) or self.search.run(aim)
+            whole = None if turn else self.search.whole(aim)
+            found = whole or self.search.run(aim)
             if found is None:
                 aim = int(1.1 * aim)
                 continue
@@ -211,12 +215,19 @@ class Chooser:
                     aim -= min(plan.peak_bytes - limit, aim // 8)
             elif best is None or plan.seconds < best.seconds:
                 best = plan
+            if whole is not None and self.may_be_beaten(whole):
+                seen.add(plan)
+                continue
             if best is plan and (plan.seconds <= CLOSE * hoped or nothing_to_gain(plan)):
                 break
             if plan.peak_bytes <= limit and plan in seen:
                 break
             seen.add(plan)
         return best
+
+    def may_be_beaten(self, whole: Plan) -> bool:
+        """Whether tiles may be faster than everything at once by more than it takes to look for them."""
+        return self.rates.near > self.rates.memory and whole.seconds > LONG
 
     def with_chains(self, plan: Plan, limit: int | None = None) -> Plan:
         """A rehearsed plan, of which the chains have what the limit leaves to them; as little as can be where they have

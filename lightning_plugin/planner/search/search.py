@@ -324,8 +324,7 @@ class Search:
         return None
 
     def whole(self, budget: int) -> Plan | None:
-        """Everything kept, as plain PyTorch does, where that fits: it is found at once, and what tiles in a cache might
-        win over it is not looked for."""
+        """Everything kept, as plain PyTorch does, where that fits: it is found at once."""
         if not self.policy.keep or self.policy.uniform:
             return None
         self.budget = budget

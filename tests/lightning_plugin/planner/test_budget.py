@@ -14,8 +14,10 @@ from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import RESERVE, choose_plan
 from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.search.policies import Policy
+from lightning_plugin.planner.search.search import Search
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.planner.chains import Recipe, recipes
@@ -221,3 +223,18 @@ def test_what_is_dropped_deeper_saves_more_in_a_longer_chain() -> None:
     assert {s.drop for s in tiled.plan.segments} == {0, 1, 2, 3}
     assert "dropped 3 deep" in str(tiled.plan)
     assert 0.99 * held <= tiled.plan.peak_bytes <= smallest[3]
+
+
+@pytest.mark.parametrize(("side", "device", "tiled"), [(1024, "cpu", True), (96, "cpu", False), (1024, "cuda", False)])
+def test_tiles_in_a_cache_are_looked_for_where_everything_fits(side: int, device: str, tiled: bool) -> None:
+    """In a long step on a device whose cache is faster than its memory: no plan is slower than all at once."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 48, 3, padding=1), nn.ReLU(), nn.Conv2d(48, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(48, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+    plan = make_plan(net, (1, 3, side, side), device=device, budget="4GiB")
+    assert any(not s.keep for s in plan.segments) == tiled
+    with recorded(net, (1, 3, side, side), torch.float32) as (network, _):
+        whole = Search(network, rates_of(device), Lower(None)).whole(1 << 32)
+    assert whole is not None and plan.seconds <= whole.seconds
+    assert not tiled or plan.seconds < whole.seconds
