@@ -49,8 +49,9 @@ HALVINGS = 4
 #: A plan that takes hardly more time than the fastest that was hoped for is not worth another round.
 CLOSE = 1.01
 #: Where everything fits, tiles that stay in a cache are looked for if the step takes so many seconds: they may be
-#: faster by some percent, and a search takes seconds itself.
-LONG = 2.0
+#: faster by some percent, and a search takes seconds itself. They are taken if they are predicted to win so much:
+#: less is won or lost by what no prediction knows.
+LONG, WON = 2.0, 0.95
 
 
 @dataclass
@@ -213,11 +214,13 @@ class Chooser:
                 # Lessons change what the search finds; where they do not help, it has to aim lower.
                 if turn > 1 or plan in seen:
                     aim -= min(plan.peak_bytes - limit, aim // 8)
-            elif best is None or plan.seconds < best.seconds:
+            elif best is None or plan.seconds < best.seconds * (WON if nothing_to_gain(best) else 1):
                 best = plan
             if whole is not None and self.may_be_beaten(whole):
                 seen.add(plan)
                 continue
+            if best is not None and nothing_to_gain(best) and hoped >= WON * best.seconds:
+                break
             if best is plan and (plan.seconds <= CLOSE * hoped or nothing_to_gain(plan)):
                 break
             if plan.peak_bytes <= limit and plan in seen:
