@@ -18,7 +18,7 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.gradients import type_of_sum
 from lightning_plugin.execute.segment import SegmentRun, outline
-from lightning_plugin.graph import Node
+from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
@@ -164,19 +164,21 @@ def refines(program: Program, grid: Grid, other: Grid) -> bool:
 def largest_tile(run: SegmentRun, grid: Grid) -> float:
     """The bytes of all maps of the largest tile."""
     maps = {id(v): v for n in run.program.steps for v in (*n.maps, *n.outputs) if v.is_map}
-    each = {key: v.bytes / max(1, math.prod(v.space.extent)) for key, v in maps.items()}
-    return max(sum(each[key] * box.positions for key, box in need.items()) for need, _ in outline(run.program, grid))
+    return largest_of(run, grid, list(maps.values()))
 
 
 def largest_parts(run: SegmentRun, grid: Grid) -> float:
     """The bytes of the parts of whole maps that a tile reads or is given the cotangent of: where they do not lie in one
     piece, operators copy them first. A single tile has the whole maps, which do."""
-    program = run.program
-    read = {id(v): v.bytes / max(1, math.prod(v.space.extent)) for v in program.reads}
-    stored = [t.stored for t in program.targets if t.stored is not None]
-    given = {id(v): v.bytes / max(1, math.prod(v.space.extent)) for v in stored}
-    tiles = [need for need, _ in outline(program, grid)]
-    return max(sum(each[k] * need[k].positions for each in (read, given) for k in each if k in need) for need in tiles)
+    given = [t.stored for t in run.program.targets if t.stored is not None]
+    return largest_of(run, grid, [*run.program.reads, *given])
+
+
+def largest_of(run: SegmentRun, grid: Grid, maps: Sequence[Value]) -> float:
+    """The most bytes that a tile has of some maps."""
+    each = [(id(v), v.bytes / max(1, math.prod(v.space.extent))) for v in maps]
+    tiles = [need for need, _ in outline(run.program, grid)]
+    return max(sum(size * need[key].positions for key, size in each if key in need) for need in tiles)
 
 
 def finer(run: SegmentRun, grid: Grid) -> Iterator[Grid]:

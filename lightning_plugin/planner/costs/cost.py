@@ -81,10 +81,8 @@ class Coster(Peaks):
         #: The axes that every operator of a program carries; the program is there so that its identity lasts.
         self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
         self._found: dict[Hashable, tuple[Spent, float]] = {}
-        #: What a scan's tile in the middle holds, and what a node takes in a scan: asked for both directions, and for
-        #: every surroundings.
+        #: What a scan's tile in the middle holds: asked for both directions, and for every surroundings.
         self.scan_need = cache(lambda program, scans: held(program, scans.parts(program)))
-        self.node_in_scan = cache(lambda scans, node, share, back: self.spent(node, share, scans.tiles, back))
 
     def forward(self, tiles: Diagonal, distinct: Distinct = ALL) -> Cost:
         peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
@@ -181,11 +179,12 @@ class Coster(Peaks):
     def scan(self, program: Program, scans: Scans, backward: bool) -> Cost:
         """A pass whose tiles hand rows on; see [Note: scan] in `program.scan`."""
         most, carried = self.scan_bytes(program, scans, backward)
-        forward, work = self.scan_work(program, scans, False)
+        shares = {node.serial: part.share for node, part in zip(program.steps, scans.parts(program), strict=True)}
+        forward, work = self.work(program, shares, scans.tiles, False)
         seconds = self.moved(program, False) + forward.all
         if not backward:
             return Cost(most, seconds, work, carried=carried)
-        back, _ = self.scan_work(program, scans, True)
+        back, _ = self.work(program, shares, scans.tiles, True)
         unread, unmade = self.unread(program, scans.tiles)
         more = self.moved(program, True) + back.all - unread
         return Cost(most, seconds + more, work - unmade, carried=carried)
@@ -202,14 +201,6 @@ class Coster(Peaks):
             p.twice for p, n in zip(parts, program.steps, strict=True) if self.network.profiles[n.serial].saves_output
         )
         return self.backward_peak(program, need) + self.vectors(program) + sum(twice) + 2 * max(kept), sum(kept)
-
-    def scan_work(self, program: Program, scans: Scans, backward: bool) -> tuple[Spent, float]:
-        """(seconds, operations) of a scan's nodes, forward or the way back."""
-        spent, flops = [], 0.0
-        for node, part in zip(program.steps, scans.parts(program), strict=True):
-            spent.append(self.node_in_scan(scans, node, part.share, backward))
-            flops += part.share * self.network.profiles[node.serial].work
-        return Spent(sum(s.maps for s in spent), sum(s.vectors for s in spent)), flops
 
     def scan_least(self, program: Program, grids: Sequence[Grid], trains: bool) -> float:
         """Seconds below which no scan on one of these grids is, forward and on the way back, without looking at tiles:

@@ -36,7 +36,6 @@ class Scans:
     """Scans of programs with the same end, on one grid, whose smallest targets have one extent."""
 
     def __init__(self, program: Program, grid: Grid) -> None:
-        self.program = program  # whose identity is to last
         self.grid = grid
         self.extent = reference_of([t.map.space.extent for t in program.targets])
         tiles = len(list(program.owned(grid)))
