@@ -59,14 +59,17 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
     sizes = [tuple(int(case.side * rng.uniform(1 - SPREAD, 1 + SPREAD)) for _ in range(2)) for _ in range(count)]
     used = settings_of(case)
     seconds, over, slower = [], [], []
+    looked_up: list[int] = []
     searches = 0
     for i, size in enumerate(track(sizes, case.network)):
         with recorded(net, (1, 3, *size), torch.float32) as (network, _):
-            known = sum(map(len, used._recipes.values()))
+            known, taught = counts(used)
             begin = time.process_time()
             plan = used.choose(network.recording)
             seconds.append(time.process_time() - begin)
-            searches += sum(map(len, used._recipes.values())) - known
+            searches += counts(used)[0] - known
+            if counts(used) == (known, taught):
+                looked_up.append(i)
             true = rehearse(plan, Network(network.recording, accumulates=True))
             over.append((plan.peak_bytes - plan.forecast.reserve_bytes) / true.peak)
             assert plan.budget is not None and true.peak + plan.forecast.reserve_bytes <= plan.budget, size
@@ -80,11 +83,19 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
         "seconds of the first": round(seconds[0], 2),
         "seconds of all": round(sum(seconds), 2),
         "median seconds of a further size": round(statistics.median(seconds[1:]), 3),
-        "looked up": sum(s < 0.5 for s in seconds[1:]),
+        "looked up": len(looked_up),
+        "looked up of the last half": sum(2 * i >= count for i in looked_up),
+        "median seconds of what was looked up": round(statistics.median(seconds[i] for i in looked_up), 3),
         "least of formula over rehearsal": min(over),
         "most of formula over rehearsal": max(over),
         "predicted time over that of a search": [min(slower), max(slower)] if slower else [],
     }
+
+
+def counts(used: Settings) -> tuple[int, int]:
+    """How many recipes there are, and how many sizes were rehearsed for them."""
+    recipes = [recipe for recipes in used._recipes.values() for recipe in recipes]
+    return len(recipes), sum(recipe.taught for recipe in recipes)
 
 
 def own(case: Case, network: Network) -> Plan:
@@ -101,7 +112,7 @@ def main() -> None:
     for name in options.names or CASES:
         found = measure(CASES[name], options.sizes, options.searched)
         print(found)
-        keep_case("recipes", name, found)
+        keep_case("recipes", name if options.sizes == 50 else f"{name}, {options.sizes} sizes", found)
 
 
 if __name__ == "__main__":

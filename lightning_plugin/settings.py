@@ -36,7 +36,8 @@ from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_by
 from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recipes import shelf
-from lightning_plugin.planner.recipes.recipe import NEAR, Recipe, positions
+from lightning_plugin.planner.recipes.recipe import NEAR, Recipe
+from lightning_plugin.planner.recipes.size import positions
 from lightning_plugin.planner.search.policies import policy_of
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library

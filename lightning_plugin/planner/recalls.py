@@ -14,7 +14,7 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.predict import each
-from lightning_plugin.program.program import Program, resolve
+from lightning_plugin.program.program import programs
 from lightning_plugin.program.recall import InBackward
 
 
@@ -54,15 +54,12 @@ def with_recall(plan: Plan, network: Network, seconds: dict[int, float]) -> Plan
 
 def work_saved(plan: Plan, network: Network) -> list[tuple[float, float]]:
     """What each segment's backward does not compute again if it recalls: as a share of its work and of all."""
-    made: set[int] = set()
     found = []
     work = {n.serial: network.profiles[n.serial].work for n in network.order}
-    for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
+    for _, _, program in programs(plan, network.nodes):
         saved = plain = 0
-        if not segment.keep:
-            program = Program.build(targets, lambda v: id(v) in made)
+        if program is not None:
             saved = sum(work[v.node.serial] for v in InBackward.of(program).maps.values() if v.node is not None)
             plain = sum(work[n.serial] for n in program.steps)
         found.append((saved / max(1, plain), saved / max(1, sum(work.values()))))
-        made.update(id(v) for t in targets for v in t.node.outputs if v.is_map)
     return found

@@ -13,7 +13,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread, TileOp
-from lightning_plugin.plan import Plan
+from lightning_plugin.plan import Plan, SegmentPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,3 +185,11 @@ def resolve(plan: Plan, nodes: Sequence[Node]) -> list[list[Target]]:
             here.append(Target(node) if isinstance(node.op, ReduceOp) else Target(node, node.outputs[0]))
         targets.append(here)
     return targets
+
+
+def programs(plan: Plan, nodes: Sequence[Node]) -> Iterator[tuple[SegmentPlan, list[Target], Program | None]]:
+    """Each segment with its targets, and with its program, if it has tiles."""
+    made: set[int] = set()
+    for segment, targets in zip(plan.segments, resolve(plan, nodes), strict=True):
+        yield segment, targets, None if segment.keep else Program.build(targets, lambda v: id(v) in made)
+        made.update(id(v) for t in targets for v in t.node.outputs if v.is_map)

@@ -20,7 +20,8 @@ import torch
 from lightning_plugin.errors import PlanError
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import cache
-from lightning_plugin.planner.recipes.recipe import Example, Recipe
+from lightning_plugin.planner.recipes.recipe import Recipe, Rehearsed
+from lightning_plugin.planner.recipes.size import Size, Traits
 from lightning_plugin.stretch import Note
 
 log = logging.getLogger(__name__)
@@ -98,24 +99,23 @@ def written(recipe: Recipe) -> dict[str, Any]:
         "image": recipe.image,
         "references": recipe.references,
         "positions": recipe.positions,
-        "examples": [[kinds, [e.__dict__ for e in examples]] for kinds, examples in recipe.examples.items()],
+        "rehearsed": [{**one.size.__dict__, "notes": one.notes} for one in recipe.rehearsed],
     }
 
 
 def read(data: dict[str, Any]) -> Recipe:
-    examples = {
-        sizes(kinds): [
-            Example(sizes(e["image"]), sizes(e["bytes"]), tuple(map(note, e["notes"])), sizes(e["worst"]))
-            for e in listed
-        ]
-        for kinds, listed in data["examples"]
-    }
+    rehearsed = [Rehearsed(size(one), tuple(map(note, one["notes"]))) for one in data["rehearsed"]]
     plan, image, references = Plan.from_json(data["plan"]), sizes(data["image"]), sizes(data["references"])
     if len(references) != len(plan.segments) or not all(all(r) for r in (image, *references)):
         raise ValueError("it is of no image")
     if type(data["positions"]) is not int or data["positions"] < 1:
         raise ValueError(f"it is for {data['positions']!r} positions")
-    return Recipe(plan, image, references, data["positions"], examples)
+    return Recipe(plan, image, references, data["positions"], rehearsed)
+
+
+def size(data: dict[str, Any]) -> Size:
+    traits = tuple(Traits(*map(sizes, one)) for one in data["traits"])
+    return Size(sizes(data["image"]), sizes(data["values"]), traits, sizes(data["tiles"]))
 
 
 def note(data: list[Any]) -> Note:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import TileOp
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.peak import is_padded, tile_bytes
 from lightning_plugin.program.program import Program
@@ -28,11 +30,16 @@ FEW_TILES = 4
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A tile that may be the worst: what it owns, the sizes of its maps and padded copies, and their bytes together."""
+    """A tile that may be the worst: what it owns, the sizes of its maps and padded copies, and the bytes of each."""
 
     owned: tuple[Box, ...]
     sizes: tuple[int, ...]
-    weight: int
+    bytes: tuple[int, ...]
+
+    @cached_property
+    def weight(self) -> int:
+        """The bytes of all together."""
+        return sum(self.bytes)
 
     def within(self, other: Candidate) -> bool:
         """Whether another tile has all maps as large."""
@@ -82,27 +89,85 @@ def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
 
 
 def candidates(program: Program, grid: Grid) -> list[Candidate]:
-    """Corners, edges, the inside and where splits meet; of grids of few tiles, all.
+    """Corners, edges, the inside and where splits meet; of grids of few tiles, all."""
+    lines = Lines.of(program, grid)
+    return lines.candidates(itertools.product(*map(range, lines.counts)))
 
-    What a box is on one axis depends on nothing but the tile's index there: the boxes of as many tiles as an axis has
-    telling indices are found, and put together for all others.
+
+def worst_sizes(program: Program, grid: Grid, count: int) -> tuple[tuple[int, ...], ...]:
+    """Of the worst tiles, so many, the bytes of their maps and padded copies. Of tiles that are as large and lie alike
+    on every axis one is looked at."""
+    lines = Lines.of(program, grid)
+    return tuple(c.bytes for c in heaviest(lines.candidates(itertools.product(*lines.distinct)), count))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The tiles along a grid's axes: ``picks`` are the telling indices on each axis, ``along`` the boxes of the tiles
+    that have the same pick on every axis.
+
+    What a box is on one axis depends on nothing but the tile's index there: the boxes of all other tiles are put
+    together of these.
     """
-    extents = [t.map.space.extent for t in program.targets]
-    ends = grid.ends(extents)
-    picks = [sorted({*telling(count), *at_seams(program, ends, axis)}) for axis, count in enumerate(grid.counts)]
-    along = [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
-    maps = {id(v): v for n in program.steps for v in (*n.maps, *n.outputs) if v.is_map}
-    whole = all(len(v.space.extent) == len(picks) for v in maps.values()) and all(
-        need.keys() == along[0].keys() for need in along
-    )
-    found = []
-    for places in itertools.product(*(range(len(pick)) for pick in picks)):
-        owned = grid.owned(ends, [pick[i] for pick, i in zip(picks, places, strict=True)])
-        if all(b.empty for b in owned):
-            continue
-        need = put_together(along, places) if whole else program.boxes(owned)
-        found.append(candidate(program, maps, owned, need))
-    return found
+
+    program: Program
+    grid: Grid
+    ends: list[list[tuple[int, ...]]]
+    picks: list[list[int]]
+    along: list[dict[int, Box]]
+
+    @staticmethod
+    def of(program: Program, grid: Grid) -> Lines:
+        ends = grid.ends([t.map.space.extent for t in program.targets])
+        picks = [sorted({*telling(count), *at_seams(program, ends, axis)}) for axis, count in enumerate(grid.counts)]
+        along = [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
+        return Lines(program, grid, ends, picks, along)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many picks there are on each axis."""
+        return [len(pick) for pick in self.picks]
+
+    @cached_property
+    def maps(self) -> dict[int, Value]:
+        return {id(v): v for n in self.program.steps for v in (*n.maps, *n.outputs) if v.is_map}
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether all maps have the grid's axes, so that boxes can be put together."""
+        same = all(need.keys() == self.along[0].keys() for need in self.along)
+        return same and all(len(v.space.extent) == len(self.picks) for v in self.maps.values())
+
+    @property
+    def distinct(self) -> list[list[int]]:
+        """Of each axis, the places of picks that differ in more than where they lie."""
+        if not self.whole:
+            return [list(range(count)) for count in self.counts]
+        return [
+            list({self.look(axis, place): place for place in reversed(range(count))}.values())
+            for axis, count in enumerate(self.counts)
+        ]
+
+    def look(self, axis: int, place: int) -> Hashable:
+        """How long the boxes are at a pick of an axis, and what operators make of where they lie."""
+        need = self.along[place]
+        marks = (
+            n.op.mark(axis, need[id(n.outputs[0])].lo[axis], need[id(n.outputs[0])].hi[axis])
+            for n in self.program.steps
+            if isinstance(n.op, TileOp) and id(n.outputs[0]) in need
+        )
+        return tuple(box.hi[axis] - box.lo[axis] for box in need.values()), tuple(marks)
+
+    def candidates(self, tiles: Iterable[Sequence[int]]) -> list[Candidate]:
+        """The tiles with these picks that own something, by their places."""
+        found = []
+        for places in tiles:
+            index = [pick[i] for pick, i in zip(self.picks, places, strict=True)]
+            owned = self.grid.owned(self.ends, index)
+            if not all(b.empty for b in owned):
+                need = put_together(self.along, places) if self.whole else self.program.boxes(owned)
+                found.append(candidate(self.program, self.maps, owned, need))
+        return found
 
 
 def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:
@@ -124,8 +189,8 @@ def put_together(along: Sequence[Mapping[int, Box]], places: Sequence[int]) -> d
 def candidate(program: Program, maps: dict[int, Value], owned: tuple[Box, ...], need: dict[int, Box]) -> Candidate:
     pads = [padding(node, need) for node in program.steps]
     sizes = (*(n for key in maps for n in (need[key].extent if key in need else ())), *pads)
-    weight = sum(tile_bytes(maps[key], box) for key, box in need.items() if key in maps) + sum(pads)
-    return Candidate(owned, sizes, weight)
+    tiles = (tile_bytes(v, need[key]) if key in need else 0 for key, v in maps.items())
+    return Candidate(owned, sizes, (*tiles, *pads))
 
 
 def padding(node: Node, need: dict[int, Box]) -> int:

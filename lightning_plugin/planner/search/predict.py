@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lightning_plugin.dropped import Dropped, passed, still_needed
 from lightning_plugin.plan import Plan, SegmentPlan
@@ -15,7 +16,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.costs.tiles import Diagonal
 from lightning_plugin.planner.search.ways import with_transfers
-from lightning_plugin.program.program import Program, Target, resolve
+from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.program.recall import InBackward
 
 
@@ -26,15 +27,57 @@ def predict(plan: Plan, network: Network, rates: Rates) -> float:
 
 def each(plan: Plan, network: Network, rates: Rates) -> list[float]:
     """The seconds of each segment of a step."""
+    return with_tiers(plan, network, rates, works(plan, network, rates))
+
+
+class Work(NamedTuple):
+    """The seconds of a segment's passes without what lower tiers take: forward and backward, or both as one where it is
+    kept."""
+
+    forward: float
+    backward: float | None = None
+
+    def times(self, factor: float) -> Work:
+        """The work on an image of so many times the positions."""
+        return Work(self.forward * factor, None if self.backward is None else self.backward * factor)
+
+
+def works(plan: Plan, network: Network, rates: Rates) -> list[Work]:
+    """The work of each segment, wherever its maps lie."""
     coster = Coster(network, rates)
-    made: set[int] = set()
+    return [work_of(coster, *part) for part in programs(plan, network.nodes)]
+
+
+def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], program: Program | None) -> Work:
+    """The work of a segment."""
+    if program is None:
+        return Work(coster.kept_seconds([t.node for t in targets]))
+    trains = any(t.requires_grad for t in program.targets)
+    if segment.halo == "share":
+        forward, *back = (
+            coster.scan(program, Scans(program, segment.forward), way) for way in (False, True)[: 1 + trains]
+        )
+    else:
+        forward = coster.forward(Diagonal(program, segment.forward))
+        back = [coster.backward(Diagonal(program, segment.backward)) for _ in range(trains)]
+    if segment.recall and back:
+        return Work(forward.seconds, coster.recalled(Diagonal(program, segment.backward))[0])
+    return Work(forward.seconds, back[0].seconds if back else None)
+
+
+def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]) -> list[float]:
+    """The seconds of each segment, given its work: what goes to lower tiers and comes back is added."""
     lower = Gone()
     dropped: list[Dropped] = []
     found = []
-    for segment, targets in zip(plan.segments, resolve(plan, network.nodes), strict=True):
-        found.append(seconds(coster, segment, targets, made, lower, dropped))
+    for mine, (segment, targets, program) in zip(works, programs(plan, network.nodes), strict=True):
+        if program is None:
+            read = {id(v) for t in targets for v in t.node.maps}
+            brings = lower.back(rates, read).times(4 if network.trains else 1)  # see `Search.kept`
+            found.append(brings.with_work(mine.forward, ahead=False))
+        else:
+            found.append(tiled(rates, segment, targets, program, mine, lower, dropped))
         lower = lower.more(segment, targets)
-        made.update(id(v) for t in targets for v in t.node.outputs if v.is_map)
     return found
 
 
@@ -67,39 +110,26 @@ def stored_below(segment: SegmentPlan, targets: Sequence[Target]) -> dict[int, i
     return Lower(half=segment.half).sizes([t.stored for t in targets if t.stored is not None])
 
 
-def seconds(
-    coster: Coster,
+def tiled(
+    rates: Rates,
     segment: SegmentPlan,
-    targets: list[Target],
-    made: Set[int],
+    targets: Sequence[Target],
+    program: Program,
+    work: Work,
     lower: Gone,
     dropped: list[Dropped],
 ) -> float:
-    """One segment, after those that have ``made`` the maps it reads, of which some are on ``lower`` tiers, and
-    ``dropped`` others, to which the segment adds."""
-    if segment.keep:
-        read = {id(v) for t in targets for v in t.node.maps}
-        brings = lower.back(coster.rates, read).times(4 if coster.network.trains else 1)  # see `Search.kept`
-        return brings.with_work(coster.kept_seconds([t.node for t in targets]), ahead=False)
-    program = Program.build(targets, lambda v: id(v) in made)
-    ways = (False, True) if any(t.requires_grad for t in program.targets) else (False,)
-    if segment.halo == "share":
-        passes = [coster.scan(program, Scans(program, segment.forward), backward) for backward in ways]
-    else:
-        passes = [coster.forward(Diagonal(program, segment.forward))]
-        passes += [coster.backward(Diagonal(program, segment.backward)) for _ in ways[1:]]
-    writes = lower.down(coster.rates, segment, targets)
-    reads = lower.back(coster.rates, map(id, program.reads))
-    back = passes[1].seconds if len(passes) > 1 else None
-    if segment.recall and back is not None:
-        back = coster.recalled(Diagonal(program, segment.backward))[0]
+    """The seconds of a segment with tiles, after those that have put maps on ``lower`` tiers and ``dropped`` others, to
+    which it adds."""
+    writes = lower.down(rates, segment, targets)
+    reads = lower.back(rates, map(id, program.reads))
     again = InBackward.of(program).maps if segment.recall else ()
-    recalled = lower.more(segment, targets).back(coster.rates, again)
-    total = with_transfers(passes[0].seconds, back, writes, reads, segment.ahead, recalled)
+    recalled = lower.more(segment, targets).back(rates, again)
+    total = with_transfers(work.forward, work.backward, writes, reads, segment.ahead, recalled)
     if segment.drop:
         maps = frozenset(id(t.stored) for t in targets if t.stored is not None)
         needs = frozenset(map(id, program.reads))
-        mine = Dropped(maps, 0, 0, needs, segment.drop, seconds=reads.with_work(passes[0].seconds, segment.ahead))
+        mine = Dropped(maps, 0, 0, needs, segment.drop, seconds=reads.with_work(work.forward, segment.ahead))
         total += sum(d.seconds for d in (mine, *passed(still_needed(dropped, needs), segment.drop)))
         dropped.append(mine)
     return total

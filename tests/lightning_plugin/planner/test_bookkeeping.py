@@ -34,7 +34,7 @@ from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, 
 from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
 from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
-from lightning_plugin.planner.recipes.recipe import proportion, size_of
+from lightning_plugin.planner.recipes.chapter import Chapter, Example, Formula, proportion, size_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.offload import paid
 from lightning_plugin.planner.search.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
@@ -164,8 +164,7 @@ def test_neighbours_that_are_kept_are_one_segment() -> None:
 
 
 def test_of_tiles_those_are_rehearsed_that_no_other_holds() -> None:
-    one, same, small, other = (Candidate((), sizes, weight) for sizes, weight in
-                               [((4, 4), 8), ((4, 4), 8), ((3, 4), 7), ((5, 1), 6)])  # fmt: skip
+    one, same, small, other = (Candidate((), sizes, sizes) for sizes in [(4, 4), (4, 4), (3, 4), (5, 1)])
     assert heaviest([one, same, small, other], 4) == [one, other]
     assert heaviest([small, other, one], 1) == [one]
 
@@ -221,6 +220,31 @@ def test_notes_are_in_proportion_to_what_grew_as_they_did() -> None:
     assert proportion((4, 9), [(2, 4)]) is None
     assert size_of(7, (1, 2)) == 7
     assert size_of(((0, Fraction(1, 2)), (1, Fraction(2))), (9, 2)) == 5, "rounded up, and the one that says most"
+
+
+#: The maps of a tile, in bytes; and what is held at some time: numbers that are always the same, and some maps.
+MAPS = st.lists(st.integers(0, 40), min_size=4, max_size=4)
+TIMES = st.lists(st.tuples(st.integers(0, 30), st.lists(st.sampled_from(range(4)), max_size=6)), min_size=1, max_size=4)
+
+
+@given(st.lists(MAPS, min_size=1, max_size=3), st.lists(st.lists(MAPS, min_size=1, max_size=3), min_size=1, max_size=6),
+       TIMES)  # fmt: skip
+def test_what_tiles_need_lies_between_what_examples_say(
+    here: list[list[int]], seen: list[list[list[int]]], times: list[tuple[int, list[int]]]
+) -> None:
+    def need(tiles: list[list[int]]) -> int:
+        return max(always + sum(tile[m] for m in maps) for tile in tiles for always, maps in times)
+
+    def frozen(tiles: list[list[int]]) -> Any:
+        return (tuple(map(tuple, tiles)),)
+
+    examples = sorted((Example((need(tiles),), frozen(tiles)) for tiles in seen), key=lambda e: e.weight)
+    bounds = Formula(Chapter((), ()), (None,), tuple(examples)).needs(frozen(here))
+    if bounds is not None:
+        (least,), (most,) = bounds
+        assert least <= need(here) <= most
+        if here in seen:
+            assert least == most
 
 
 def test_tiers_below_are_filled_one_after_the_other() -> None:

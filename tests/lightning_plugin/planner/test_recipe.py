@@ -27,6 +27,7 @@ from lightning_plugin.planner.choose import choose_recipe
 from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import RATES, Rates
 from lightning_plugin.planner.recipes.recipe import Recipe
+from lightning_plugin.planner.recipes.size import positions
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.settings import known_for
 from tests.exactness import TOLERANCE, difference
@@ -163,20 +164,20 @@ class Rows(nn.Module):
 def test_where_a_vector_has_the_size_of_a_side_each_size_is_rehearsed() -> None:
     module = net(["conv", "relu"], Rows())
     found = recipe(module, (300, 310), 0.5)
-    for size in ((290, 300), (280, 305), (270, 310)):
+    for place, size in enumerate(((290, 300), (280, 305), (270, 310)), 1):
         with network(module, size) as here:
             plan = found.at(here, *BELOW)
-            assert not found.formulas
+            assert found.taught == 1 + place
             assert plan.peak_bytes - plan.forecast.reserve_bytes == rehearse(plan, Network(here.recording)).peak
 
 
 def test_a_formula_waits_for_sizes_that_differ_on_both_axes() -> None:
     module = net(["conv", "relu", "conv"])
     found = recipe(module, (300, 310), 0.3)
-    for size, made in (((300, 305), False), ((295, 306), True)):
+    for size, rehearsed in (((300, 305), 2), ((300, 306), 3), ((295, 304), 4), ((296, 303), 4)):
         with network(module, size) as here:
             found.at(here, *BELOW)
-            assert any(found.formulas.values()) == made
+            assert found.taught == rehearsed, size
 
 
 def test_tiles_have_the_sides_that_they_are_given() -> None:
@@ -190,17 +191,19 @@ def test_tiles_have_the_sides_that_they_are_given() -> None:
 def test_plans_that_keep_segments_have_a_formula() -> None:
     """What is kept has no tiles that could differ from size to size."""
     module = net(["conv", "norm", "relu", "pool", "conv"])
-    with network(module, (238, 252)) as first, network(module, (244, 262)) as other:
+    with network(module, (238, 252)) as first:
         found = choose_recipe(first, RATES["cpu"], 1500 << 10, lower_tiers(None, Options()))
         assert {s.keep for s in found.plan.segments} == {True, False}
-        plan = found.at(other, *BELOW)
-        assert plan is not None and {s.keep for s in plan.segments} == {True, False}
-        assert any(formula is not None for formula in found.formulas.values())
+    for size in ((244, 262), (240, 258)):
+        with network(module, size) as other:
+            plan = found.at(other, *BELOW)
+            assert plan is not None and {s.keep for s in plan.segments} == {True, False}
+    assert found.taught == 2
 
 
 def test_what_is_remembered_does_not_grow_with_the_number_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that are shorter than tiles are on an axis have kinds of their own, as most small slides do."""
-    monkeypatch.setattr(lightning_plugin.planner.recipes.recipe, "MOST_KINDS", 3)
+    monkeypatch.setattr(lightning_plugin.planner.recipes.recipe, "MOST_REHEARSALS", 3)
     monkeypatch.setattr(lightning_plugin.execute.rehearsal, "MOST_PASSES", 40)
     monkeypatch.setattr(lightning_plugin.execute.rehearsal, "MOST_TRACES", 10)
     monkeypatch.setattr(lightning_plugin.settings, "MOST_PLANS", 4)
@@ -216,7 +219,7 @@ def test_what_is_remembered_does_not_grow_with_the_number_of_sizes(monkeypatch: 
         recipes = [recipe for recipes in chosen._recipes.values() for recipe in recipes]
         assert len(chosen._plans) <= 4
         for one in recipes:
-            assert len(one.examples) <= 3 and set(one.formulas) <= set(one.examples)
+            assert len(one.rehearsed) <= 3
         assert all(len(p.known) <= 40 and len(p.traces) <= 10 for p in chosen._passes.values())
         held.append(sum(one.taught for one in recipes))
     assert held[-1] > 12  # so many that some were let go of and found again
@@ -229,10 +232,10 @@ def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
 
     class Asked(Recipe):
         def at(self, network: Network, rates: Rates, lower: Lower) -> Any:
-            asked.append(lightning_plugin.planner.recipes.recipe.positions(network.nodes))
+            asked.append(positions(network.nodes))
             return super().at(network, rates, lower)
 
-    counting = Asked(**{f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
+    counting = Asked(**{f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.init})
     with network(module, (310, 312)) as here:
         assert known_for([counting], here, *BELOW, 1 << 16, 1) is None and len(asked) == 1
     with network(module, (311, 312)) as here:
