@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -220,17 +220,28 @@ def plain_strides(tile: Tensor) -> Tensor:
     A dimension of size one may have any stride, that of the tensor it was cut from, say. PyTorch 2.13's BatchNorm on a
     CPU takes such a tensor for what it is not, and its backward is wrong (tests/lightning_plugin/test_store.py).
     """
-    wanted = CHANNELS_LAST.get(tile.dim())
-    if wanted is None:
-        return tile
-    if tile.is_contiguous():
-        order = tuple(range(tile.dim()))
-    elif tile.is_contiguous(memory_format=wanted):
-        order = (0, *range(2, tile.dim()), 1)
-    else:
-        return tile
-    usual, step = [0] * tile.dim(), 1
+    usual = usual_strides(tile.shape, tile.stride())
+    return tile if usual is None else tile.as_strided(tile.shape, usual)
+
+
+@lru_cache(maxsize=4096)
+def usual_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides that PyTorch would give a tensor that lies in memory like one of these, where they are others. Every
+    tile of a kind asks again, of each BatchNorm."""
+    if len(shape) not in CHANNELS_LAST:
+        return None
+    plain = tuple(range(len(shape)))
+    for order in (plain, (0, *plain[2:], 1)):
+        usual = strides_in(order, shape)
+        if 0 in shape or all(a == b for a, b, size in zip(strides, usual, shape, strict=True) if size != 1):
+            return None if strides == usual else usual
+    return None
+
+
+def strides_in(order: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor without gaps whose dimensions lie in this order."""
+    found, step = [0] * len(shape), 1
     for d in reversed(order):
-        usual[d] = step
-        step *= max(1, tile.shape[d])
-    return tile if tile.stride() == tuple(usual) else tile.as_strided(tile.shape, usual)
+        found[d] = step
+        step *= max(1, shape[d])
+    return tuple(found)

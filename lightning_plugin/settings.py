@@ -340,7 +340,7 @@ def known_for(
             break
         if size >= recipe.too_large:
             continue
-        plan = recipe.at(network, rates, lower)
+        plan = recipe.at(network, rates, lower, usable(budget))
         if plan is not None and plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes <= usable(budget):
             return plan
         recipe.too_large = size

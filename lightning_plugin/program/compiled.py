@@ -32,8 +32,12 @@ from lightning_plugin.program.tape import Emit, Step, Tape
 
 #: Tiles of a kind that run by their tape before it is compiled: compiling takes as long as some hundreds of small ones.
 OFTEN = 32
-#: What `torch.compile` is asked for.
-MODES: dict[Compile, str] = {"tiles": "default", "graphs": "reduce-overhead"}
+#: What `torch.compile` is asked for. A tape's tensors have the sizes of its kind, and PyTorch's own guards look before
+#: each call whether they do: that every kernel looks again takes as long as some kernels do.
+ASKED: dict[Compile, dict[str, Any]] = {
+    "tiles": {"size_asserts": False},
+    "graphs": {"size_asserts": False, "triton.cudagraphs": True},
+}
 
 Function = Callable[[list[Tensor], list[Tensor]], Sequence[Tensor]]
 
@@ -113,8 +117,8 @@ class Compiler:
         blank = [[t.detach().requires_grad_(t.requires_grad) for t in given] for given in (tiles, vectors)]
         with torch.set_grad_enabled(grad):
             traced = make_fx(function, tracing_mode="fake", pre_dispatch=True)(*blank)
-        mode = MODES[self.how] if self.backend == "inductor" else None
-        return Compiled(torch.compile(traced, backend=self.backend, mode=mode, dynamic=False), tuple(emits), unread)
+        asked = ASKED[self.how] if self.backend == "inductor" else None
+        return Compiled(torch.compile(traced, backend=self.backend, options=asked, dynamic=False), tuple(emits), unread)
 
     def call(self, compiled: Compiled, tiles: list[Tensor], vectors: Sequence[Tensor], grad: bool) -> Sequence[Tensor]:
         """What a compiled tape makes of a tile."""

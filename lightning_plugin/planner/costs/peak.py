@@ -78,6 +78,11 @@ def is_padded(node: Node, box: Box) -> bool:
     return isinstance(node.op, TileOp) and node.op.pads_by_hand(box)
 
 
+def may_pad(node: Node) -> bool:
+    """Whether a window operator pads a copy of its input for some box."""
+    return isinstance(node.op, TileOp) and type(node.op).pads_by_hand is not TileOp.pads_by_hand
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a search asks of a node again and again; maps are by identity. ``pads``: it may pad by hand; ``unread``: it
@@ -106,7 +111,7 @@ class Facts:
             tuple(id(v) for v in touched),
             tuple(id(v) for v in dict.fromkeys(node.maps) if v.requires_grad),
             any(v.requires_grad for v in node.outputs),
-            isinstance(node.op, TileOp) and type(node.op).pads_by_hand is not TileOp.pads_by_hand,
+            may_pad(node),
             isinstance(node.op, TileOp) and type(node.op).unread is not TileOp.unread,
         )
 

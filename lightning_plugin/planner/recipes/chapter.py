@@ -32,6 +32,8 @@ from lightning_plugin.stretch import Note
 
 #: Where a chapter begins.
 HEADS = frozenset({"enter", "goes on", "leave", "graph"})
+#: Tiles may hold so much more beside their maps than at another size: cells that say where a map is constant, say.
+SLACK = 1e-4
 #: So many examples with larger tiles are looked at, and so many with smaller ones.
 NEXT = 4
 
@@ -53,7 +55,7 @@ class Chapter:
         return tuple(size.traits[place] for place, _ in self.turns)
 
     def tiles(self, size: Size) -> tuple[Tiles, ...]:
-        """The worst tiles at a size of each segment whose turn it is."""
+        """The tiles that are run at a size, of each segment whose turn it is."""
         return tuple(size.tiles[place][what == "backward"] for place, what in self.turns)
 
 
@@ -118,7 +120,7 @@ def size_of(term: Proportion, values: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Example:
-    """A chapter at one size: what tiles need there, and the worst of them."""
+    """A chapter at one size: what tiles need there, and the tiles that were run, grid by grid."""
 
     needs: tuple[int, ...]
     tiles: tuple[Tiles, ...]
@@ -187,7 +189,9 @@ class Formula:
         if most != least:
             pairs = (one.between(other, tiles) for one, other in product(below, above))
             most = [min(n) for n in zip(most, *pairs, strict=True)]
-        return None if math.inf in most else ([math.floor(n) for n in least], [math.ceil(n) for n in most])
+        return (
+            None if math.inf in most else ([math.floor(n) for n in least], [math.ceil((1 + SLACK) * n) for n in most])
+        )
 
 
 def heaviest(tiles: Sequence[Tiles]) -> int:
@@ -197,12 +201,14 @@ def heaviest(tiles: Sequence[Tiles]) -> int:
 
 def at_most(tile: Sequence[int], others: Tiles) -> float:
     """The least μ so that a tile has no map larger than μ times that of some other."""
-    return min((max((over(a, b) for a, b in zip(tile, o, strict=True)), default=0.0) for o in others), default=math.inf)
+    alike = [o for o in others if len(o) == len(tile)]
+    return min((max((over(a, b) for a, b in zip(tile, o, strict=True)), default=0.0) for o in alike), default=math.inf)
 
 
 def at_least(tile: Sequence[int], others: Tiles) -> float:
     """The greatest μ so that some other has no map smaller than μ times that of a tile."""
-    return max((min((b / a for a, b in zip(tile, o, strict=True) if a), default=1.0) for o in others), default=0.0)
+    alike = [o for o in others if len(o) == len(tile)]
+    return max((min((b / a for a, b in zip(tile, o, strict=True) if a), default=1.0) for o in alike), default=0.0)
 
 
 def over(size: int, other: int) -> float:
@@ -225,6 +231,8 @@ def share_of(here: Sequence[Tiles], ones: Sequence[Tiles], others: Sequence[Tile
 
 def share_of_tile(tile: Sequence[int], one: Sequence[int], other: Sequence[int]) -> float:
     """The same of one tile between two."""
+    if not len(tile) == len(one) == len(other):
+        return math.inf
     share = 0.0
     for size, a, b in zip(tile, one, other, strict=True):
         if size > a:

@@ -37,7 +37,7 @@ from lightning_plugin.stretch import Note
 #: other decisions are worth a search.
 NEAR = 1.2
 #: The most that a plan can hold, by formula, may be so many times the least.
-CLOSE = 1.008
+CLOSE = 1.0099
 #: The rehearsals that are remembered, the latest.
 MOST_REHEARSALS = 32
 
@@ -84,8 +84,9 @@ class Recipe:
         ratio = positions(nodes) / self.positions
         return max(ratio, 1 / ratio)
 
-    def at(self, network: Network, rates: Rates, lower: Lower) -> Plan | None:
-        """The plan for a network of the same structure and another size, if there is room for its maps."""
+    def at(self, network: Network, rates: Rates, lower: Lower, room: float = math.inf) -> Plan | None:
+        """The plan for a network of the same structure and another size, if there is room for its maps below. Where it
+        holds more than there is ``room`` for on the device, it need not say how much more."""
         nodes = network.nodes
         if image_of(nodes) == self.image:
             return self.plan
@@ -93,7 +94,7 @@ class Recipe:
         found = retiered(plan, network, lower)
         if found is None:
             return None
-        foretold = self.known(found, network)
+        foretold = self.known(found, network, room)
         if found == plan:
             return foretold
         work = self.work(plan, network, rates)
@@ -108,21 +109,21 @@ class Recipe:
         was, work = self._work
         return [one.times(size / was) for one in work]
 
-    def known(self, plan: Plan, network: Network) -> Plan:
+    def known(self, plan: Plan, network: Network, room: float) -> Plan:
         """A plan for another size with its forecast, by formula or by a rehearsal."""
         nodes, size = network.nodes, Size.of(plan, network)
         for former in self.rehearsed:
             if former.size == size:
                 return self.foretold(plan, account(former.notes), nodes)
-        found = self.by_formula(size, nodes)
+        found = self.by_formula(size, nodes, room - plan.forecast.reserve_bytes)
         if found is None:
             notes = noted(plan, network)
             self.learn(size, notes)
             found = account(notes)
         return self.foretold(plan, found, nodes)
 
-    def by_formula(self, size: Size, nodes: Sequence[Node]) -> Account | None:
-        """What is held at a size, if formulas say so for all chapters, and well enough."""
+    def by_formula(self, size: Size, nodes: Sequence[Node], room: float) -> Account | None:
+        """What is held at a size, where formulas of all chapters say so well enough, or say that there is no room."""
         listed = [former.chapters for former in self.rehearsed]
         notes: list[Note] = []
         least: list[int] = []
@@ -137,8 +138,10 @@ class Recipe:
             most += bounds[1]
         if not notes:
             return None
-        found = Reading().read(notes, most)
-        return found if found.peak <= CLOSE * Reading().read(notes, least).peak else None
+        at_least, at_most = (Reading().read(notes, sizes) for sizes in (least, most))
+        if at_least.peak > room:
+            return at_least
+        return at_most if at_most.peak <= CLOSE * at_least.peak else None
 
     def formula(self, place: int, size: Size, nodes: Sequence[Node]) -> Formula | None:
         """The formula of a chapter where it has the traits that it has at a size. Its terms are those of all rehearsals

@@ -12,12 +12,12 @@ from lightning_plugin.boxes import Grid, reference_of
 from lightning_plugin.execute.gradients import FEW
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import Source
-from lightning_plugin.plan import Plan
+from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.rehearsal.representative import effort, worst_sizes
+from lightning_plugin.planner.rehearsal.representative import effort, turns
 from lightning_plugin.program.program import Program, Target, programs, resolve
 
-#: Of some tiles, the bytes of each map that they hold.
+#: The tiles of a grid that a rehearsal runs: of those that run one after the other, the bytes of each map of each.
 Tiles = tuple[tuple[int, ...], ...]
 
 
@@ -35,7 +35,7 @@ class Traits(NamedTuple):
 class Size:
     """``image`` are the extents of the images, ``values`` the bytes of the network's values in the order of its nodes;
     of each segment
-    there are its traits and the worst tiles of its grids, forward's and backward's."""
+    there are its traits and the tiles of its grids, forward's and backward's."""
 
     image: tuple[int, ...]
     values: tuple[int, ...]
@@ -60,21 +60,30 @@ class Size:
                     (segment.tier == "host", *(on_host.get(id(v), False) for v in reads)),
                 )
             )
-            tiles.append(worst(program, segment.forward, segment.backward, network))
+            tiles.append(rehearsed(segment, program, network))
             on_host.update((id(v), segment.tier == "host") for t in targets for v in t.node.outputs)
         return Size(image_of(nodes), values, tuple(traits), tuple(tiles))
 
 
-def worst(program: Program | None, forward: Grid, backward: Grid, network: Network) -> tuple[Tiles, Tiles]:
-    """The worst tiles of two grids; where there are no tiles, none."""
+def rehearsed(segment: SegmentPlan, program: Program | None, network: Network) -> tuple[Tiles, Tiles]:
+    """The tiles of a segment's grids that a rehearsal runs; where there are no tiles, none."""
     if program is None:
         return (), ()
-    count = effort(network)
+    ahead = segment.ahead or bool(program.announced)
     first, second = (
-        network.repeats.once(program, ("worst", grid), partial(worst_sizes, program, grid, count))
-        for grid in (forward, backward)
+        network.repeats.once(program, ("turns", grid, ahead), partial(bytes_of, program, grid, effort(network), ahead))
+        for grid in (segment.forward, segment.backward)
     )
     return first, second
+
+
+def bytes_of(program: Program, grid: Grid, worst: int, ahead: bool) -> Tiles:
+    """The bytes of each map of the tiles that may be met at a time, which are three that run one after the other."""
+    return tuple(
+        tuple(n for c in turn[i : i + 3] for n in c.bytes)
+        for turn in turns(program, grid, worst, ahead)
+        for i in range(max(1, len(turn) - 2))
+    )
 
 
 def image_of(nodes: Sequence[Node]) -> tuple[int, ...]:

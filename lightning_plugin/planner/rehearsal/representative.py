@@ -7,16 +7,16 @@ holds most. Of those that hold and pad the same one is run, and none where anoth
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.ops import TileOp
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.peak import is_padded, tile_bytes
+from lightning_plugin.planner.costs.peak import is_padded, may_pad, tile_bytes
 from lightning_plugin.program.program import Program
 from lightning_plugin.rules.split import splits_of
 
@@ -56,26 +56,32 @@ def effort(network: Network) -> int:
 
 
 def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[Sequence[Box]]:
-    """The first tile, after which gradients are there to be added to, and so many of the worst.
-
-    Where transfers go ahead, a tile meets those of the tiles before and after it: each of the worst runs between two
-    that are as large as any, which are not in all images its neighbours.
-    """
+    """The tiles that a rehearsal runs."""
     if ahead and grid.tiles <= FEW_TILES:
         yield from grid.partition([t.map.space.extent for t in program.targets])
-        return
-    first, *rest = among = candidates(program, grid)
-    if ahead and len(among) < FEW_TILES:  # others of the grid have no share
-        yield from (c.owned for c in among)
-        return
+    else:
+        yield from (c.owned for turn in turns(program, grid, worst, ahead) for c in turn)
+
+
+def turns(program: Program, grid: Grid, worst: int, ahead: bool) -> list[tuple[Candidate, ...]]:
+    """The first tile, after which gradients are there to be added to, and so many of the worst, with those that have to
+    run before and after them.
+
+    Where transfers go ahead, a tile meets those of the tiles before and after it: each of the worst runs between two
+    that are as large as any, which are not in all images its neighbours. Where there are few tiles, they run as they
+    are.
+    """
+    first, *rest = among = Lines.of(program, grid).candidates()
     if not ahead:
-        yield first.owned
-        yield from (c.owned for c in heaviest(rest, worst))
-        return
+        return [(first,), *((c,) for c in heaviest(rest, worst))]
+    if grid.tiles <= FEW_TILES or len(among) < FEW_TILES:  # others of the grid have no share
+        return [tuple(among)]
     large = sorted(among, key=lambda c: c.weight, reverse=True)
+    found: list[tuple[Candidate, ...]] = []
     for c in heaviest(among, worst):
         before, after, *_ = (other for other in large if other is not c)
-        yield from (before.owned, c.owned, after.owned)
+        found.append((before, c, after))
+    return found
 
 
 def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
@@ -88,26 +94,13 @@ def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
     return found
 
 
-def candidates(program: Program, grid: Grid) -> list[Candidate]:
-    """Corners, edges, the inside and where splits meet; of grids of few tiles, all."""
-    lines = Lines.of(program, grid)
-    return lines.candidates(itertools.product(*map(range, lines.counts)))
-
-
-def worst_sizes(program: Program, grid: Grid, count: int) -> tuple[tuple[int, ...], ...]:
-    """Of the worst tiles, so many, the bytes of their maps and padded copies. Of tiles that are as large and lie alike
-    on every axis one is looked at."""
-    lines = Lines.of(program, grid)
-    return tuple(c.bytes for c in heaviest(lines.candidates(itertools.product(*lines.distinct)), count))
-
-
 @dataclass(frozen=True)
 class Lines:
-    """The tiles along a grid's axes: ``picks`` are the telling indices on each axis, ``along`` the boxes of the tiles
-    that have the same pick on every axis.
+    """Corners, edges, the inside and where splits meet: the tiles that may differ from all others, by the telling
+    indices on each axis, the ``picks``. Of grids of few tiles these are all.
 
-    What a box is on one axis depends on nothing but the tile's index there: the boxes of all other tiles are put
-    together of these.
+    What a box is on one axis depends on nothing but the tile's index there: the boxes of tiles with the same pick on
+    every axis, ``along``, are found, and put together for all others.
     """
 
     program: Program
@@ -123,14 +116,14 @@ class Lines:
         along = [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
         return Lines(program, grid, ends, picks, along)
 
-    @property
-    def counts(self) -> list[int]:
-        """How many picks there are on each axis."""
-        return [len(pick) for pick in self.picks]
-
     @cached_property
     def maps(self) -> dict[int, Value]:
         return {id(v): v for n in self.program.steps for v in (*n.maps, *n.outputs) if v.is_map}
+
+    @cached_property
+    def bytes(self) -> list[tuple[int, int, int]]:
+        """Of each map its bytes and its positions."""
+        return [(key, v.bytes, max(1, math.prod(v.space.extent))) for key, v in self.maps.items()]
 
     @cached_property
     def whole(self) -> bool:
@@ -138,36 +131,40 @@ class Lines:
         same = all(need.keys() == self.along[0].keys() for need in self.along)
         return same and all(len(v.space.extent) == len(self.picks) for v in self.maps.values())
 
-    @property
-    def distinct(self) -> list[list[int]]:
-        """Of each axis, the places of picks that differ in more than where they lie."""
-        if not self.whole:
-            return [list(range(count)) for count in self.counts]
-        return [
-            list({self.look(axis, place): place for place in reversed(range(count))}.values())
-            for axis, count in enumerate(self.counts)
-        ]
+    @cached_property
+    def padding(self) -> list[Node]:
+        """The operators that may pad a copy of their input."""
+        return [n for n in self.program.steps if may_pad(n)]
 
-    def look(self, axis: int, place: int) -> Hashable:
-        """How long the boxes are at a pick of an axis, and what operators make of where they lie."""
-        need = self.along[place]
-        marks = (
-            n.op.mark(axis, need[id(n.outputs[0])].lo[axis], need[id(n.outputs[0])].hi[axis])
-            for n in self.program.steps
-            if isinstance(n.op, TileOp) and id(n.outputs[0]) in need
-        )
-        return tuple(box.hi[axis] - box.lo[axis] for box in need.values()), tuple(marks)
-
-    def candidates(self, tiles: Iterable[Sequence[int]]) -> list[Candidate]:
-        """The tiles with these picks that own something, by their places."""
+    def candidates(self) -> list[Candidate]:
+        """The tiles that own something."""
         found = []
-        for places in tiles:
-            index = [pick[i] for pick, i in zip(self.picks, places, strict=True)]
-            owned = self.grid.owned(self.ends, index)
+        for places in itertools.product(*map(range, map(len, self.picks))):
+            owned = self.grid.owned(self.ends, [pick[i] for pick, i in zip(self.picks, places, strict=True)])
             if not all(b.empty for b in owned):
-                need = put_together(self.along, places) if self.whole else self.program.boxes(owned)
-                found.append(candidate(self.program, self.maps, owned, need))
+                found.append(self.candidate(owned, places))
         return found
+
+    def candidate(self, owned: tuple[Box, ...], places: Sequence[int]) -> Candidate:
+        """The tile that has these picks, by their places."""
+        boxes = self.put_together(places) if self.whole else self.program.boxes(owned)
+        boxes = {key: boxes[key] for key in self.maps if key in boxes}
+        sizes = {key: box.extent for key, box in boxes.items()}
+        tiles = [
+            of_map * math.prod(sizes[key]) // all_of_it if key in sizes else 0 for key, of_map, all_of_it in self.bytes
+        ]
+        pads = [padded(node, boxes) for node in self.padding]
+        return Candidate(owned, (*itertools.chain(*sizes.values()), *pads), (*tiles, *pads))
+
+    def put_together(self, places: Sequence[int]) -> dict[int, Box]:
+        """The boxes of a tile that has an index of its own on each axis, from those of tiles that have the same on
+        all."""
+        held = [self.along[place] for place in places]
+        axes = range(len(held))
+        return {
+            key: Box(tuple([held[a][key].lo[a] for a in axes]), tuple([held[a][key].hi[a] for a in axes]))
+            for key in self.along[0]
+        }
 
 
 def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:
@@ -181,19 +178,7 @@ def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: 
                     yield from (i for i in (index - 1, index, index + 1) if 0 <= i < len(ends[0][axis]) - 1)
 
 
-def put_together(along: Sequence[Mapping[int, Box]], places: Sequence[int]) -> dict[int, Box]:
-    """The boxes of a tile that has an index of its own on each axis, from those of tiles that have the same on all."""
-    return {key: Box.of((along[i][key].lo[a], along[i][key].hi[a]) for a, i in enumerate(places)) for key in along[0]}
-
-
-def candidate(program: Program, maps: dict[int, Value], owned: tuple[Box, ...], need: dict[int, Box]) -> Candidate:
-    pads = [padding(node, need) for node in program.steps]
-    sizes = (*(n for key in maps for n in (need[key].extent if key in need else ())), *pads)
-    tiles = (tile_bytes(v, need[key]) if key in need else 0 for key, v in maps.items())
-    return Candidate(owned, sizes, (*tiles, *pads))
-
-
-def padding(node: Node, need: dict[int, Box]) -> int:
-    """The copy of its input that a window operator pads by hand."""
-    box = need.get(id(node.outputs[0]))
-    return tile_bytes(node.maps[0], need[id(node.maps[0])]) if box is not None and is_padded(node, box) else 0
+def padded(node: Node, boxes: Mapping[int, Box]) -> int:
+    """The bytes of the copy of its input that an operator pads by hand."""
+    box = boxes.get(id(node.outputs[0]))
+    return tile_bytes(node.maps[0], boxes[id(node.maps[0])]) if box is not None and is_padded(node, box) else 0

@@ -231,9 +231,9 @@ def test_a_recipe_that_was_too_large_is_not_asked_about_larger_images() -> None:
     asked: list[int] = []
 
     class Asked(Recipe):
-        def at(self, network: Network, rates: Rates, lower: Lower) -> Any:
+        def at(self, network: Network, rates: Rates, lower: Lower, room: float = 0) -> Any:
             asked.append(positions(network.nodes))
-            return super().at(network, rates, lower)
+            return super().at(network, rates, lower, room)
 
     counting = Asked(**{f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.init})
     with network(module, (310, 312)) as here:
