@@ -65,7 +65,7 @@ PLANNER: tuple[tuple[str, ...], ...] = (
     ("search", "rehearsal"),
     ("costs",),
     ("analysis",),
-    ("cache",),  # the user's folder
+    ("cache", "uncollected"),  # the user's folder; Python's collector
 )
 
 

@@ -29,6 +29,7 @@ from lightning_plugin.planner.rehearsal.account import Account, account
 from lightning_plugin.planner.rehearsal.rehearse import noted
 from lightning_plugin.planner.search.policies import POLICIES, Policy
 from lightning_plugin.planner.search.search import Search
+from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.stretch import Note
 from lightning_plugin.units import format_bytes
 
@@ -374,4 +375,5 @@ def choose_recipe(
 
 
 def chosen(chooser: Chooser, budget: int, calls: int) -> Plan:
-    return chooser.choose(budget) if calls == 1 else chooser.choose_for(calls, budget)
+    with uncollected():
+        return chooser.choose(budget) if calls == 1 else chooser.choose_for(calls, budget)

@@ -133,15 +133,26 @@ class Program:
         for t, box in zip(self.targets, owned, strict=True):
             if t.stored is not None and not box.empty:
                 need[id(t.stored)] = box
-        for node in reversed(self.steps):
-            made = reducing if isinstance(node.op, ReduceOp) else need
-            out = made.get(node.serial if made is reducing else id(node.outputs[0]))
+        for reduces, key, needed, maps in self.back:
+            out = (reducing if reduces else need).get(key)
             if out is None or out.empty:
                 continue
-            for v, wanted in zip(node.maps, node.op.need(out), strict=True):  # type: ignore[attr-defined]
-                held = need.get(id(v))
-                need[id(v)] = wanted if held is None else held.hull(wanted)
+            for v, wanted in zip(maps, needed(out), strict=True):
+                held = need.get(v)
+                need[v] = wanted if held is None else held.hull(wanted)
         return need
+
+    @cached_property
+    def back(self) -> list[tuple[bool, int, Callable[[Box], tuple[Box, ...]], tuple[int, ...]]]:
+        """From the targets back, for each operator: whether it reduces; its serial, or else the identity of its map;
+        what it needs; and the maps that it needs that of. A search asks for boxes ten thousand times."""
+        found: list[tuple[bool, int, Callable[[Box], tuple[Box, ...]], tuple[int, ...]]] = []
+        for node in reversed(self.steps):
+            assert isinstance(node.op, (TileOp, ReduceOp))
+            reduces = isinstance(node.op, ReduceOp)
+            key = node.serial if reduces else id(node.outputs[0])
+            found.append((reduces, key, node.op.need, tuple(id(v) for v in node.maps)))
+        return found
 
     @staticmethod
     def tiles(

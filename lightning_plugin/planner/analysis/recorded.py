@@ -16,6 +16,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.options import Chains
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
+from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.private import version
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.trees import tree_leaves
@@ -54,7 +55,7 @@ def recorded(
         device = next((p.device for p in module.parameters() if not p.is_meta), None)
         lazy = LazyImage(Blank(tuple(image), dtype), device=device)
     lazy._session.root().splitting, lazy._session.root().chains = splitting, chains
-    with unchanged(module):
+    with uncollected(), unchanged(module):
         try:
             out = module(lazy)
         finally:

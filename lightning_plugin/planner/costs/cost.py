@@ -41,7 +41,7 @@ class Cost:
         return self.bytes if self.predicted is None else self.predicted
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Spent:
     """Seconds that make maps, or their gradients, and those that make gradients of vectors."""
 
@@ -81,6 +81,7 @@ class Coster(Peaks):
         #: The axes that every operator of a program carries; the program is there so that its identity lasts.
         self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
         self._found: dict[Hashable, tuple[Spent, float]] = {}
+        self._least: dict[tuple[int, bool, bool], tuple[float, float]] = {}
         #: What a scan's tile in the middle holds: asked for both directions, and for every surroundings.
         self.scan_need = cache(lambda program, scans: held(program, scans.parts(program)))
 
@@ -216,12 +217,13 @@ class Coster(Peaks):
 
     def work(self, program: Program, shares: Mapping[int, float], tiles: int, backward: bool) -> tuple[Spent, float]:
         """(seconds, operations) of all tiles' nodes, forward or the way back."""
-        spent, flops = Spent(), 0.0
+        maps = vectors = flops = 0.0
         for node in program.steps:
             share = shares[node.serial]
-            spent += self.spent(node, share, tiles, backward)
+            spent = self.spent(node, share, tiles, backward)
+            maps, vectors = maps + spent.maps, vectors + spent.vectors
             flops += share * self.network.profiles[node.serial].work
-        return spent, flops
+        return Spent(maps, vectors), flops
 
     def spent(self, node: Node, share: float, tiles: int, backward: bool) -> Spent:
         """What a node takes in one pass over all tiles, forward or back."""
@@ -271,17 +273,25 @@ class Coster(Peaks):
         shares = None if self.no_overlap(tiles) else tiles.shares
         computed = each = 0.0
         for node in program.steps:
+            whole, tile = self.least_of(node, backward, backward and node.serial in program.unread)
+            computed += whole * (1.0 if shares is None else shares[node.serial])
+            each += tile
+        return Floor(computed, each)
+
+    def least_of(self, node: Node, backward: bool, unread: bool) -> tuple[float, float]:
+        """Seconds of computing all of a node in tiles that take no memory, and of each tile beside that: forward, or
+        forward once more and back."""
+        key = node.serial, backward, unread
+        if key not in self._least:
             times = 1
             if backward:
-                if node.serial in program.unread and is_unread(node):
-                    times = 0
+                times = 0 if unread and is_unread(node) else 1
                 times += any(v.requires_grad for v in node.maps)
                 with_arithmetic = self.network.profiles[node.serial].flops > 0
                 times += with_arithmetic and any(v.requires_grad for v in node.vectors)
             whole, tile = self.whole_and_each(node, 0)
-            computed += times * whole * (1.0 if shares is None else shares[node.serial])
-            each += times * tile
-        return Floor(computed, each)
+            self._least[key] = times * whole, times * tile
+        return self._least[key]
 
     def back(self, node: Node, share: float, tiles: int) -> float:
         """Seconds of the way back."""

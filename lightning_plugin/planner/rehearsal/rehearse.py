@@ -28,6 +28,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.rehearsal.account import Account, account
 from lightning_plugin.planner.rehearsal.representative import effort, representative
+from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile
@@ -116,7 +117,7 @@ def noted(plan: Plan, network: Network) -> list[Note]:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
 
     step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.likeness, network.passes, network.repeats.once))
-    with torch.inference_mode(False), MODES.planning:
+    with uncollected(), torch.inference_mode(False), MODES.planning:
         frame = scenery(plan, network, step)
         given = list(frame.vectors.values())  # a step's parameters stay when its results go
         with ledger.watcher:
