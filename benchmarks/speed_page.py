@@ -304,8 +304,8 @@ def recipes(data: Any) -> str:
     head += ["memory, formula to rehearsal", "predicted time, to a search's"]
     return (
         "### Slides of many sizes\n\nA plan that was found for one size serves those near it. What it holds there is "
-        "looked up where rehearsals of other sizes tell it to a hundredth; else it is rehearsed, which teaches more: the "
-        "more sizes there were, the more are looked up. Processor time on one thread.\n\n" + table(head, rows)
+        "looked up where rehearsals of other sizes tell it to a hundredth; else it is rehearsed, which teaches more: "
+        "the more sizes there were, the more are looked up. Processor time on one thread.\n\n" + table(head, rows)
     )
 
 
