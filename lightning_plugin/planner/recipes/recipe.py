@@ -25,7 +25,8 @@ from lightning_plugin.plan import Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.planner.recipes.chapter import Chapter, Formula, chapters, terms_of
+from lightning_plugin.planner.recipes.chapter import Chapter, chapters, terms_of
+from lightning_plugin.planner.recipes.formula import Formula
 from lightning_plugin.planner.recipes.retier import retiered
 from lightning_plugin.planner.recipes.size import Size, Traits, image_of, positions, references, tell_apart
 from lightning_plugin.planner.rehearsal.account import Account, Reading, account

@@ -34,12 +34,14 @@ from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, 
 from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
 from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
-from lightning_plugin.planner.recipes.chapter import Chapter, Example, Formula, proportion, size_of
+from lightning_plugin.planner.recipes.chapter import Chapter, chapter, proportion, size_of
+from lightning_plugin.planner.recipes.formula import Example, Formula
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.offload import paid
 from lightning_plugin.planner.search.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
 from lightning_plugin.planner.search.ways import Tiled, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments
+from lightning_plugin.stretch import Note
 
 # What is live
 
@@ -245,6 +247,16 @@ def test_what_tiles_need_lies_between_what_examples_say(
         assert least <= need(here) <= most
         if here in seen:
             assert most <= 1.0002 * least + 1
+
+
+def test_where_each_tensor_of_a_tile_is_noted_tiles_are_as_large_as_an_example_s() -> None:
+    """Nothing tells what tensors of tiles are in proportion to."""
+    seen = (Example((), (((1000, 10),),)),)
+    alone = chapter([Note("enter", 0, (0, "forward")), Note("made", 8)])
+    told = [Formula(alone, (0, 8), seen).needs((((size, 10),),)) for size in (1000, 999, 1001, 900)]
+    assert told == [([], []), ([], []), None, None]
+    summed = chapter([Note("enter", 0, (0, "forward")), Note("passing", 8)])
+    assert Formula(summed, (0, None), (Example((8000,), seen[0].tiles),)).needs((((1100, 11),),)) == ([8000], [8801])
 
 
 def test_tiers_below_are_filled_one_after_the_other() -> None:

@@ -29,6 +29,7 @@ from lightning_plugin.planner.costs.rates import RATES, Rates
 from lightning_plugin.planner.recipes.recipe import Recipe
 from lightning_plugin.planner.recipes.size import positions
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
+from lightning_plugin.planner.search.policies import policy_of
 from lightning_plugin.settings import known_for
 from tests.exactness import TOLERANCE, difference
 
@@ -110,6 +111,23 @@ def test_a_formula_says_what_a_rehearsal_finds(fixed: int | None) -> None:
 @pytest.mark.full
 def test_a_formula_says_what_a_rehearsal_finds_of_a_hundred_networks() -> None:
     assert compare(100, 1) >= 30
+
+
+@pytest.mark.parametrize("share", [0.15, 0.3])
+def test_what_is_told_of_tiles_that_hand_rows_on_is_what_a_rehearsal_finds(share: float) -> None:
+    """Of these each tensor is noted by itself, as large as it was at the sizes that were rehearsed."""
+    module = net(["conv", "relu", "wide", "pool", "conv", "relu", "conv"])
+    with network(module, (450, 440)) as first:
+        budget = first.fixed_bytes + int(share * first.plain_bytes)
+        lower = lower_tiers(None, Options())
+        found = choose_recipe(first, RATES["cpu"], budget, lower, policy_of("auto", "share"))
+    assert any(s.halo == "share" for s in found.plan.segments if not s.keep)
+    for size in ((430, 420), (455, 441), (470, 446), (440, 436), (461, 450), (476, 420), (428, 452)):
+        with network(module, size) as here:
+            plan = found.at(here, *BELOW)
+            assert plan is not None
+            true = rehearse(plan, Network(here.recording))
+            assert true.peak <= plan.peak_bytes - plan.forecast.reserve_bytes <= 1.01 * true.peak + 1024, size
 
 
 def test_one_search_serves_all_smaller_images(monkeypatch: pytest.MonkeyPatch) -> None:
