@@ -108,6 +108,12 @@ def read(data: dict[str, Any]) -> Recipe:
     plan, image, references = Plan.from_json(data["plan"]), sizes(data["image"]), sizes(data["references"])
     if len(references) != len(plan.segments) or not all(all(r) for r in (image, *references)):
         raise ValueError("it is of no image")
+    if any(len(part) != len(plan.segments) for r in rehearsed for part in (r.size.traits, r.size.tiles)):
+        raise ValueError("it is of another plan")
+    if any(len(grids) != 2 for r in rehearsed for grids in r.size.tiles):
+        raise ValueError("a segment has a grid for forward and one for backward")
+    if any(not 0 <= place < len(plan.segments) for r in rehearsed for c in r.chapters for place, _ in c.turns):
+        raise ValueError("a note is of no segment")
     if type(data["positions"]) is not int or data["positions"] < 1:
         raise ValueError(f"it is for {data['positions']!r} positions")
     return Recipe(plan, image, references, data["positions"], rehearsed)

@@ -209,6 +209,18 @@ def test_a_recipe_of_something_else_is_ignored(kept: Path, place: list[Any], odd
     assert shelf.load(path.stem) == []
 
 
+@pytest.mark.parametrize("who", [[99, "forward"], [-1, "forward"], [0], ["forward", 0], [0, "forward", 1]])
+def test_a_note_of_no_segment_is_ignored(kept: Path, who: list[Any]) -> None:
+    plans(SIZES[:1])
+    (path,) = kept.glob("*.json")
+    content = json.loads(path.read_text().split("\n", 1)[1])
+    notes = content[0]["rehearsed"][0]["notes"]
+    next(note for note in notes if note[0] == "enter")[2] = who
+    text = json.dumps(content)
+    path.write_text(f"{shelf.digest_of(text)}\n{text}")
+    assert shelf.load(path.stem) == []
+
+
 def test_recipes_are_written_when_an_eighth_is_new() -> None:
     """Each time all of them are: after each size, what is written would grow with the square of their number."""
     sizes, written, at = 0, 0, 0
