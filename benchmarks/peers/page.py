@@ -146,22 +146,30 @@ def against_rival(work: dict[str, Any], runs: dict[str, Any]) -> str:
     )
 
 
+#: A mark for each way, in their order.
+MARKERS = "oPX^Dvs*"
+
+
 def draw(runs: dict[str, Any], name: str, path: Path) -> None:
     """Time against memory: the nearer to the corner the better; hollow, if gradients are wrong."""
-    figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 4.2), layout="constrained")
     for way, made in runs.items():
         if not made or any("failed" in r for r in made):
             continue
+        marker = MARKERS[list(WAYS).index(way) % len(MARKERS)]
         x, y = middle(made, "step_peak") / MIB, middle(made, "processor_seconds")
         colour = "#2a7f62" if way.startswith("ours") else "#8a94a6"
         wrong = max(r["error"] for r in made) > WRONG
-        axis.scatter(x, y, s=60, edgecolors=colour, facecolors="none" if wrong else colour)
-        axis.annotate(WAYS[way].label.replace("`", ""), (x, y), (6, 5), textcoords="offset points", fontsize=8)
+        label = WAYS[way].label.replace("`", "")
+        axis.scatter(
+            x, y, s=60, marker=marker, edgecolors=colour, facecolors="none" if wrong else colour, alpha=0.8, label=label
+        )
     axis.set(xlabel="memory of the process in a step, MiB", ylabel="processor seconds of a step")
     axis.set_title(name, loc="left")
-    axis.set_xlim(left=0, right=axis.get_xlim()[1] * 1.6)
+    axis.set_xlim(left=0, right=axis.get_xlim()[1] * 1.05)
     axis.set_ylim(bottom=0, top=axis.get_ylim()[1] * 1.1)
     axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)  # ways lie too near for words beside them
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
