@@ -146,8 +146,8 @@ def against_rival(work: dict[str, Any], runs: dict[str, Any]) -> str:
     )
 
 
-#: A mark for each way, in their order.
-MARKERS = "oPX^Dvs*"
+#: A mark for each way.
+MARKERS = dict(zip(WAYS, "oPX^Dvs*", strict=True))
 
 
 def draw(runs: dict[str, Any], name: str, path: Path) -> None:
@@ -156,13 +156,19 @@ def draw(runs: dict[str, Any], name: str, path: Path) -> None:
     for way, made in runs.items():
         if not made or any("failed" in r for r in made):
             continue
-        marker = MARKERS[list(WAYS).index(way) % len(MARKERS)]
         x, y = middle(made, "step_peak") / MIB, middle(made, "processor_seconds")
         colour = "#2a7f62" if way.startswith("ours") else "#8a94a6"
         wrong = max(r["error"] for r in made) > WRONG
         label = WAYS[way].label.replace("`", "")
         axis.scatter(
-            x, y, s=60, marker=marker, edgecolors=colour, facecolors="none" if wrong else colour, alpha=0.8, label=label
+            x,
+            y,
+            s=60,
+            marker=MARKERS[way],
+            edgecolors=colour,
+            facecolors="none" if wrong else colour,
+            alpha=0.8,
+            label=label,
         )
     axis.set(xlabel="memory of the process in a step, MiB", ylabel="processor seconds of a step")
     axis.set_title(name, loc="left")

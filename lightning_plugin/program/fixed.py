@@ -19,7 +19,7 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.program.program import Program, resolve
+from lightning_plugin.program.program import programs
 from lightning_plugin.program.scan import shareable
 from lightning_plugin.rules.uncut import Entire
 
@@ -95,14 +95,11 @@ def fixed(
 
 def sharing(plan: Plan, nodes: Sequence[Node]) -> Plan:
     """A plan whose tiled segments share halos where they can."""
-    made: set[int] = set()
     segments = []
-    for segment, here in zip(plan.segments, resolve(plan, nodes), strict=True):
-        program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
+    for segment, _, program in programs(plan, nodes):
         if program is not None and shareable(program, segment.forward):
             segment = replace(segment, backward=segment.forward, halo="share", alike=False)
         segments.append(segment)
-        made.update(id(v) for t in here for v in t.node.outputs if v.is_map)
     return replace(plan, segments=tuple(segments))
 
 

@@ -14,7 +14,7 @@ from lightning_plugin.planner.recipes.size import Size, Tiles
 #: Tiles may hold so much more beside their maps than at another size: cells that say where a map is constant, say.
 SLACK = 1e-4
 #: Where each tensor of a tile is noted by itself, tiles may not be smaller than this of an example's, nor larger.
-NEAR = 0.995
+AS_LARGE = 0.995
 #: So many examples with larger tiles are looked at, and so many with smaller ones.
 NEXT = 4
 
@@ -93,7 +93,7 @@ class Formula:
         at = bisect_left(self.examples, heaviest(tiles), key=lambda e: e.weight)
         below, above = self.examples[max(0, at - NEXT) : at], self.examples[at : at + NEXT]
         near = [*below, *above]
-        if not self.chapter.summed and not any(e.above(tiles) <= 1 and e.below(tiles) >= NEAR for e in near):
+        if not self.chapter.summed and not any(e.above(tiles) <= 1 and e.below(tiles) >= AS_LARGE for e in near):
             return None
         least = [max(n) for n in zip(*(e.least(tiles) for e in near), strict=True)]
         most = [min(n) for n in zip(*(e.most(tiles) for e in near), strict=True)]

@@ -147,9 +147,9 @@ class Recipe:
     def formula(self, place: int, size: Size, nodes: Sequence[Node]) -> Formula | None:
         """The formula of a chapter where it has the traits that it has at a size. Its terms are those of all rehearsals
         with as many tiles; what tiles need, only those with the same traits say."""
-        listed = [(former.size, former.chapters[place]) for former in self.rehearsed]
-        traits = listed[0][1].traits(size)
+        traits = self.rehearsed[0].chapters[place].traits(size)
         if (place, traits) not in self._formulas:
+            listed = [(former.size, former.chapters[place]) for former in self.rehearsed]
             similar = [(s, c) for s, c in listed if many(c.traits(s)) == many(traits)]
             same = [(s, c) for s, c in listed if c.traits(s) == traits]
             apart = len(similar) > 1 and tell_apart(nodes, [s for s, _ in similar])

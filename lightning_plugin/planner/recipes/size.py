@@ -15,7 +15,7 @@ from lightning_plugin.ops import Source
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.rehearsal.representative import effort, turns
-from lightning_plugin.program.program import Program, Target, programs, resolve
+from lightning_plugin.program.program import Program, programs, resolve
 
 #: The tiles of a grid that a rehearsal runs: of those that run one after the other, the bytes of each map of each.
 Tiles = tuple[tuple[int, ...], ...]
@@ -34,8 +34,7 @@ class Traits(NamedTuple):
 @dataclass(frozen=True)
 class Size:
     """``image`` are the extents of the images, ``values`` the bytes of the network's values in the order of its nodes;
-    of each segment
-    there are its traits and the tiles of its grids, forward's and backward's."""
+    of each segment there are its traits and the tiles of its grids, forward's and backward's."""
 
     image: tuple[int, ...]
     values: tuple[int, ...]
@@ -98,11 +97,7 @@ def positions(nodes: Sequence[Node]) -> int:
 
 def references(plan: Plan, nodes: Sequence[Node]) -> tuple[tuple[int, ...], ...]:
     """The map of each segment whose cuts the others follow."""
-    return tuple(map(reference, resolve(plan, nodes)))
-
-
-def reference(targets: Sequence[Target]) -> tuple[int, ...]:
-    return reference_of([t.map.space.extent for t in targets])
+    return tuple(reference_of([t.map.space.extent for t in targets]) for targets in resolve(plan, nodes))
 
 
 def tell_apart(nodes: Sequence[Node], sizes: Sequence[Size]) -> bool:

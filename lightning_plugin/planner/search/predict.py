@@ -54,15 +54,15 @@ def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], pro
         return Work(coster.kept_seconds([t.node for t in targets]))
     trains = any(t.requires_grad for t in program.targets)
     if segment.halo == "share":
-        forward, *back = (
-            coster.scan(program, Scans(program, segment.forward), way) for way in (False, True)[: 1 + trains]
-        )
+        scans = Scans(program, segment.forward)
+        forward = coster.scan(program, scans, False).seconds
+        backward = coster.scan(program, scans, True).seconds if trains else None
     else:
-        forward = coster.forward(Diagonal(program, segment.forward))
-        back = [coster.backward(Diagonal(program, segment.backward)) for _ in range(trains)]
-    if segment.recall and back:
-        return Work(forward.seconds, coster.recalled(Diagonal(program, segment.backward))[0])
-    return Work(forward.seconds, back[0].seconds if back else None)
+        forward = coster.forward(Diagonal(program, segment.forward)).seconds
+        backward = coster.backward(Diagonal(program, segment.backward)).seconds if trains else None
+    if segment.recall and trains:
+        backward = coster.recalled(Diagonal(program, segment.backward))[0]
+    return Work(forward, backward)
 
 
 def with_tiers(plan: Plan, network: Network, rates: Rates, works: Sequence[Work]) -> list[float]:
