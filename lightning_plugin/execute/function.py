@@ -1,4 +1,4 @@
-"""The parts of a segment as one `autograd.Function` each; see [Note: parts] in `parts`.
+"""The parts of a segment as one `autograd.Function` each; see [Note: parts] in `program.parts`.
 
 [Note: leases] A boundary is held by those segments that will read it in backward. They hold it as something saved for
 backward, so that it goes when autograd lets go of it: after the segment's backward, or never, with retain_graph.
@@ -20,12 +20,13 @@ from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import lasting
-from lightning_plugin.execute.parts import parts_of, with_rest
 from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.private import version
+from lightning_plugin.program.parts import parts_of
+from lightning_plugin.program.scan import scanned
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.numbered import Numbered
 
@@ -47,12 +48,11 @@ class Evaluated:
 
 def run_segment(run: SegmentRun, frame: Frame) -> None:
     """Run a segment forward; leaves the results in the frame, with the backward of each of its parts behind them."""
-    programs = parts_of(run.program)
-    pieces = with_rest(run.program, programs)
-    if run.scans and len(pieces) > 1:  # what a scan hands on is all of its program's
-        for program in pieces:
+    if run.scans and len(scans := scanned(run.program)) > 1:
+        for program in scans:
             run_segment(run.part(program, frame), frame)
         return
+    programs = parts_of(run.program)
     ends = run.plan.forward.ends([t.map.space.extent for t in run.program.targets])
     for t, at in zip(run.program.targets, ends, strict=True):
         if (v := t.stored) is not None:

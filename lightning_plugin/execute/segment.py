@@ -131,7 +131,7 @@ class SegmentRun:
         return any(found.near(need[key]) for key, found in self.known.items() if key in need)
 
     def part(self, program: Program, frame: Frame) -> SegmentRun:
-        """The same run of one part of its program; see [Note: parts] in `parts`."""
+        """The same run of one part of its program; see [Note: parts] in `program.parts`."""
         run = copy(self)
         run.take(program, frame)
         return run

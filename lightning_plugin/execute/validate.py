@@ -12,7 +12,7 @@ from lightning_plugin.ops import Gather, ReduceOp, Source, Spread, TileOp
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.program.pieces import strips
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.program.scan import scan
+from lightning_plugin.program.scan import scan, scanned
 from lightning_plugin.recording import Bindings, Recording
 
 
@@ -74,7 +74,14 @@ class Check:
             if segment.pieces > 1 and not strips(program):
                 raise PlanError(f"{where} reads keys in {segment.pieces} pieces, and reads none that it can cut")
             if segment.halo == "share":
-                scan(program, segment.forward)  # says which operator cannot, and what to do
+                self.shares(where, program, segment)
+
+    def shares(self, where: str, program: Program, segment: SegmentPlan) -> None:
+        for part in scanned(program):
+            try:
+                scan(part, segment.forward)
+            except PlanError as error:
+                raise PlanError(f"{where} cannot hand rows on: {error}") from error
 
     def target(self, where: str, place: int) -> Target:
         if not 0 <= place < len(self.nodes):

@@ -32,6 +32,7 @@ from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, ReduceOp, TileOp
+from lightning_plugin.program.parts import parts_of, with_rest
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.tape import See
 
@@ -57,10 +58,27 @@ class ScanTile:
 
 def shareable(program: Program, grid: Grid) -> bool:
     """Whether a segment can run as a scan on a grid of more than one tile."""
+    return grid.tiles > 1 and in_order(program, grid) > 1 and parts_in_order(program, grid)
+
+
+def in_order(program: Program, grid: Grid) -> int:
+    """The tiles of a scan on a grid; none where some operator needs rows in another order."""
     try:
-        return grid.tiles > 1 and len(scan(program, grid)) > 1
+        return len(scan(program, grid))
     except PlanError:
-        return False
+        return 0
+
+
+def parts_in_order(program: Program, grid: Grid) -> bool:
+    """Whether each part of a program that is scanned by itself can be, the program itself aside."""
+    return all(part is program or in_order(part, grid) for part in scanned(program))
+
+
+def scanned(program: Program) -> list[Program]:
+    """The programs that a segment runs as scans, one after the other: each of its parts by itself, since what the tiles
+    of a scan hand on is all of its program's. A part reads less than all parts together, so it may need rows in another
+    order although all together do not."""
+    return with_rest(program, parts_of(program))
 
 
 def axis_of(grid: Grid) -> int:

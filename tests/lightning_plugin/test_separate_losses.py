@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_plugin import LazyImage
+from lightning_plugin import LazyImage, PlanError, TiledModule
 from tests.exactness import TOLERANCE, asked, difference
 
 SETTINGS = [
@@ -116,3 +117,33 @@ def test_a_pass_that_failed_leaves_nothing_to_the_next(settings):
         handle.remove()
 
     compared(Heads(trunk=True), pull, settings)
+
+
+class Turned(Heads):
+    """A head that needs the last rows first, beside one whose first tile needs all rows, so that both together are in
+    order; on a trunk that is frozen they are two parts, and the first by itself is not."""
+
+    def __init__(self) -> None:
+        super().__init__(trunk=True)
+        self.other = nn.Sequential(nn.Conv2d(6, 2, 69, padding=34), nn.Sigmoid())
+
+    def forward(self, x):
+        x = self.trunk(x)
+        return self.one(x.flip(2)).mean((2, 3)).square().sum(), self.other(x).amax((2, 3)).sum()
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS[:2], {"budget": 3 << 20}], ids=str)
+def test_a_part_that_cannot_be_a_scan_by_itself_is_none(settings):
+    compared(Turned(), first_then_second, settings, frozen=True)
+
+
+def test_a_plan_of_a_scan_that_a_part_cannot_be_is_refused():
+    net = Turned()
+    net.trunk.requires_grad_(False)
+    tiled = TiledModule(net, tiles=(3, 1), halo="recompute")
+    tiled(torch.randn(1, 3, 30, 34))
+    assert tiled.plan is not None
+    together = max(range(len(tiled.plan.segments)), key=lambda i: len(tiled.plan.segments[i].targets))
+    shared = [replace(s, halo="share") if i == together else s for i, s in enumerate(tiled.plan.segments)]
+    with pytest.raises(PlanError, match=r"segment \d+ of the plan .* cannot hand rows on: tanh in 'trunk.1' needs "):
+        TiledModule(net, plan=replace(tiled.plan, segments=tuple(shared)))(torch.randn(1, 3, 30, 34))

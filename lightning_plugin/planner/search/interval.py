@@ -30,6 +30,7 @@ from lightning_plugin.planner.costs.tiles import Diagonal
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
+from lightning_plugin.program.scan import parts_in_order
 
 #: What a search asks again and again.
 MEMOIZED = (
@@ -212,7 +213,7 @@ class Intervals:
             found.parts(program)
         except PlanError:
             return None
-        return found
+        return found if parts_in_order(program, grid) else None
 
     def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
         """What a scan costs, where it can be."""

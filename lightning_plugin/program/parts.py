@@ -55,6 +55,8 @@ def differentiated(target: Target, steps: set[int]) -> set[object]:
 
 def parts_of(program: Program) -> Sequence[Program]:
     """The programs of a segment's parts; a segment that is one part is its own."""
+    if len(program.targets) == 1 and program.targets[0].requires_grad:
+        return [program]
     groups = connected(program)
     if len(groups) == 1 and len(groups[0]) == len(program.targets):
         return [program]
