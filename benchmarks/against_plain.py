@@ -29,7 +29,7 @@ from tests.zoo import ZOO
 
 def vgg16() -> nn.Module:
     """VGG-16's convolutional part with global pooling."""
-    return ZOO["vgg16_mean"].full()
+    return ZOO["vgg16_mean"].published()
 
 
 def frozen(net: nn.Module) -> nn.Module:
@@ -42,16 +42,16 @@ def frozen(net: nn.Module) -> nn.Module:
 
 
 def resnet18_frozen() -> nn.Module:
-    return frozen(ZOO["resnet18"].full())
+    return frozen(ZOO["resnet18"].published())
 
 
 def resnet50_frozen() -> nn.Module:
-    return frozen(ZOO["resnet50"].full())
+    return frozen(ZOO["resnet50"].published())
 
 
 def resnet18_train() -> nn.Module:
     """ResNet-18 whose BatchNorms use the image's statistics."""
-    return ZOO["resnet18"].full().train()
+    return ZOO["resnet18"].published().train()
 
 
 NETWORKS = {

@@ -365,6 +365,7 @@ def keys(options: argparse.Namespace) -> None:
             plain.zero_grad()
             net.zero_grad()
             pairs.append([step_of(one, partial(given, one, image), torch.sum)[0] for one in (plain, tiled)])
+        assert tiled.plan is not None
         rows.append(
             {
                 "memory beside parameters": label,

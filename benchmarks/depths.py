@@ -2,8 +2,8 @@
 
 A chain of convolutions with train-mode BatchNorm, each of which needs the whole of the map before it, under no lower
 tier: every boundary is stored on the device, or dropped to a depth. For each depth allowed, 5 % more than the smallest
-budget that works, and a real step under it: what the ledger counts, and its time against a step of plain PyTorch, in
-turns.
+budget that works, and a real step under it: what the allocator says it holds, and its time against a step of plain
+PyTorch, in turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.units import format_bytes
-from tests.lightning_plugin.planner.test_budget import step_under_ledger
+from tests.lightning_plugin.planner.test_budget import step_from_outside
 
 WIDTH = 16
 DEEPEST = 3
@@ -60,7 +60,7 @@ def rows(layers: int, side: int, rounds: int) -> list[dict[str, Any]]:
     net, x = chain(layers), torch.randn(1, 3, side, side)
     plans = {depth: frugal(net, tuple(x.shape), depth) for depth in range(DEEPEST + 1)}
     modules = {depth: TiledModule(net, plan=plan) for depth, plan in plans.items()}
-    plain = step_under_ledger(net, net, x).peak
+    plain = step_from_outside(net, net, x)
     found: dict[int, dict[str, Any]] = {}
     for depth, plan in plans.items():
         net.zero_grad(set_to_none=True)
@@ -72,7 +72,7 @@ def rows(layers: int, side: int, rounds: int) -> list[dict[str, Any]]:
             "deepest allowed": depth,
             "deepest": max(s.drop for s in plan.segments),
             "budget_bytes": plan.budget,
-            "peak_bytes": step_under_ledger(modules[depth], net, x).peak,
+            "peak_bytes": step_from_outside(modules[depth], net, x),
             "forwards recomputed": plan.recompute,
         }
     ratios: dict[int, list[float]] = {depth: [] for depth in plans}
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7, help="pairs of steps")
     options = parser.parse_args()
-    table = Table("layers", "dropped", "budget", "ledger", "of plain's", "forwards recomputed", "time of plain's")
+    table = Table("layers", "dropped", "budget", "held", "of plain's", "forwards recomputed", "time of plain's")
     for layers in track(options.layers, description="chains"):
         for r in rows(layers, options.side, options.rounds):
             keep_case("depths", f"{layers} layers, {r['deepest allowed']} deep", r)

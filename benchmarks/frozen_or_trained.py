@@ -25,8 +25,9 @@ from torch import nn
 from benchmarks.frozen_or_trained_page import write_page
 from benchmarks.grain import COARSE, SIDE, Kind, Label, patches, write_slides
 from benchmarks.keep import keep_case
-from wsi_trainer.fit.command import make_parser, run
+from wsi_trainer.fit.command import make_parser
 from wsi_trainer.fit.compare import fit_compared
+from wsi_trainer.fit.one_run import run
 from wsi_trainer.fit.run_folder import RunFolder, read_json
 from wsi_trainer.metrics import Predictions, auc, paired_difference
 from wsi_trainer.models import VGG, PatchEncoder, SlideClassifier
@@ -38,7 +39,7 @@ HEADS = (
 )  # fmt: skip
 FIRST = HEADS[0]
 """The head of the run that trains the encoder."""
-NETWORK = {"widths": [12, 24, 32], "convs": 1, "stem_stride": 2, "norm": "weight"}
+NETWORK: dict[str, Any] = {"widths": [12, 24, 32], "convs": 1, "stem_stride": 2, "norm": "weight"}
 PACKAGE = "wsi_trainer.models"
 
 

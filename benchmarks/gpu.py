@@ -39,7 +39,7 @@ PAIRS, LEAST = 7, 1.0
 
 
 def resnet50() -> nn.Module:
-    return ZOO["resnet50"].full().train()
+    return ZOO["resnet50"].published().train()
 
 
 NETWORKS = {

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from benchmarks.invisible_label_page import page
-from wsi_trainer.fit.command import make_parser, run
+from wsi_trainer.fit.command import make_parser
 from wsi_trainer.fit.environment import environment
+from wsi_trainer.fit.one_run import run
 from wsi_trainer.fit.run_folder import RunFolder, read_json, write_json
 from wsi_trainer.metrics import Interval, Predictions, auc, paired_difference
 from wsi_trainer.synthetic import generate

@@ -26,7 +26,7 @@ def keep(name: str, values: dict[str, Any]) -> Path:
 def keep_case(name: str, case: str, values: dict[str, Any]) -> None:
     """Put one case into `benchmarks/results/NAME.json`, with the machine it ran on; other cases stay."""
     path = RESULTS / f"{name}.json"
-    known = json.loads(path.read_text()) if path.exists() else {"name": name, "cases": {}}
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"name": name, "cases": {}}
     known["cases"][case] = {"machine": machine(), **values}
     RESULTS.mkdir(parents=True, exist_ok=True)
     write(path, known)

@@ -43,7 +43,8 @@ class Chain(nn.Module):
 
     def __init__(self, blocks: int, per_stage: int) -> None:
         super().__init__()
-        width, layers = 64, [nn.Conv2d(3, 64, 7, 2, 3)]
+        width = 64
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3)]
         for i in range(blocks):
             if i and i % per_stage == 0:
                 layers.append(nn.Conv2d(width, width * 2, 3, 2, 1))

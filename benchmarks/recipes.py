@@ -54,7 +54,7 @@ def settings_of(case: Case) -> Settings:
 def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     with torch.device("meta"):
-        net = ZOO[case.network].full().train()  # type: ignore[misc]
+        net = ZOO[case.network].published().train()
     rng = random.Random(0)
     sizes = [tuple(int(case.side * rng.uniform(1 - SPREAD, 1 + SPREAD)) for _ in range(2)) for _ in range(count)]
     used = settings_of(case)

@@ -122,7 +122,12 @@ def compressed_tiles(slide: Path) -> list[bytes]:
 def many(pieces: list[Any], decode: Callable[[Any], int], at_once: int = 16) -> Jobs:
     """Jobs of several pieces each: one job for each small piece would cost as much as decoding it."""
     groups = [pieces[start : start + at_once] for start in range(0, len(pieces), at_once)]
-    return [lambda group=group: sum(map(decode, group)) for group in groups]
+    return [partial(total, decode, group) for group in groups]
+
+
+def total(decode: Callable[[Any], int], group: list[Any]) -> int:
+    """What the pieces of a group come to."""
+    return sum(map(decode, group))
 
 
 def compressed_chunks(level: StoredLevel, side: int) -> list[np.ndarray]:
@@ -143,7 +148,8 @@ def decoders(slide: Path, levels: dict[str, StoredLevel], side: int) -> list[tup
     tiles = compressed_tiles(slide)
     jpegs = [tiles[i] for i in np.random.default_rng(0).permutation(len(tiles))]
     with tifffile.TiffFile(slide) as tif:
-        tile = (tif.pages[0].tilelength, tif.pages[0].tilewidth, 3)
+        page = tif.pages.first
+        tile = (page.tilelength, page.tilewidth, 3)
     codec, size = ZstdCodec(), levels["zarr"].layout.chunk
     chunks = {name: compressed_chunks(level, side) for name, level in levels.items()}
     # Into memory that is there already: new memory for each tile costs up to half of decoding it. JPEGs besides into

@@ -53,7 +53,8 @@ def batch(count: int, dice: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 def resnet() -> nn.Module:
     net = ResNet(BasicBlock, (2, 2, 2, 2), width_mult=1 / 8, num_classes=DIRECTIONS)
-    net.conv1 = nn.Conv2d(3, net.conv1.out_channels, 3, padding=1, bias=False)  # type: ignore[assignment]
+    stem: Any = net.conv1
+    net.conv1 = nn.Conv2d(3, stem.out_channels, 3, padding=1, bias=False)  # type: ignore[assignment]
     net.maxpool = nn.Identity()  # type: ignore[assignment]
     return net
 

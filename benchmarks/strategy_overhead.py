@@ -42,7 +42,7 @@ class Classifier(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = ZOO["resnet18"].full().train()
+        self.net = ZOO["resnet18"].published().train()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         scores = self.net(batch["image"]).flatten(1)

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from benchmarks.keep import keep_case
 from lightning_plugin import LazyImage, Plan, TiledModule, make_plan, materialize
+from lightning_plugin.options import HomeTier
 
 MIB = 2**20
 GIB = 2**30
@@ -94,7 +95,7 @@ def seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def train(tier: str, width: int, depth: int, tokens: int, steps: int) -> dict[str, Any]:
+def train(tier: HomeTier, width: int, depth: int, tokens: int, steps: int) -> dict[str, Any]:
     """Both networks in turn."""
     torch.manual_seed(0)
     plain = Language(width, depth, tokens).double()

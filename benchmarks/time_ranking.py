@@ -30,7 +30,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from benchmarks.against_plain import resnet18_frozen, step, vgg16
-from benchmarks.keep import FIGURES, RESULTS, keep_case
+from benchmarks.keep import FIGURES, keep_case
 from lightning_plugin import Plan, Rates, TiledModule, calibrate
 from lightning_plugin.boxes import Grid
 from lightning_plugin.options import Options
@@ -42,6 +42,7 @@ from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.search.policies import POLICIES, policy_of
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.program.fixed import fixed
+from tests.conftest import RESULTS
 
 #: Networks, and the side of an image on which a plain step takes a second or two.
 CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {"vgg16": (vgg16, 256), "resnet18": (resnet18_frozen, 512)}

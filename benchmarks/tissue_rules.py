@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import shapely
@@ -96,7 +97,7 @@ def score(found: np.ndarray, truth: np.ndarray, margin: int) -> dict[str, float 
     }
 
 
-def against_drawn(path: Path, artefacts: Sequence[Artefact], mpp: float) -> tuple[dict[str, object], Image.Image]:
+def against_drawn(path: Path, artefacts: Sequence[Artefact], mpp: float) -> tuple[dict[str, Any], Image.Image]:
     """The scores of all rules on a spoilt slide, and a picture: the slide, truth, and what was found."""
     mask, pixels = mask_of(path, mpp, ALL)
     plain, _ = mask_of(path, mpp, Rules())
@@ -151,7 +152,8 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, help="folder for pictures of what was true and what was found")
     parser.add_argument("--large", type=Path, help="file of a large slide whose mask is timed; made if it is not there")
     options = parser.parse_args()
-    console, values = Console(), {}
+    console = Console()
+    values: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for seed in range(3):

@@ -28,7 +28,7 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.fuse import pairs
-from lightning_plugin.program.program import Program, Target, resolve
+from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.residency.copies import Copies
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.residency.transfer import Courier
@@ -182,15 +182,12 @@ class Stage:
 
 def prepare(plan: Plan, nodes: Sequence[Node], step: Step, first: int = 0) -> list[Stage]:
     """The segments of a plan, whose places count from ``first``, and after which of them each map may go."""
-    made: set[int] = set()
     stages = []
     stand = None if step.rehearsal is None else step.rehearsal.away
     courier = Courier(any(s.ahead for s in plan.segments), step.folder, step.progress, stand)
-    for place, (segment, here) in enumerate(zip(plan.segments, resolve(plan, nodes), strict=True), first):
-        program = None if segment.keep else Program.build(here, lambda v: id(v) in made)
+    for place, (segment, here, program) in enumerate(programs(plan, nodes), first):
         fused = pairs([t.node for t in here], nodes) if segment.keep else {}
         stages.append(Stage(segment, here, program, fused, place, courier))
-        made.update(id(v) for t in here for v in t.node.outputs if v.is_map and (segment.keep or t.stored is not None))
     seen: set[int] = set()
     for stage in reversed(stages):
         touched = [*stage.reads(), *(v for t in stage.targets for v in t.node.outputs if v.is_map)]

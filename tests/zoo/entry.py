@@ -29,6 +29,11 @@ class ZooEntry:
     min_size: int = 1
     """The smallest side, in every direction, that ``build()`` takes in train mode with a batch of two."""
 
+    def published(self) -> nn.Module:
+        """The network in its published size."""
+        assert self.full is not None, f"{self.name} has no published size"
+        return self.full()
+
     @property
     def other_shape(self) -> tuple[int, ...]:
         """A second odd shape, with another batch size and another aspect ratio."""
