@@ -216,12 +216,12 @@ def depths(data: Any) -> str:
         ]
         for c in sorted(data["cases"].values(), key=lambda c: (c["layers"], c["deepest allowed"]))
     ]
-    head = ["layers", "dropped", "budget", "ledger", "memory of plain's", "forward recomputed", "time of plain's"]
+    head = ["layers", "dropped", "budget", "held", "memory of plain's", "forward recomputed", "time of plain's"]
     any_case = next(iter(data["cases"].values()))
     return (
         "## Without a lower tier: dropping deeper\n\nChains of convolutions with train-mode BatchNorm, each of which "
         f"needs the whole of the map before it ({format_bytes(any_case['map_bytes'])} at {any_case['side']}²), on the "
-        "device alone. The budget is 5 % more than the smallest that works where maps may be dropped that deep.\n\n"
+        "device alone. The budget is 5 % more than the smallest that works where maps may be dropped that deep; *held* is by the allocator's books.\n\n"
         + table(head, rows)
     )
 

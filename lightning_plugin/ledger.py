@@ -6,11 +6,13 @@ counted as made by it; parameters, and gradients that exist already, are what th
 
 [Note: watched] Watching an operator takes longer than many an operator does. Tiles of one kind hold the same: the first
 of each kind is watched, and of the others only what outlives its segment (boundaries, cotangents, results), each by
-itself. What a pass over tiles has held beyond what lay there, phase by phase, is kept with what was found of its tiles;
-a pass like it in a later step is taken to hold as much, and none of its tiles is watched (a ledger that is ``thorough``
-watches all the same). Where something of a tile may be there when the next begins (transfers and reads ahead, ranks
-that exchange, scans), all tiles are watched; where it depends on an image's pixels how many tiles are computed, or on a
-source what reading takes, the first of each kind is, in every step.
+itself. The first may have less beside it than those after it, since it makes what they add to; so a tile is watched
+again where more is live when it begins than when one of its kind was watched before. What a pass over tiles has held
+beyond what lay there, phase by phase, is kept with what was found of its tiles; a pass like it in a later step is taken
+to hold as much, and none of its tiles is watched (a ledger that is ``thorough`` watches all the same). Where something
+of a tile may be there when the next begins (transfers and reads ahead, ranks that exchange, scans), all tiles are
+watched; where it depends on an image's pixels how many tiles are computed, or on a source what reading takes, the first
+of each kind is, in every step.
 
 [Note: allocator] On CUDA no tile is watched. There the ledger counts what outlives a segment, which is what may be
 beside a later call, and the allocator knows the peak: the most that it gave out since the step began, less what was

@@ -307,11 +307,15 @@ class SegmentRun:
         return None if any(t is None for t in images) else tuple(strides_order(t) for t in images if t is not None)
 
     def watching(self, fresh: bool = True) -> AbstractContextManager[None]:
-        """A block of a tile whose operators the ledger counts where it has to; ``fresh``: the tile is the first of its
-        kind. See [Note: watched] in `ledger`."""
+        """A block of a tile whose operators the ledger counts where it has to; ``fresh``: none like it was counted. See
+        [Note: watched] in `ledger`."""
         if self.ledger is None or self.ledger.allocator:
             return nullcontext()
         return self.ledger.watching() if fresh or self.lasts else nullcontext()
+
+    def fresh(self, tapes: Tapes, owned: Owned) -> bool:
+        """Whether a tile may be the worst of its kind until now."""
+        return self.ledger is not None and tapes.fresh(owned, self.ledger.live)
 
     @property
     def lasts(self) -> bool:

@@ -215,6 +215,8 @@ class Tapes:
             compiler.refuse(program, "what they compute may be something else in the next step")
             self.compiler = None
         self.bound: dict[tuple[int, ...], Tape] = {}
+        #: The most that was live when a tile of a kind began.
+        self.beside: dict[tuple[int, ...], int] = {}
 
     def owned(self) -> Iterable[tuple[Box, ...]]:
         """What each tile owns of every target."""
@@ -224,9 +226,15 @@ class Tapes:
     def regular(self) -> bool:
         return self.found.regular
 
-    def fresh(self, owned: Sequence[Box]) -> bool:
-        """Whether no tile of this one's kind has been evaluated in this pass."""
-        return not self.regular or self.kind(self.found.across(self.program, owned)) not in self.bound
+    def fresh(self, owned: Sequence[Box], live: int) -> bool:
+        """Whether no tile of this one's kind was asked for in this pass with as much that was live beside it."""
+        if not self.regular:
+            return True
+        kind = self.kind(self.found.across(self.program, owned))
+        fresh = live > self.beside.get(kind, -1)
+        if fresh:
+            self.beside[kind] = live
+        return fresh
 
     @staticmethod
     def kind(lines: Sequence[Line]) -> tuple[int, ...]:

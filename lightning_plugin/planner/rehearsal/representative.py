@@ -26,6 +26,8 @@ EFFORT = 240
 MOST_TILES = 4
 #: Of grids of so few tiles, all are run where transfers go ahead.
 FEW_TILES = 4
+#: So many tiles further inside than the second are looked at where they hold maps up to a border.
+MOST_REACHING = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +98,8 @@ def heaviest(among: Sequence[Candidate], worst: int) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Lines:
-    """Corners, edges, the inside and where splits meet: the tiles that may differ from all others, by the telling
-    indices on each axis, the ``picks``. Of grids of few tiles these are all.
+    """Corners, edges, the inside, where splits meet and what sees a border: the tiles that may differ from all others,
+    by the telling indices on each axis, the ``picks``. Of grids of few tiles these are all.
 
     What a box is on one axis depends on nothing but the tile's index there: the boxes of tiles with the same pick on
     every axis, ``along``, are found, and put together for all others.
@@ -113,8 +115,29 @@ class Lines:
     def of(program: Program, grid: Grid) -> Lines:
         ends = grid.ends([t.map.space.extent for t in program.targets])
         picks = [sorted({*telling(count), *at_seams(program, ends, axis)}) for axis, count in enumerate(grid.counts)]
-        along = [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
-        return Lines(program, grid, ends, picks, along)
+        lines = Lines(program, grid, ends, picks, boxes_along(program, grid, ends, picks))
+        more = [sorted({*pick, *lines.reaching(axis)}) for axis, pick in enumerate(picks)]
+        return lines if more == picks else Lines(program, grid, ends, more, boxes_along(program, grid, ends, more))
+
+    def reaching(self, axis: int) -> Iterator[int]:
+        """The indices of tiles further inside that hold maps up to a border, where operators pad: tiles shorter than
+        what the network sees."""
+        count = self.grid.counts[axis]
+        for last, inwards in ((1, 1), (count - 2, -1)):
+            boxes = self.along[self.picks[axis].index(last)] if last in self.picks[axis] else {}
+            for index in range(last + inwards, last + inwards * (1 + MOST_REACHING), inwards):
+                if not 0 < index < count - 1 or not self.touches(boxes, axis, inwards > 0):
+                    break
+                yield index
+                boxes = self.program.boxes(self.grid.owned(self.ends, on_axis(index, axis, len(self.picks))))
+
+    def touches(self, boxes: Mapping[int, Box], axis: int, low: bool) -> bool:
+        """Whether some box reaches the first position of an axis, or the last."""
+        found = ((self.maps[key].space.extent, box) for key, box in boxes.items() if key in self.maps)
+        return any(
+            len(extent) > axis and not box.empty and (box.lo[axis] == 0 if low else box.hi[axis] == extent[axis])
+            for extent, box in found
+        )
 
     @cached_property
     def maps(self) -> dict[int, Value]:
@@ -165,6 +188,18 @@ class Lines:
             key: Box(tuple([held[a][key].lo[a] for a in axes]), tuple([held[a][key].hi[a] for a in axes]))
             for key in self.along[0]
         }
+
+
+def boxes_along(
+    program: Program, grid: Grid, ends: list[list[tuple[int, ...]]], picks: Sequence[Sequence[int]]
+) -> list[dict[int, Box]]:
+    """The boxes of the tiles that have the first pick on every axis, the second, and so on."""
+    return [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
+
+
+def on_axis(index: int, axis: int, axes: int) -> tuple[int, ...]:
+    """The place of a tile with an index on one axis, the first on others."""
+    return tuple(index if a == axis else 0 for a in range(axes))
 
 
 def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:

@@ -99,6 +99,24 @@ def test_steps_keep_their_budget(part: int) -> None:
     assert len(run(5, part)) == 5
 
 
+#: What once broke a promise.
+BROKE = {
+    "a cotangent is there from the second tile on": Recipe(("conv", "up", "gate"), 4, "group", 140, 0.447, 16, False),
+    "and so is a gradient of weights": Recipe(
+        ("conv", "pool", "conv", "pool", "conv", "stride", "conv"), 12, "batch", 77, 0.9273376485903109, 77, False
+    ),
+    "tiles of one position, of which the third from a border pads most": Recipe(
+        ("conv", "residual", "up", "conv", "residual", "residual"), 4, "none", 64, 0.0, 0, False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKE)
+def test_what_broke_a_promise_keeps_it(name: str) -> None:
+    found = Triple(BROKE[name]).run()
+    assert not broken(found), (broken(found), found)
+
+
 @pytest.mark.full
 def test_two_hundred_steps_keep_their_budget(record_result: Callable[[str, dict[str, Any]], None]) -> None:
     found = [f for part in range(10) for f in run(20, 100 + part, judge=False)]
