@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 
+#: Operators that hand on one of the results of another operator and let the other go: that one was there.
+OF_OTHERS = {f"aten::max_pool{n}d" for n in (1, 2, 3)}
+
+
 @dataclass(frozen=True)
 class Account:
     """Bytes: ``held`` at most between operators; ``peak`` at most at all, with what single operators' kernels took and
@@ -74,8 +78,8 @@ def events_of(node: Any, operator: int | None) -> Iterator[Event]:
             yield Event(here.start_time_ns, about.ptr, about.alloc_size, inside)
         elif not here.name.startswith("aten::"):
             inside = None  # Python, or autograd, which calls operators in turn
-        elif inside is None:
-            inside = id(here)
+        elif inside is None and here.name not in OF_OTHERS:
+            inside = here.start_time_ns
         stack += [(child, inside) for child in here.children]
 
 
