@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-
 #: Operators that hand on one of the results of another operator and let the other go: that one was there.
 OF_OTHERS = {f"aten::max_pool{n}d" for n in (1, 2, 3)}
 
