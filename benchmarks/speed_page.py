@@ -221,8 +221,8 @@ def depths(data: Any) -> str:
     return (
         "## Without a lower tier: dropping deeper\n\nChains of convolutions with train-mode BatchNorm, each of which "
         f"needs the whole of the map before it ({format_bytes(any_case['map_bytes'])} at {any_case['side']}²), on the "
-        "device alone. The budget is 5 % more than the smallest that works where maps may be dropped that deep; *held* is "
-        "by the allocator's books.\n\n" + table(head, rows)
+        "device alone. The budget is 5 % more than the smallest that works where maps may be dropped that deep; *held* "
+        "is by the allocator's books.\n\n" + table(head, rows)
     )
 
 

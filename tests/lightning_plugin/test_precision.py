@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -37,13 +38,16 @@ def gradients(net: nn.Module, x: Tensor, settings: Settings | None, autocast: bo
 
 
 def ratio(name: str, autocast: bool) -> float:
-    """The tiled error over plain PyTorch's own, both in the L2 norm, both against plain PyTorch in float64."""
+    """The tiled error over plain PyTorch's own, both in the L2 norm, both against plain PyTorch in float64; infinite
+    where plain PyTorch's own is no number."""
     entry = ZOO[name]
     exact = still(fill(entry.build().double()))
     x = torch.randn(entry.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     single = copy.deepcopy(exact).float()
     reference = gradients(exact, x.float().double(), None, False)
     plain = gradients(copy.deepcopy(single), x.float(), None, autocast)
+    if not plain.isfinite().all():
+        return math.inf
     tiled = gradients(copy.deepcopy(single), x.float(), noting(*GRIDS[0]), autocast)
     return ((tiled - reference).norm() / (plain - reference).norm()).item()
 
@@ -53,9 +57,18 @@ def test_tiles_round_no_more_than_plain(
     autocast: bool, request: pytest.FixtureRequest, record_result: Callable[[str, dict[str, Any]], None]
 ) -> None:
     names = FULL if request.config.getoption("--full") else QUICK
-    ratios = {name: ratio(name, autocast) for name in names}
+    found = {name: ratio(name, autocast) for name in names}
+    # oneDNN makes infinite gradients of weights of one network (5 x 5 x 5 in bfloat16) on some processors.
+    without = [name for name, r in found.items() if r == math.inf]
+    assert len(without) <= 1, f"plain PyTorch makes no numbers: {without}"
+    ratios = {name: r for name, r in found.items() if name not in without}
     kind = "bfloat16_autocast" if autocast else "float32"
-    values = {"cases": len(ratios), "median ratio": statistics.median(ratios.values()), "ratios": ratios}
+    values = {
+        "cases": len(ratios),
+        "median ratio": statistics.median(ratios.values()),
+        "ratios": ratios,
+        "no numbers in PyTorch": without,
+    }
     record_result(f"exactness_{kind}", values)
     over = {name: r for name, r in ratios.items() if not r <= 2}
     assert not over, f"further from float64 than twice plain PyTorch: {over}"

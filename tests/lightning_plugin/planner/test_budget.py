@@ -73,7 +73,7 @@ def broken(found: dict[str, float]) -> list[str]:
         # The sum that stands for a loss here is the user's own, a few numbers that no plan knows of.
         "predicted not under 0.99 of it": predicted >= 0.99 * outside - RESERVE,
         "predicted not over 1.05 of it": predicted <= 1.05 * outside,
-        # The step's own ledger sees all but what autograd's kernels need for a moment, and the user's few numbers. Where
+        # The step's own ledger sees all but what autograd's kernels need for a moment, and a few numbers. While
         # it watches an operator, what that reads stays until it returns: of tiny tiles, some hundred bytes.
         "the step's own ledger sees it": 0.9 * outside - RESERVE <= found["own"] <= 1.01 * outside + RESERVE,
     }
