@@ -1,4 +1,10 @@
-"""Gradients of what was recorded: backward, and what may be asked for a gradient at all."""
+"""Gradients of what was recorded: backward, and what may be asked for a gradient at all.
+
+[Note: rows] A result for each image or patch is a map where the images are what tiles cut. It is small as far as space
+goes; where its place in autograd's graph is asked for, it is taken whole, and from then on is an ordinary tensor, as
+any small result is. What has read it before would read its tiles, and not be seen there: then it is refused, as maps
+are that have space in them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,11 @@ from torch import Tensor
 
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.capture.materialize import materialize
+from lightning_plugin.capture.session import bind
 from lightning_plugin.errors import RecordingError
+from lightning_plugin.fakes import unbound
+from lightning_plugin.graph import Value, ancestors
+from lightning_plugin.layout import Axis
 from lightning_plugin.source import TensorSource
 from lightning_plugin.trees import tree_map
 
@@ -76,12 +86,28 @@ def _requires_grad_(self: LazyTensor, requires_grad: bool = True) -> LazyTensor:
     return self
 
 
+def take_whole(rows: LazyTensor, name: str) -> None:
+    """Make one result for each image an ordinary tensor; see [Note: rows]."""
+    session, value = rows._session.root(), rows._value
+    assert value.layout is not None
+    axes = {factor.index for dim in value.layout.dims for factor in dim if isinstance(factor, Axis)}
+    if not axes <= session.instances:
+        raise no_gradient(f"{name}() was called on a recorded map")
+    others = [t._value for t in (ref() for ref in session.tensors) if t is not None and t is not rows]
+    if any(value in node.inputs for node in ancestors(others)):
+        raise no_gradient(f"{name}() was called on a recorded map that was read before")
+    whole = materialize(rows)
+    known = Value(unbound(value.shape, value.dtype, value.device), None, value.requires_grad)
+    session.vectors[known] = whole
+    bind(rows._fake, known)
+
+
 def _of_small(name: str) -> Callable[..., Any]:
     """A method that needs a tensor's place in autograd's graph: a small value is computed for it."""
 
     def run(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
         if self._value.is_map:
-            raise no_gradient(f"{name}() was called on a recorded map")
+            take_whole(self, name)
         return getattr(materialize(self), name)(*args, **kwargs)
 
     return run

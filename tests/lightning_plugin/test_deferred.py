@@ -283,6 +283,38 @@ def test_hooks_and_retained_gradients_of_small_values():
     torch.testing.assert_close(seen[1], seen[0])
 
 
+def rows_of(x):
+    """A number for each channel of each image, which images are cut for where there are several."""
+    return x.max(3).values.mean(2)
+
+
+def test_hooks_and_retained_gradients_of_results_for_each_image():
+    seen: list[Tensor] = []
+
+    def step(x):
+        net = small()
+        rows = rows_of(net(x))
+        rows.register_hook(lambda g: seen.append(g) or 2 * g)
+        rows.retain_grad()
+        (rows.square().sum() + rows.sigmoid()[0].sum()).backward()
+        return rows.grad, net[0].weight.grad
+
+    several = torch.cat([image(), image().flip(2), image() / 2])
+    expected = step(several)
+    actual = step(LazyImage.from_tensor(several, settings=asked((2, 2))))
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_a_hook_on_what_was_read_before_is_refused():
+    several = torch.cat([image(), image()])
+    rows = rows_of(small()(LazyImage.from_tensor(several, settings=asked((2, 2)))))
+    squares = rows.square()
+    with pytest.raises(RecordingError, match="register_hook.*that was read before.*features = materialize"):
+        rows.register_hook(lambda g: 2 * g)
+    squares.sum().backward()
+
+
 def test_vmap_is_named():
     x = LazyImage.from_tensor(image())
     with pytest.raises(RecordingError, match=r"torch\.func \(vmap"):

@@ -171,6 +171,14 @@ FOUND: dict[str, Step] = {
         width=4,
         whole=True,
     ),
+    "a hook on a result for each of two images": Step(
+        "float32",
+        (Image((12, 12), "noise", batch=2),),
+        (Network(("conv1",), ("max of rows",), small="v.register_hook(double)"),),
+        (Call(0, 0), Backward(((0, 0),))),
+        Way("tiled", (1, 1), budget=20 * 1024),
+        width=4,
+    ),
     "a norm in bfloat16 in a segment that is kept": Step(
         "bfloat16",
         (Image((12, 12), "noise"),),
