@@ -12,7 +12,8 @@ are always the same, and some of its maps. So of tiles t and a, of which t has n
 
     need(t) ≤ max(1, μ) · need(a),      and where t has none that is smaller:  need(t) ≥ min(1, μ) · need(a),
 
-and tiles no larger than (1 - λ) times a and λ times b need no more than (1 - λ) · need(a) + λ · need(b). A formula
+and tiles no larger than (1 - λ) times a and λ times b need no more than (1 - λ) · need(a) + λ · need(b). The first tile
+of a pass is compared with first ones only, since it makes what lies beside those after it. A formula
 gives the least and the most that tiles can need, going by the examples near them. With both the notes are read. Where
 the peak is hardly larger with the most than with the least, it is known; elsewhere the size is rehearsed, and is one
 example more. Most segments are far from the peak, and need not be known that well.
@@ -56,8 +57,10 @@ class Chapter:
         return tuple(size.traits[place] for place, _ in self.turns)
 
     def tiles(self, size: Size) -> tuple[Tiles, ...]:
-        """The tiles that are run at a size, of each segment whose turn it is."""
-        return tuple(size.tiles[place][what == "backward"] for place, what in self.turns)
+        """The tiles that are run at a size, of each segment whose turn it is: the first, which finds less there than
+        those after it, since it makes the room that they add to, and the others."""
+        of_grids = [size.tiles[place][what == "backward"] for place, what in self.turns]
+        return tuple(part for tiles in of_grids for part in (tiles[:1], tiles[1:]))
 
 
 def chapters(notes: Sequence[Note]) -> tuple[Chapter, ...]:
