@@ -310,7 +310,7 @@ def test_a_hook_on_what_was_read_before_is_refused():
     several = torch.cat([image(), image()])
     rows = rows_of(small()(LazyImage.from_tensor(several, settings=asked((2, 2)))))
     squares = rows.square()
-    with pytest.raises(RecordingError, match="register_hook.*that was read before.*features = materialize"):
+    with pytest.raises(RecordingError, match=r"register_hook.*that was read before.*features = materialize"):
         rows.register_hook(lambda g: 2 * g)
     squares.sum().backward()
 
