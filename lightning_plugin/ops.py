@@ -65,6 +65,10 @@ class TileOp(Op):
         """Whether computing a box makes a padded copy of its input."""
         return False
 
+    def joins(self, box: Box) -> bool:
+        """Whether the result on a box is put together of parts, where on others it may be a view of its input."""
+        return False
+
     @property
     def in_pieces(self) -> tuple[int, ...]:
         """The places of the input maps for which `apply` takes `Pieces`, where all of them are."""

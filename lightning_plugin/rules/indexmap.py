@@ -97,6 +97,9 @@ class IndexMap(TileOp):
             box = box.replace(line.axis, *line.need(box.lo[line.axis], box.hi[line.axis]))
         return (box,)
 
+    def joins(self, box: Box) -> bool:
+        return any(len(line.parts(box.lo[line.axis], box.hi[line.axis])) > 1 for line in self.lines)
+
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         """The runs, from the first output and the first input on."""
         return tuple(

@@ -1,7 +1,7 @@
 """The tiles of a grid that a rehearsal runs: those that can be the worst.
 
-Which they are is said by a model: the one whose maps are largest together, copies that are padded at borders included,
-holds most. Of those that hold and pad the same one is run, and none where another has all maps as large.
+Which they are is said by a model: the one whose maps are largest together, copies that borders ask for included,
+holds most. Of those that hold and copy the same one is run, and none where another has all maps as large.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cached_property
 
 from lightning_plugin.boxes import Box, Grid, telling
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import TileOp
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.peak import is_padded, may_pad, tile_bytes
 from lightning_plugin.program.program import Program
@@ -32,7 +33,7 @@ MOST_REACHING = 8
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A tile that may be the worst: what it owns, the sizes of its maps and padded copies, and the bytes of each."""
+    """A tile that may be the worst: what it owns, the sizes of its maps and copies, and the bytes of each."""
 
     owned: tuple[Box, ...]
     sizes: tuple[int, ...]
@@ -155,9 +156,9 @@ class Lines:
         return same and all(len(v.space.extent) == len(self.picks) for v in self.maps.values())
 
     @cached_property
-    def padding(self) -> list[Node]:
-        """The operators that may pad a copy of their input."""
-        return [n for n in self.program.steps if may_pad(n)]
+    def copying(self) -> list[Node]:
+        """The operators that may pad a copy of their input, or put their result together."""
+        return [n for n in self.program.steps if may_pad(n) or may_join(n)]
 
     def candidates(self) -> list[Candidate]:
         """The tiles that own something."""
@@ -176,8 +177,8 @@ class Lines:
         tiles = [
             of_map * math.prod(sizes[key]) // all_of_it if key in sizes else 0 for key, of_map, all_of_it in self.bytes
         ]
-        pads = [padded(node, boxes) for node in self.padding]
-        return Candidate(owned, (*itertools.chain(*sizes.values()), *pads), (*tiles, *pads))
+        copies = [copied(node, boxes) for node in self.copying]
+        return Candidate(owned, (*itertools.chain(*sizes.values()), *copies), (*tiles, *copies))
 
     def put_together(self, places: Sequence[int]) -> dict[int, Box]:
         """The boxes of a tile that has an index of its own on each axis, from those of tiles that have the same on
@@ -213,7 +214,17 @@ def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: 
                     yield from (i for i in (index - 1, index, index + 1) if 0 <= i < len(ends[0][axis]) - 1)
 
 
-def padded(node: Node, boxes: Mapping[int, Box]) -> int:
-    """The bytes of the copy of its input that an operator pads by hand."""
+def may_join(node: Node) -> bool:
+    """Whether an operator puts its result together for some box."""
+    return isinstance(node.op, TileOp) and type(node.op).joins is not TileOp.joins
+
+
+def copied(node: Node, boxes: Mapping[int, Box]) -> int:
+    """The bytes of what some boxes only need: the copy of its input that an operator pads by hand, or a result that it
+    puts together."""
     box = boxes.get(id(node.outputs[0]))
-    return tile_bytes(node.maps[0], boxes[id(node.maps[0])]) if box is not None and is_padded(node, box) else 0
+    if box is None:
+        return 0
+    if is_padded(node, box):
+        return tile_bytes(node.maps[0], boxes[id(node.maps[0])])
+    return tile_bytes(node.outputs[0], box) if may_join(node) and node.op.joins(box) else 0  # type: ignore[attr-defined]

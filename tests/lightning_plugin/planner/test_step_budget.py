@@ -126,6 +126,28 @@ def test_sampled_steps_keep_their_budget() -> None:
     assert len(run(3, 0)) >= 1
 
 
+def test_a_border_tile_that_is_put_together_is_rehearsed() -> None:
+    """Reflected rows are copied to what they border on, where tiles inside are views; the second pass has little room."""
+    step = Step(
+        "float32",
+        (Image((108, 48), "noise", batch=2), Image((80, 100), "margins", kind="leaf")),
+        (
+            Network(("reflect3", "relu", "tanh", "instance", "cumulative batch"), ("adaptive average", "std")),
+            Network(("reflect3",), ("adaptive average",), small="v[:, :1].mul_(3)", tied=True),
+        ),
+        (
+            Call(0, 0, "frozen"),
+            Call(1, 1),
+            Backward(((0, 1), (0, 0), (1, 0)), retain=True, twice=True),
+        ),
+        Way("lazy", (2, 2)),
+        width=6,
+        seed=359,
+    )
+    books = under_budget(step, 0.35)
+    assert books is not None and books.kept, books
+
+
 @pytest.mark.full
 def test_three_hundred_steps_keep_their_budget(record_result: Callable[[str, dict[str, Any]], None]) -> None:
     found: list[Books] = []
