@@ -127,7 +127,7 @@ def test_sampled_steps_keep_their_budget() -> None:
 
 
 def test_a_border_tile_that_is_put_together_is_rehearsed() -> None:
-    """Reflected rows are copied to what they border on, where tiles inside are views; the second pass has little room."""
+    """Reflected rows are copied to what they border on; tiles inside are views. The second pass has little room."""
     step = Step(
         "float32",
         (Image((108, 48), "noise", batch=2), Image((80, 100), "margins", kind="leaf")),
