@@ -36,12 +36,13 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.planner.choose import Chooser, usable
+from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.search.policies import POLICIES, policy_of
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.program.fixed import fixed
+from lightning_plugin.spare import usable
 from tests.conftest import RESULTS
 
 #: Networks, and the side of an image on which a plain step takes a second or two.

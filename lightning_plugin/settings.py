@@ -32,7 +32,7 @@ from lightning_plugin.planner.analysis.describe import signature, structure
 from lightning_plugin.planner.analysis.glass import parts_of_glass
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.calibration.calibrate import local_rates
-from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_bytes, usable
+from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_bytes
 from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recipes import shelf
@@ -46,6 +46,7 @@ from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording, glass_of
 from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.rules.split import approximation, drawn
+from lightning_plugin.spare import usable
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.team import Team
 from lightning_plugin.units import format_bytes

@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "heap",
         "memory",
         "plan_forecast",
+        "spare",
         "progress",
         "schedule",
         "stretch",

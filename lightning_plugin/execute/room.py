@@ -25,6 +25,7 @@ from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.program import Program
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.reductions import wide
+from lightning_plugin.spare import budget_for
 from lightning_plugin.units import format_bytes
 
 #: A smaller tile's need is not known as well as that of the planned one.
@@ -143,7 +144,7 @@ def needed(plan: SegmentPlan) -> int:
 
 
 def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
-    smallest = ledger.held + needs
+    smallest = budget_for(ledger.held + needs)
     return BudgetError(
         f"the backward of '{path}' needs {format_bytes(needs)} beside the {format_bytes(ledger.held)} that the "
         f"step holds, more than the budget of {format_bytes(ledger.limit or 0)}: other calls, whose backward is still "

@@ -30,13 +30,10 @@ from lightning_plugin.planner.rehearsal.rehearse import noted
 from lightning_plugin.planner.search.policies import POLICIES, Policy
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.planner.uncollected import uncollected
+from lightning_plugin.spare import RESERVE, SPARE, budget_for, usable
 from lightning_plugin.stretch import Note
 from lightning_plugin.units import format_bytes
 
-#: This part of a budget is left free: a step's last bytes depend on rounding in places that a rehearsal skips.
-SPARE = 0.01
-#: And this many bytes: single numbers that the user's own code holds beside the network, such as losses.
-RESERVE = 1024
 #: No more than this part is left to the workspaces of the device's libraries.
 WORKSPACE_SHARE = 0.125
 #: More than any network needs.
@@ -332,16 +329,6 @@ def rehearsed(plan: Plan, found: Account) -> Plan:
 def decisions(plan: Plan) -> Hashable:
     """What a rehearsal of a plan depends on."""
     return plan.segments, plan.on_host, plan.on_disk, plan.fetched_ahead, plan.chains
-
-
-def usable(budget: int) -> int:
-    """How much of a budget a plan may use."""
-    return int(budget * (1 - SPARE)) - RESERVE
-
-
-def budget_for(peak: int) -> int:
-    """The smallest budget of which so much may be used."""
-    return math.ceil((peak + RESERVE) / (1 - SPARE)) + 1
 
 
 def nothing_to_gain(plan: Plan) -> bool:

@@ -16,11 +16,12 @@ from lightning_plugin.picture import draw_sweep
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_table import sweep_table
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.planner.choose import Chooser, budget_for
+from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.make import accelerator, rates_for
 from lightning_plugin.planner.search.policies import policy_of
 from lightning_plugin.rules.split import approximation
+from lightning_plugin.spare import budget_for
 
 #: A budget under which every network is left whole.
 AMPLE = 1 << 60

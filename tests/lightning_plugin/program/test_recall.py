@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, Plan, TiledModule, make_plan
 from lightning_plugin.plan_fields import SegmentPlan
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.planner.choose import RESERVE
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
+from lightning_plugin.spare import RESERVE
 from tests.exactness import TOLERANCE
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.rules.test_unread import Counting, aten
