@@ -72,9 +72,19 @@ def turns(program: Program, grid: Grid, worst: int, ahead: bool) -> list[tuple[C
 
     Where transfers go ahead, a tile meets those of the tiles before and after it: each of the worst runs between two
     that are as large as any, which are not in all images its neighbours. Where there are few tiles, they run as they
-    are.
+    are. And each target has a share in some tile that runs: of a grid that is another map's, the first may have none.
     """
-    first, *rest = among = Lines.of(program, grid).candidates()
+    among = Lines.of(program, grid).candidates()
+    found = worst_of(among, grid, worst, ahead)
+    for place in range(len(program.targets)):
+        if all(c.owned[place].empty for turn in found for c in turn):
+            found += [(c,) for c in among if not c.owned[place].empty][:1]
+    return found
+
+
+def worst_of(among: Sequence[Candidate], grid: Grid, worst: int, ahead: bool) -> list[tuple[Candidate, ...]]:
+    """The same, whatever has a share in them."""
+    first, *rest = among
     if not ahead:
         return [(first,), *((c,) for c in heaviest(rest, worst))]
     if grid.tiles <= FEW_TILES or len(among) < FEW_TILES:  # others of the grid have no share

@@ -126,25 +126,45 @@ def test_sampled_steps_keep_their_budget() -> None:
     assert len(run(3, 0)) >= 1
 
 
-def test_a_border_tile_that_is_put_together_is_rehearsed() -> None:
-    """Reflected rows are copied to what they border on; tiles inside are views. The second pass has little room."""
-    step = Step(
+#: What once broke its budget, or was not planned at all, each with its share.
+BROKE = {
+    # Reflected rows are copied to what they border on; tiles inside are views. The second pass has little room.
+    "a border tile that is put together": (0.35, Step(
         "float32",
         (Image((108, 48), "noise", batch=2), Image((80, 100), "margins", kind="leaf")),
         (
             Network(("reflect3", "relu", "tanh", "instance", "cumulative batch"), ("adaptive average", "std")),
             Network(("reflect3",), ("adaptive average",), small="v[:, :1].mul_(3)", tied=True),
         ),
-        (
-            Call(0, 0, "frozen"),
-            Call(1, 1),
-            Backward(((0, 1), (0, 0), (1, 0)), retain=True, twice=True),
-        ),
+        (Call(0, 0, "frozen"), Call(1, 1), Backward(((0, 1), (0, 0), (1, 0)), retain=True, twice=True)),
         Way("lazy", (2, 2)),
         width=6,
         seed=359,
-    )
-    books = under_budget(step, 0.35)
+    )),
+    # Of the positions in a row that topk selects from, the first tile of a grid of rows, columns and images has none.
+    "a target without a share in the first tile": (0.9, Step(
+        "float32",
+        (Image((80, 116), "repeated", batch=2),),
+        (
+            Network(("valid3", "relu_", "cumulative batch"), ("topk",)),
+            Network(("conv1", "relu_", "instance", "down3", "conv1"), ("max pool",), small="v.register_hook(double)",
+                    tied=True, inside="functional_call"),
+        ),
+        (
+            Call(0, 0), Backward(((0, 0),)), Call(1, 0, "frozen"), Call(1, 0, "frozen"), Call(0, 0, "frozen"),
+            Backward(((1, 0), (2, 0)), retain=True, product=True), Backward(((3, 0),)),
+        ),
+        Way("lazy", (3, 4)),
+        width=6,
+        seed=414,
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKE)
+def test_what_broke_its_budget_keeps_it(name: str) -> None:
+    share, step = BROKE[name]
+    books = under_budget(step, share)
     assert books is not None and books.kept, books
 
 
