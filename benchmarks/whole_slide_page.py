@@ -42,7 +42,7 @@ def whole_slide(data: Any) -> str:
         "rates. *Input* and *lower tiers* are what the step waited for, on the clock; *known glass* is the part of the "
         "slide that its store knows in whole blocks. *Process* is its growth at the peak, the reader's cache among it; "
         "*disk* the most room that maps were seen to take. All parameters are trained, also where BatchNorm is frozen. "
-        "*Load* is how many processes ran or waited on the two processors: beside others, time on the clock says little."
+        "*Load* is how many processes ran or waited on the two processors: beside others, the clock says little."
         + "".join(f" {spread_of(mode, ran)}" for mode in sorted({c["mode"] for c in ran}))
         + " Why was not measured apart. Two things go with the size: blocks and what the network sees make a border "
         "around tissue that is as wide on every slide, and the budget holds more of a small slide's maps, so that less "
