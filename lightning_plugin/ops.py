@@ -227,13 +227,14 @@ class Barrier(Op):
 @dataclass(frozen=True)
 class Source(Op):
     """An image read box by box: out of a tensor on the device ("here"), out of one elsewhere in memory ("memory"), or
-    by a source of its own ("elsewhere"), that may want to hear of boxes before they are read. So many of its last axes
-    count images."""
+    by a source of its own ("elsewhere"), that may want to hear of boxes before they are read, and may read a box of all
+    images ``together``. So many of its last axes count images."""
 
     kind: ClassVar[str] = "source"
     lies: Literal["here", "memory", "elsewhere"]
     prefetches: bool = False
     instances: int = 0
+    together: bool = False
 
 
 @dataclass(frozen=True)

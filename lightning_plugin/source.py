@@ -66,6 +66,11 @@ def says_instances(image: TileSource) -> bool:
     return getattr(image, "instances", None) is not None
 
 
+def together(image: TileSource) -> bool:
+    """Whether a source reads a box of all of its images, where there are several."""
+    return not says_instances(image) and any(n > 1 for n in image.shape[: instances_of(image)])
+
+
 def understood(image: TileSource, box: Box) -> Box:
     """A box that begins with an axis for each dimension of images, as a source wants it."""
     lead = 0 if says_instances(image) else instances_of(image)

@@ -385,4 +385,4 @@ def read_from(v: Value, handle: Boundary | None) -> tuple[str, Any]:
     if handle is not None:
         return handle.home.tier, handle.half
     op = v.node.op if v.node is not None else None
-    return (op.lies, op.prefetches) if isinstance(op, Source) else ("here", None)
+    return (op.lies, (op.prefetches, op.together)) if isinstance(op, Source) else ("here", None)

@@ -82,4 +82,4 @@ def of_operator(node: Node) -> Hashable:
 def origin(v: Value) -> Hashable:
     """Where a map that is read comes from, as far as that costs anything."""
     op = v.node.op if v.node is not None else None
-    return (op.lies, op.prefetches) if isinstance(op, Source) else None
+    return (op.lies, op.prefetches, op.together) if isinstance(op, Source) else None

@@ -34,7 +34,7 @@ from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.pool import Lender
 from lightning_plugin.residency.transfer import Transfer
-from lightning_plugin.source import TensorSource, prefetches
+from lightning_plugin.source import TensorSource, prefetches, together
 from lightning_plugin.stretch import Note
 
 
@@ -72,15 +72,19 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Scenery:
-    """An image that is read and has no pixels."""
+    """An image that is read and has no pixels; a box may be read of all images ``together``."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     instances: int
+    together: bool
 
     def read(self, box: Box) -> Tensor:
-        lead = self.instances
-        return torch.empty((*box.extent[:lead], self.shape[lead], *box.extent[lead:]), dtype=self.dtype)
+        lead, space = self.instances, box.extent[self.instances :]
+        if not self.together:
+            return torch.empty((*box.extent[:lead], self.shape[lead], *space), dtype=self.dtype)
+        pixels = torch.empty((*self.shape[: lead + 1], *space), dtype=self.dtype)
+        return pixels[tuple(slice(lo, hi) for lo, hi in [*box.intervals()][:lead])]
 
     def constant(self, box: Box) -> Tensor | None:
         return None
@@ -207,7 +211,7 @@ def blank(v: Value, image: Image, ledger: Ledger) -> Image:
     """An image without pixels: a tensor where it lies in one, else something that is only read."""
     if image.tensor is None:
         kind = Announced if prefetches(image.source) else Scenery
-        return Image.now(kind(v.shape, v.dtype, image.instances), image.device)
+        return Image.now(kind(v.shape, v.dtype, image.instances, together(image.source)), image.device)
     here = image.here is not None
     tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
     ledger.ignore(tensor)
