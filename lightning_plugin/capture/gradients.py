@@ -16,10 +16,8 @@ from torch import Tensor
 
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.capture.materialize import materialize
-from lightning_plugin.capture.session import bind
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.fakes import unbound
-from lightning_plugin.graph import Value, ancestors
+from lightning_plugin.graph import ancestors
 from lightning_plugin.layout import Axis
 from lightning_plugin.source import TensorSource
 from lightning_plugin.trees import tree_map
@@ -96,10 +94,7 @@ def take_whole(rows: LazyTensor, name: str) -> None:
     others = [t._value for t in (ref() for ref in session.tensors) if t is not None and t is not rows]
     if any(value in node.inputs for node in ancestors(others)):
         raise no_gradient(f"{name}() was called on a recorded map that was read before")
-    whole = materialize(rows)
-    known = Value(unbound(value.shape, value.dtype, value.device), None, value.requires_grad)
-    session.vectors[known] = whole
-    bind(rows._fake, known)
+    session.become(rows._fake, value, materialize(rows))
 
 
 def _of_small(name: str) -> Callable[..., Any]:

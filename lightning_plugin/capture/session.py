@@ -111,10 +111,7 @@ class Session:
         for fake in fakes.values():
             value = bound(fake)
             if isinstance(value, Value) and value in self.vectors:  # an ordinary tensor by now, whatever it came from
-                plain = Value(unbound(value.shape, value.dtype, value.device), None, value.requires_grad)
-                self.vectors[plain] = self.vectors[value]
-                bind(fake, plain)
-                value = plain
+                value = self.become(fake, value, self.vectors[value])
             if isinstance(value, Value):
                 values.append(value)
         needed = ancestors([*values, *(v for e in self.effects for v in e.values)], self.vectors)
@@ -124,6 +121,13 @@ class Session:
         self.captured.clear()
         kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
         self.storages = {s: known for s, known in kept.items() if known}
+
+    def become(self, fake: Tensor, value: Value, tensor: Tensor) -> Value:
+        """From now on, what was recorded as a value is an ordinary tensor that comes from nothing."""
+        plain = Value(unbound(value.shape, value.dtype, value.device), None, value.requires_grad)
+        self.vectors[plain] = tensor
+        bind(fake, plain)
+        return plain
 
     @property
     def alive(self) -> bool:
