@@ -106,3 +106,34 @@ def test_a_plan_has_room_for_the_pixels_that_a_source_reads_ahead() -> None:
             assert source.used > 0 and not source.ahead
     tile = 16 * 4 * (256 // 3) * (240 // 3)
     assert peaks[Announced] - peaks[Pixels] >= 0.9 * tile
+
+
+class Both(Pixels):
+    """Says nothing of its images, so that a box is read of all of them."""
+
+
+class Either(Pixels):
+    """The same, of the images that are asked for."""
+
+    instances = 1
+
+    def read(self, box: Box) -> Tensor:
+        images, rows, columns = box.intervals()
+        return self.image[slice(*images), :, slice(*rows), slice(*columns)].clone()
+
+
+def test_a_plan_has_room_for_what_a_source_reads_of_other_images() -> None:
+    """Tiles of one image hold what is read of all, where a source cannot say less."""
+    module = nn.Sequential(nn.Conv2d(32, 2, 3), nn.ReLU(True), nn.Conv2d(2, 2, 3), nn.AdaptiveAvgPool2d(1))
+    image, peaks = torch.rand(6, 32, 100, 90), {}
+    for kind in (Both, Either):
+        free = TiledModule(module, tiles=(1, 1, 6))
+        module.zero_grad(set_to_none=True)
+        free(LazyImage(kind(image))).sum().backward()
+        peaks[kind] = free.peak_bytes
+        tiled = TiledModule(module, budget=free.peak_bytes + 2**16)
+        module.zero_grad(set_to_none=True)
+        tiled(LazyImage(kind(image))).sum().backward()
+        assert tiled.plan is not None
+        assert 0.99 * tiled.peak_bytes - 1024 <= tiled.plan.peak_bytes <= free.peak_bytes + 2**16
+    assert peaks[Both] - peaks[Either] >= 4 * 32 * 4 * 100 * 90
