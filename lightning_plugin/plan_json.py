@@ -35,14 +35,27 @@ def written(plan: BarePlan) -> str:
 def read(text: str, kind: type[P]) -> P:
     """The plan that a text says, in the class that is asked for."""
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=said_once)
         if not isinstance(data, dict):
             raise ValueError(f"it is {shown(data)}, and should be an object with the key 'segments'")
-        return built(kind, FORMS[version_of(data)](data), "the plan")
+        form = FORMS[version_of(data)](data)
     except RecursionError as error:
         raise PlanError("this is not a plan: its values are nested too deep") from error
-    except ValueError as error:  # json.JSONDecodeError is one, and so is what a grid says of itself
+    except ValueError as error:  # json.JSONDecodeError is one
         raise PlanError(f"this is not a plan: {error}") from error
+    try:
+        return built(kind, form, "the plan")
+    except (ValueError, PlanError) as error:  # what grids and segments say of themselves
+        raise PlanError(f"this is not a plan: {error}") from error
+
+
+def said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; one that says a key twice is refused, of which readers of JSON take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it says {shown(next(n for n in names if names.count(n) > 1))} twice in one object")
+    return found
 
 
 def version_of(data: dict[str, Any]) -> int:

@@ -52,8 +52,9 @@ def test_what_was_found_stays_mended(about: Path, tmp_path: Path) -> None:
     before = target.make(good)
     named = Path(said["file"]).parts[1:]
     changed = shutil.copytree(about.parent / "files", tmp_path / "changed")
-    path = changed / Path(said["file"]).parts[0] / named[0]
-    origin = next(p for p in before if p.name == path.name)
+    whole = before == [good]  # a folder of files that are one slide
+    path = changed / Path(said["file"]).parts[0] / ("" if whole else named[0])
+    origin = good if whole else next(p for p in before if p.name == path.name)
     outcome = bench.judge(target, origin, path)
     assert outcome.kind not in FAULTS, outcome
 

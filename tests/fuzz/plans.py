@@ -77,7 +77,12 @@ def read_recipes(path: Path) -> Any:
         found = shelf.load(path.stem)
     if not found:
         raise PlanError(f"{path.stem} is ignored")
-    return [shelf.written(recipe) for recipe in found]
+    return [unfolded(shelf.written(recipe)) for recipe in found]
+
+
+def unfolded(recipe: Any) -> Any:
+    """A recipe whose plan is no text, in which empty space says nothing."""
+    return {**recipe, "plan": json.loads(recipe["plan"])}
 
 
 def recipe_truth(path: Path) -> Any:
@@ -85,7 +90,7 @@ def recipe_truth(path: Path) -> Any:
     digest, _, text = path.read_bytes().partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
         return "nothing"
-    return json.loads(text)
+    return [unfolded(recipe) for recipe in json.loads(text)]
 
 
 def sealed(path: Path) -> None:

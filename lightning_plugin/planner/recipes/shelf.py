@@ -22,6 +22,7 @@ from lightning_plugin.plan import Plan
 from lightning_plugin.planner import cache
 from lightning_plugin.planner.recipes.recipe import Recipe, Rehearsed
 from lightning_plugin.planner.recipes.size import Size, Traits
+from lightning_plugin.planner.rehearsal.account import READ
 from lightning_plugin.stretch import Note
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ def size(data: dict[str, Any]) -> Size:
 
 def note(data: list[Any]) -> Note:
     what, size, *who = data
-    if not isinstance(what, str) or type(size) is not int:
+    if not isinstance(what, str) or what not in READ or type(size) is not int:
         raise ValueError(f"{data!r} is not what a rehearsal notes")
     return Note(what, size, *map(named, who))
 

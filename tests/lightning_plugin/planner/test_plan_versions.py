@@ -235,6 +235,12 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         Plan.from_json(text)
 
 
+def test_what_is_said_twice_is_refused() -> None:
+    text = changed(7, lambda d: None).replace('"shape":', '"budget":', 1)
+    with pytest.raises(PlanError, match='it says "budget" twice in one object'):
+        Plan.from_json(text)
+
+
 def test_a_version_may_be_said_of_the_former_form_too() -> None:
     text = changed(1, lambda d: d.update(version=1, peak_bytes=5))
     assert Plan.from_json(text).peak_bytes == 5

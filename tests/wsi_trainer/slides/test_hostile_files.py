@@ -17,6 +17,7 @@ import tifffile
 import zarr
 from PIL import Image
 
+from tests.wsi_trainer.slides.dicom_files import write_slide
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
 from wsi_trainer.slides.errors import SlideError
@@ -560,3 +561,50 @@ def test_most_levels(slide: Path, tmp_path: Path) -> None:
     with open_reader(tmp_path / "s.zarr") as reader:
         assert len(reader.info.levels) == 24
         assert (reader.info.levels[-1].height, reader.info.levels[-1].width) == (1, 1)
+
+
+def test_a_tile_before_the_beginning_of_the_file_is_refused(tmp_path: Path) -> None:
+    def change(data: bytearray, tif: tifffile.TiffFile) -> None:
+        struct.pack_into("<HIi", data, tif.pages[0].tags["TileOffsets"].offset + 2, 9, 1, -5)
+
+    path = _changed(tmp_path / "slide.tif", change, tile=(128, 128), compression="zlib")
+    _refused(path, r"broken TIFF: tile 0 has \d+ bytes at byte -5")
+
+
+# -- OpenSlide ends the process, or shows another level, where it trusts what a file says of its own parts
+
+
+@pytest.mark.parametrize("frame", [1, 5, 12])
+@pytest.mark.parametrize("place", [0, 7, 1 << 20, (1 << 32) - 1])
+def test_a_dicom_whose_frames_lie_where_none_can_be_is_refused(tmp_path: Path, frame: int, place: int) -> None:
+    write_slide(tmp_path, "slide", levels=1)
+    path = tmp_path / "slide_0.dcm"
+    data = bytearray(path.read_bytes())
+    table = data.index(b"\xfe\xff\x00\xe0" + struct.pack("<I", 4 * 12)) + 8
+    known = struct.unpack_from("<12I", data, table)
+    struct.pack_into("<I", data, table + 4 * (frame - 1), place)
+    path.write_bytes(data)
+    found = [place if i == frame - 1 else at for i, at in enumerate(known)]
+    if found == sorted(set(found)) and found[-1] < len(data):
+        with open_reader(tmp_path) as reader:  # nothing speaks against it, but that no frame begins there
+            assert reader.info.shape == (200, 160)
+    else:
+        _refused(tmp_path, r"slide_0\.dcm has frame \d+ where none can be: damaged or cut off")
+
+
+def test_a_dicom_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    write_slide(tmp_path, "slide", levels=1)
+    path = tmp_path / "slide_0.dcm"
+    path.write_bytes(path.read_bytes()[:20_000])
+    _refused(tmp_path, r"has frame \d+ where none can be: damaged or cut off")
+
+
+def test_an_ndpi_whose_finest_level_is_left_out_is_refused(tmp_path: Path, real_slides: Path) -> None:
+    path, good = tmp_path / "slide.ndpi", real_slides / "test3-DAPI-2-(387).ndpi"
+    data = bytearray(good.read_bytes())
+    with tifffile.TiffFile(good) as tif:
+        page = tif.pages[0]
+        struct.pack_into("<i", data, page.tags[65424].valueoffset, 3000)
+        size = f"{page.imagewidth} x {page.imagelength}"
+    path.write_bytes(data)
+    _refused(path, f"its finest level, {size} px, is marked as out of focus")

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+import struct
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
 
 from .limits import check_decoded
+
+if TYPE_CHECKING:
+    from pydicom.dataset import FileDataset
 
 _SLIDE_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"  # VL Whole Slide Microscopy Image Storage
 _DIRECTORY_CLASS = "1.2.840.10008.1.3.10"
@@ -18,7 +25,12 @@ _BESIDE = {"LABEL", "OVERVIEW", "LOCALIZER", "THUMBNAIL"}
 _TAGS = (
     "SOPClassUID", "SeriesInstanceUID", "ImageType", "TotalPixelMatrixRows", "TotalPixelMatrixColumns", "Rows",
     "Columns", "SamplesPerPixel", "BitsAllocated", "TotalPixelMatrixFocalPlanes", "NumberOfOpticalPaths",
+    "ExtendedOffsetTable",
 )  # fmt: skip
+_ELEMENT = struct.Struct("<I2s2xI")
+_ITEM = struct.Struct("<II")
+_ITEM_TAG = 0xE000FFFE  # as its bytes lie in the file
+_UNDEFINED = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class Instance:
         focal_planes: how many heights were focused on.
         optical_paths: how many channels were scanned apart.
         encoding: how its pixels are encoded, in words.
+        misplaced: the first frame that cannot lie where the file's own table says, counted from one.
     """
 
     file: Path
@@ -52,6 +65,7 @@ class Instance:
     focal_planes: int
     optical_paths: int
     encoding: str
+    misplaced: int | None
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,10 @@ class Series:
     @property
     def problem(self) -> str | None:
         """Why this cannot be read as one slide."""
+        for found in self.instances:
+            if found.misplaced is not None:  # OpenSlide would end the whole process
+                place = f"has frame {found.misplaced} where none can be"
+                return f"{found.file.name} {place}: damaged or cut off; copy it again"
         levels = [instance for instance in self.instances if instance.level is not None]
         shown = {instance.shows for instance in self.instances}
         if not levels and shown <= _BESIDE:
@@ -118,8 +136,9 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
 
     logging.getLogger("pydicom").setLevel(logging.ERROR)  # what is odd in a header is no news to the user
     try:
-        with warnings.catch_warnings(action="ignore"):
-            found = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(_TAGS))
+        with warnings.catch_warnings(action="ignore"), file.open("rb") as opened:
+            found = pydicom.dcmread(opened, stop_before_pixels=True, specific_tags=list(_TAGS))
+            misplaced = _misplaced(_offsets(found, opened), size)
         meta = found.file_meta
         storage = found.get("SOPClassUID") or meta.get("MediaStorageSOPClassUID", "")
         if not storage:
@@ -143,9 +162,30 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
             optical_paths=int(found.get("NumberOfOpticalPaths") or 1),
             level=(int(size_of[0]), int(size_of[1])) if is_level else None,
             encoding=str(getattr(meta.get("TransferSyntaxUID", ""), "name", "")),
+            misplaced=misplaced,
         )
     except Exception:  # pydicom raises whatever it stumbles over; the reader that is asked next says what it is
         return None
+
+
+def _offsets(found: FileDataset, opened: BinaryIO) -> np.ndarray:
+    """Where a file says that its frames begin, in bytes after its table; nothing where it does not say. The file is
+    read up to its pixels, whose element begins with a tag, two letters, two empty bytes and a length."""
+    extended = found.get("ExtendedOffsetTable")
+    if extended:
+        return np.frombuffer(extended, "<u8")
+    element = opened.read(_ELEMENT.size + _ITEM.size)
+    if len(element) < _ELEMENT.size + _ITEM.size or _ELEMENT.unpack_from(element)[-1] != _UNDEFINED:
+        return np.empty(0, "<u4")  # pixels as they are: they have no table
+    tag, length = _ITEM.unpack_from(element, _ELEMENT.size)
+    return np.frombuffer(opened.read(length) if tag == _ITEM_TAG else b"", "<u4")
+
+
+def _misplaced(offsets: np.ndarray, size: int) -> int | None:
+    """The first frame that does not begin after the one before it and inside the file."""
+    begins = offsets.astype(float)  # large enough for sums of what a damaged table says
+    wrong = np.flatnonzero((np.diff(begins, prepend=-1) <= 0) | (begins + _ITEM.size > size))
+    return int(wrong[0]) + 1 if len(wrong) else None
 
 
 def all_series(files: Iterable[Path]) -> list[Series]:

@@ -13,6 +13,7 @@ from PIL import Image
 from ..errors import SlideError, UnsupportedSlide
 from .closing import Closing
 from .limits import check_decoded
+from .ndpi import check_finest
 from .protocol import WHITE, Level, Pixels, SlideInfo, clip_box, level_downsample
 
 _CACHE = 64 << 20  # bytes of decoded tiles that one open slide keeps
@@ -52,6 +53,8 @@ class OpenSlideReader(Closing):
             sides = [_number(properties.get(f"openslide.level[{level}].tile-{side}")) for side in ("height", "width")]
             check_decoded(self._path, f"a tile of level {level}", int(4 * (sides[0] or 1) * (sides[1] or 1)))
         shapes = [(height, width) for width, height in self._slide.level_dimensions]
+        if properties.get("openslide.vendor") == "hamamatsu":
+            check_finest(self._path, *shapes[0])
         mpp = _number(properties.get("openslide.mpp-y")), _number(properties.get("openslide.mpp-x"))
         colour = properties.get("openslide.background-color")
         bounds = [_number(properties.get(f"openslide.bounds-{key}")) for key in ("y", "x", "height", "width")]

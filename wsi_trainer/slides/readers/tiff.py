@@ -151,6 +151,8 @@ class TiffReader(Closing):
         offset, count = page.dataoffsets[index], page.databytecounts[index]
         if count == 0:
             return None  # sparse: never written
+        if not 0 <= offset <= offset + count:  # numbers with a sign, of a damaged directory
+            raise SlideError(self._path, f"broken TIFF: tile {index} has {count} bytes at byte {offset}")
         if offset + count > self._size:
             raise SlideError(
                 self._path,
