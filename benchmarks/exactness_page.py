@@ -145,7 +145,9 @@ def steps_part() -> str:
             f"\nOf {v['steps']} such steps under random budgets, none held more than its budget by the books of "
             f"PyTorch's own allocator (and 1 KiB for the code around the modules): at most "
             f"{v['largest held / budget']:.3f} of it, in the median {v['median held / budget']:.2f}. "
-            f"{v['refused before']} were refused smaller budgets before.\n"
+            f"{v['refused before']} were refused smaller budgets before, {v['refused more than once']} of them more "
+            f"than once (at most {v['most refusals']} times): with the budget that a refusal in the middle of a step "
+            "names, the calls before it take more, too.\n"
         )
     return text
 

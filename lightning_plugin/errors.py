@@ -22,7 +22,9 @@ class PlanError(EngineError):
 class BudgetError(EngineError):
     """No plan keeps the budget.
 
-    ``smallest`` is the smallest budget in bytes for which there is one, ``operator`` the operator that sets it.
+    ``smallest`` is the smallest budget in bytes for which there is one, ``operator`` the operator that sets it. In the
+    middle of a step of several calls it is what would be enough beside what the step holds then: with a larger budget
+    the calls before may take more.
     """
 
     def __init__(self, message: str, smallest: int = 0, operator: str = ""):

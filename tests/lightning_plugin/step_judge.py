@@ -22,8 +22,9 @@ said:
   loses the gradient of ties is not excused by it). Tests count these steps and bound their share;
 * which kernel PyTorch takes, and how it rounds, depends on the size of a map: the weight gradient of one convolution on
   an image of one value is 1.4e-8 off at 10 rows, and 7.3e-7 at 9. A tile has another size than its image. Where the
-  engine is further off still, plain PyTorch's own distance is the largest on images of half the rows, half the columns
-  and half of both, of the same content, relative to the truth there. These steps are counted too, and bounded.
+  engine is further off still, plain PyTorch's own distance is the largest on images of half the rows, half the columns,
+  half of both, and as large as the step's tiles, of the same content, relative to the truth there. These steps are
+  counted too, and bounded.
 """
 
 from __future__ import annotations
@@ -173,8 +174,9 @@ def near(step: Step, plain: Outcome, tiled: Outcome, safe: bool) -> Verdict:
 
 def at_other_sizes(step: Step, pick: Callable[[Outcome, Outcome], Tensor], safe: bool) -> Iterator[float]:
     """Plain PyTorch's distance on smaller images, relative to the truth there."""
-    for rows, columns in ((2, 1), (1, 2), (2, 2)):
-        images = tuple(replace(i, side=(i.side[0] // rows, i.side[1] // columns)) for i in step.images)
+    grids = step.way.tiles, step.way.backward_tiles or step.way.tiles
+    for rows, columns in dict.fromkeys(((2, 1), (1, 2), (2, 2), *grids)):
+        images = tuple(replace(i, side=(max(1, i.side[0] // rows), max(1, i.side[1] // columns))) for i in step.images)
         smaller = replace(step, images=images)
         plain, truth = run_plain(smaller, safe=safe), run_plain(smaller, torch.float64, safe=safe)
         if plain.error is None and truth.error is None and finite(truth) and finite(plain):
