@@ -192,6 +192,11 @@ def share(axes: Sequence[tuple[int, ...]], index: Sequence[int]) -> Box:
     return Box.of((axis[i], axis[i + 1]) for axis, i in zip(axes, here, strict=False))
 
 
+def on_axis(index: int, axis: int, axes: int) -> tuple[int, ...]:
+    """The place of a tile with an index on one axis, the first on others."""
+    return tuple(index if a == axis else 0 for a in range(axes))
+
+
 def telling(count: int) -> list[int]:
     """Tiles on one axis that may differ from the others: next to the borders, and two in the middle, as sizes may
     differ by one."""

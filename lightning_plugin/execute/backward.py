@@ -185,7 +185,7 @@ class Backward:
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
         for members in segment.loop(self.tapes, self.handle, fetch):
-            with segment.watching(self.watched and segment.fresh(self.tapes, members[0])):
+            with segment.watching(self.watched and segment.watch(self.tapes, members[0])):
                 for tile in self.sharing.parted(program, members):
                     self.tile(program, tile)
 

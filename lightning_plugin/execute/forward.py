@@ -101,7 +101,7 @@ class Forward:
             self.together(run.team)
             return
         for members in run.loop(self.tapes, self.handle, run.fetch(self.handles)):
-            with run.watching(self.watched and run.fresh(self.tapes, members[0])):
+            with run.watching(self.watched and run.watch(self.tapes, members[0])):
                 self.tile(members)
 
     def read(self, v: Value, box: Box) -> Tensor | Pieces:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Grid, telling
+from lightning_plugin.boxes import Box, Grid, on_axis, telling
 from lightning_plugin.constants import Constants
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.alike import Owned, groups, is_source, may_be_alike
@@ -313,9 +313,9 @@ class SegmentRun:
             return nullcontext()
         return self.ledger.watching() if fresh or self.lasts else nullcontext()
 
-    def fresh(self, tapes: Tapes, owned: Owned) -> bool:
-        """Whether a tile may be the worst of its kind until now."""
-        return self.ledger is not None and tapes.fresh(owned, self.ledger.live)
+    def watch(self, tapes: Tapes, owned: Owned) -> bool:
+        """Whether a tile is to be watched, which may be the worst of its kind until now."""
+        return self.ledger is not None and tapes.watch(owned, self.ledger.live)
 
     @property
     def lasts(self) -> bool:
@@ -353,11 +353,8 @@ def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned
     """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
     axis depends on nothing but the tile's index there."""
     ends = grid.ends([t.map.space.extent for t in program.targets])
-    indices = {
-        tuple(i if a == axis else 0 for a in range(len(grid.counts)))
-        for axis, count in enumerate(grid.counts)
-        for i in telling(count)
-    }
+    axes = len(grid.counts)
+    indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in telling(count)}
     tiles = [grid.owned(ends, index) for index in sorted(indices)]
     return [(program.boxes(owned), owned) for owned in tiles]
 

@@ -226,15 +226,16 @@ class Tapes:
     def regular(self) -> bool:
         return self.found.regular
 
-    def fresh(self, owned: Sequence[Box], live: int) -> bool:
-        """Whether no tile of this one's kind was asked for in this pass with as much that was live beside it."""
+    def watch(self, owned: Sequence[Box], live: int) -> bool:
+        """Whether a tile is to be watched: none of its kind was, in this pass, with as much that was live beside it.
+        From then on this one counts as watched."""
         if not self.regular:
             return True
         kind = self.kind(self.found.across(self.program, owned))
-        fresh = live > self.beside.get(kind, -1)
-        if fresh:
+        worse = live > self.beside.get(kind, -1)
+        if worse:
             self.beside[kind] = live
-        return fresh
+        return worse
 
     @staticmethod
     def kind(lines: Sequence[Line]) -> tuple[int, ...]:

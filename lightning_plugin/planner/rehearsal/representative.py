@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lightning_plugin.boxes import Box, Grid, telling
+from lightning_plugin.boxes import Box, Grid, on_axis, telling
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import TileOp
 from lightning_plugin.planner.analysis.network import Network
@@ -206,11 +206,6 @@ def boxes_along(
 ) -> list[dict[int, Box]]:
     """The boxes of the tiles that have the first pick on every axis, the second, and so on."""
     return [program.boxes(grid.owned(ends, line)) for line in itertools.zip_longest(*picks, fillvalue=0)]
-
-
-def on_axis(index: int, axis: int, axes: int) -> tuple[int, ...]:
-    """The place of a tile with an index on one axis, the first on others."""
-    return tuple(index if a == axis else 0 for a in range(axes))
 
 
 def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:

@@ -608,3 +608,12 @@ def test_an_ndpi_whose_finest_level_is_left_out_is_refused(tmp_path: Path, real_
         size = f"{page.imagewidth} x {page.imagelength}"
     path.write_bytes(data)
     _refused(path, f"its finest level, {size} px, is marked as out of focus")
+
+
+def test_a_dicom_with_a_table_that_no_memory_should_hold_is_refused(tmp_path: Path) -> None:
+    write_slide(tmp_path, "slide", levels=1)
+    path = tmp_path / "slide_0.dcm"
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, data.index(b"\xfe\xff\x00\xe0" + struct.pack("<I", 4 * 12)) + 4, 1 << 31)
+    path.write_bytes(data)
+    _refused(tmp_path, r"has frame 1 where none can be: damaged or cut off")

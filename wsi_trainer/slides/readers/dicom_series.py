@@ -31,6 +31,7 @@ _ELEMENT = struct.Struct("<I2s2xI")
 _ITEM = struct.Struct("<II")
 _ITEM_TAG = 0xE000FFFE  # as its bytes lie in the file
 _UNDEFINED = 0xFFFFFFFF
+_LONGEST_TABLE = 64 << 20  # bytes, for 16 million frames; the largest slides have a hundredth of that
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
     try:
         with warnings.catch_warnings(action="ignore"), file.open("rb") as opened:
             found = pydicom.dcmread(opened, stop_before_pixels=True, specific_tags=list(_TAGS))
-            misplaced = _misplaced(_offsets(found, opened), size)
+            offsets = _offsets(found, opened)
+            misplaced = 1 if offsets is None else _misplaced(offsets, size)
         meta = found.file_meta
         storage = found.get("SOPClassUID") or meta.get("MediaStorageSOPClassUID", "")
         if not storage:
@@ -168,9 +170,10 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
         return None
 
 
-def _offsets(found: FileDataset, opened: BinaryIO) -> np.ndarray:
-    """Where a file says that its frames begin, in bytes after its table; nothing where it does not say. The file is
-    read up to its pixels, whose element begins with a tag, two letters, two empty bytes and a length."""
+def _offsets(found: FileDataset, opened: BinaryIO) -> np.ndarray | None:
+    """Where a file says that its frames begin, in bytes after its table; no places where it says nothing, None where
+    the table is too long to be one. The file is read up to its pixels, whose element begins with a tag, two letters,
+    two empty bytes and a length."""
     extended = found.get("ExtendedOffsetTable")
     if extended:
         return np.frombuffer(extended, "<u8")
@@ -178,6 +181,8 @@ def _offsets(found: FileDataset, opened: BinaryIO) -> np.ndarray:
     if len(element) < _ELEMENT.size + _ITEM.size or _ELEMENT.unpack_from(element)[-1] != _UNDEFINED:
         return np.empty(0, "<u4")  # pixels as they are: they have no table
     tag, length = _ITEM.unpack_from(element, _ELEMENT.size)
+    if tag == _ITEM_TAG and length > _LONGEST_TABLE:
+        return None
     return np.frombuffer(opened.read(length) if tag == _ITEM_TAG else b"", "<u4")
 
 
