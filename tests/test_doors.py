@@ -56,7 +56,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "wsi_trainer.slides.readers.registry": "the first bytes of what is a regular file",
         "wsi_trainer.slides.readers.picture": "a slide whose pixels were counted",
         "wsi_trainer.slides.readers.dicom": "WsiDicom on files of a checked series",
-        "wsi_trainer.slides.readers.dicom_series": "132 bytes of a regular file, its header and the table of its frames, of bounded size",
+        "wsi_trainer.slides.readers.dicom_series": "the header of a regular file, and a bounded table of its frames",
         "wsi_trainer.slides.readers.inner_size": "a tile in memory, of which only the header is read",
         "wsi_trainer.slides.identity": "hashes of bytes that nobody interprets",
         "wsi_trainer.slides.walk": "16 bytes of a regular file",
