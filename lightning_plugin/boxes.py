@@ -231,22 +231,24 @@ class Grid:
         """Tile indices in row-major order."""
         return itertools.product(*(range(c) for c in self.counts))
 
-    def partition(self, extents: Sequence[tuple[int, ...]]) -> Iterator[tuple[Box, ...]]:
+    def partition(
+        self, extents: Sequence[tuple[int, ...]], reference: tuple[int, ...] = ()
+    ) -> Iterator[tuple[Box, ...]]:
         """For each tile, the box it owns in each of several maps; the boxes of one map partition it.
 
-        The smallest map is the reference, the others follow it (`scaled_cuts`): a position has exactly one owner,
-        also where tiles overlap in what they compute, and also where a later stride skips it. A map with more axes
-        than the grid is not cut along the others; one with fewer has no share in most tiles.
+        The smallest map is the reference, where none is given, and the others follow it (`scaled_cuts`): a position has
+        exactly one owner, also where tiles overlap in what they compute, and also where a later stride skips it. A map
+        with more axes than the grid is not cut along the others; one with fewer has no share in most tiles.
         """
-        ends = self.ends(extents)
+        ends = self.ends(extents, reference)
         for index in self.indices():
             boxes = self.owned(ends, index)
             if not all(b.empty for b in boxes):
                 yield boxes
 
-    def ends(self, extents: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    def ends(self, extents: Sequence[tuple[int, ...]], reference: tuple[int, ...] = ()) -> list[list[tuple[int, ...]]]:
         """Where the grid cuts each axis of each map."""
-        reference = reference_of(extents)
+        reference = reference or reference_of(extents)
         sides = self.sides or (0,) * len(self.counts)
         first = [cuts(*axis) for axis in zip(reference, self.counts, sides, strict=False)]
         return [

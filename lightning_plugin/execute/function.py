@@ -53,7 +53,7 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
             run_segment(run.part(program, frame), frame)
         return
     programs = parts_of(run.program)
-    ends = run.plan.forward.ends([t.map.space.extent for t in run.program.targets])
+    ends = run.program.ends(run.plan.forward)
     for t, at in zip(run.program.targets, ends, strict=True):
         if (v := t.stored) is not None:
             numbered = Numbered.empty(at) if run.known and run.rehearsal is None else None
@@ -85,7 +85,7 @@ def number_bulks(run: SegmentRun, frame: Frame) -> None:
         return
     tapes = run.tapes(run.program, run.backward_grid)
     reads = {id(v): frame.stored[v].bulk for v in run.boundaries}
-    ends = run.backward_grid.ends([t.map.space.extent for t in run.program.targets])
+    ends = run.program.ends(run.backward_grid)
     made = {i: Numbered.empty(ends[i]) for i, t in enumerate(run.program.targets) if t.stored is not None}
     numbers: dict[Hashable, int] = {}
     for place, members in enumerate(run.work(tapes, frame.stored.get)):

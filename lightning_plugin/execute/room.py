@@ -157,8 +157,7 @@ def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
 
 def refines(program: Program, grid: Grid, other: Grid) -> bool:
     """Whether the tiles of a grid are parts of another's."""
-    extents = [t.map.space.extent for t in program.targets]
-    pairs = zip(grid.ends(extents), other.ends(extents), strict=True)
+    pairs = zip(program.ends(grid), program.ends(other), strict=True)
     return all(set(there) <= set(here) for mine, theirs in pairs for here, there in zip(mine, theirs, strict=True))
 
 
@@ -185,8 +184,7 @@ def largest_of(run: SegmentRun, grid: Grid, maps: Sequence[Value]) -> float:
 def finer(run: SegmentRun, grid: Grid) -> Iterator[Grid]:
     """Grids of smaller and smaller tiles, each cut where that makes them smallest: along some axes of attention, tiles
     are all as large."""
-    extents = [t.map.space.extent for t in run.program.targets]
-    longest = [max(sizes) for sizes in zip(*extents, strict=True)]
+    longest = [max(sizes) for sizes in zip(*run.program.extents, strict=True)]
     while True:
         cuts = [cut(grid, axis, size) for axis, size in enumerate(longest) if grid.counts[axis] < size]
         cuts = [c for c in cuts if c != grid]

@@ -352,7 +352,7 @@ class SegmentRun:
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:
     """Tiles among which are those of the longest boxes on every axis, each with all its boxes: what a box is on one
     axis depends on nothing but the tile's index there."""
-    ends = grid.ends([t.map.space.extent for t in program.targets])
+    ends = program.ends(grid)
     axes = len(grid.counts)
     indices = {on_axis(i, axis, axes) for axis, count in enumerate(grid.counts) for i in telling(count)}
     tiles = [grid.owned(ends, index) for index in sorted(indices)]

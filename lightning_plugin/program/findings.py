@@ -55,7 +55,7 @@ class Findings:
 
     def __init__(self, program: Program, grid: Grid) -> None:
         self.counts = grid.counts
-        self.ends = grid.ends([t.map.space.extent for t in program.targets])
+        self.ends = program.ends(grid)
         self.places = [{lo: i for i, lo in enumerate(cuts)} for cuts in self.ends[0]]
         self.lines: dict[tuple[int, int], Line] = {}
         self.kinds: dict[Hashable, int] = {}

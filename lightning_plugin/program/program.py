@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Grid
+from lightning_plugin.boxes import Box, Grid, reference_of
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp, Reduction, Source, Spread, TileOp
@@ -52,7 +52,11 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The part of the graph between what is stored and a segment's targets."""
+    """The part of the graph between what is stored and a segment's targets.
+
+    ``reference`` is how far the map extends whose cuts the targets follow: the smallest of the segment's, also where
+    the program makes only some of them, so that a grid cuts them as it does for the segment.
+    """
 
     targets: tuple[Target, ...]
     steps: tuple[Node, ...]
@@ -60,9 +64,12 @@ class Program:
     vectors: tuple[Value, ...]
     last_use: Mapping[int, int] = field(default_factory=dict)
     overwrite: frozenset[int] = frozenset()
+    reference: tuple[int, ...] = ()
 
     @staticmethod
-    def build(targets: Sequence[Target], available: Callable[[Value], bool]) -> Program:
+    def build(
+        targets: Sequence[Target], available: Callable[[Value], bool], reference: tuple[int, ...] = ()
+    ) -> Program:
         """Walk from the targets to what is available: sources, spread vectors and maps that are stored already."""
         steps: dict[int, Node] = {}
         reads: dict[int, Value] = {}
@@ -90,7 +97,10 @@ class Program:
         order = tuple(steps[s] for s in sorted(steps))
         last = {id(v): i for i, node in enumerate(order) for v in node.inputs if v.is_map}
         overwrite = frozenset(n.serial for n in order if may_overwrite(n, order, targets, reads))
-        return Program(tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last, overwrite)
+        reference = reference or reference_of([t.map.space.extent for t in targets])
+        return Program(
+            tuple(targets), order, tuple(reads.values()), tuple(vectors.values()), last, overwrite, reference
+        )
 
     @cached_property
     def slots(self) -> Mapping[int, int]:
@@ -115,7 +125,7 @@ class Program:
         if len(targets) == len(self.targets):
             return self
         available = {id(v) for v in self.reads}
-        return Program.build(targets, lambda v: id(v) in available)
+        return Program.build(targets, lambda v: id(v) in available, self.reference)
 
     @property
     def announced(self) -> list[Value]:
@@ -124,7 +134,16 @@ class Program:
 
     def owned(self, grid: Grid) -> Iterator[tuple[Box, ...]]:
         """For each tile, the box it owns of every target."""
-        return grid.partition([t.map.space.extent for t in self.targets])
+        return grid.partition(self.extents, self.reference)
+
+    def ends(self, grid: Grid) -> list[list[tuple[int, ...]]]:
+        """Where a grid cuts each axis of every target."""
+        return grid.ends(self.extents, self.reference)
+
+    @property
+    def extents(self) -> list[tuple[int, ...]]:
+        """How far the targets' maps extend."""
+        return [t.map.space.extent for t in self.targets]
 
     def boxes(self, owned: Sequence[Box]) -> dict[int, Box]:
         """The box of every map that a tile has to hold: hulls of what its readers need, from the targets back."""

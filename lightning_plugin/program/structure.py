@@ -58,6 +58,7 @@ def structure(program: Program, grid: Grid) -> Hashable | None:
         tuple(map(described, program.vectors)),
         tuple((numbers[t.node.serial], t.stored is not None) for t in program.targets),
         frozenset(numbers[serial] for serial in program.overwrite),
+        program.reference,
         grid,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_plugin.boxes import Box, Grid, reference_of
+from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node
 from lightning_plugin.ops import ReduceOp
@@ -37,7 +37,7 @@ class Scans:
 
     def __init__(self, program: Program, grid: Grid) -> None:
         self.grid = grid
-        self.extent = reference_of([t.map.space.extent for t in program.targets])
+        self.extent = program.reference
         tiles = len(list(program.owned(grid)))
         self.middle = tiles // 2
         self.needs = Needs(axis_of(grid), tiles)
@@ -69,9 +69,9 @@ class Scans:
 
     def owned(self, target: Target) -> list[Box]:
         """What each tile owns of a target; a grid of more tiles than rows has none of the last."""
-        boxes = self.grid.ends([self.extent, target.map.space.extent])
-        found = (self.grid.owned(boxes, index) for index in self.grid.indices())
-        return [box for _, box in found][: self.tiles]
+        ends = self.grid.ends([target.map.space.extent], self.extent)
+        found = (self.grid.owned(ends, index) for index in self.grid.indices())
+        return [box for (box,) in found][: self.tiles]
 
     def part(self, node: Node, rows: Rows) -> Part:
         fresh, given = rows.fresh[self.middle], rows.carried[self.middle]

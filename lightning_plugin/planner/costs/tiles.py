@@ -37,7 +37,7 @@ class Diagonal:
 
     @cached_property
     def ends(self) -> list[list[tuple[int, ...]]]:
-        return self.grid.ends([t.map.space.extent for t in self.program.targets])
+        return self.program.ends(self.grid)
 
     @cached_property
     def count(self) -> int:

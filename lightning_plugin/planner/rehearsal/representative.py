@@ -61,7 +61,7 @@ def effort(network: Network) -> int:
 def representative(program: Program, grid: Grid, worst: int, ahead: bool) -> Iterator[Sequence[Box]]:
     """The tiles that a rehearsal runs."""
     if ahead and grid.tiles <= FEW_TILES:
-        yield from grid.partition([t.map.space.extent for t in program.targets])
+        yield from program.owned(grid)
     else:
         yield from (c.owned for turn in turns(program, grid, worst, ahead) for c in turn)
 
@@ -124,7 +124,7 @@ class Lines:
 
     @staticmethod
     def of(program: Program, grid: Grid) -> Lines:
-        ends = grid.ends([t.map.space.extent for t in program.targets])
+        ends = program.ends(grid)
         picks = [sorted({*telling(count), *at_seams(program, ends, axis)}) for axis, count in enumerate(grid.counts)]
         lines = Lines(program, grid, ends, picks, boxes_along(program, grid, ends, picks))
         more = [sorted({*pick, *lines.reaching(axis)}) for axis, pick in enumerate(picks)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_plugin.boxes import Grid, reference_of
+from lightning_plugin.boxes import Grid
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.tiles import carried
 from lightning_plugin.planner.search.interval import Intervals, Where
@@ -39,8 +39,7 @@ def free_stages(intervals: Intervals, room: int) -> dict[int, tuple[int, int]]:
         axes = carried(network.order[begin:end]) if program is not None else frozenset()
         if program is None or not axes:
             continue
-        reference = reference_of([t.map.space.extent for t in program.targets])
-        grid = Grid(tuple(size if a in axes else 1 for a, size in enumerate(reference)))
+        grid = Grid(tuple(size if a in axes else 1 for a, size in enumerate(program.reference)))
         if grid.tiles > 1 and intervals.middle(Where(begin, end), grid, network.trains) <= PART * room:
             found[stage] = begin, end
     return found

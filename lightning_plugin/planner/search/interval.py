@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from lightning_plugin.boxes import Grid, pieces_of, reference_of
+from lightning_plugin.boxes import Grid, pieces_of
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
@@ -142,7 +142,7 @@ class Intervals:
     def grids(self, begin: int, end: int) -> list[Grid]:
         """Grids from coarse to fine: fewer images at a time, which costs no halo; then rows, or tiles about as high as
         they are wide."""
-        reference = reference_of([t.map.space.extent for t in self.work_of(begin, end).targets])
+        reference = self.work_of(begin, end).reference
         if self.policy.shape == "whole":
             return [Grid((1,) * len(reference))]
         if self.policy.shape == "rows":
@@ -205,10 +205,9 @@ class Intervals:
     def scans_of(self, begin: int, end: int, grid: Grid) -> Scans | None:
         """The scans of which one is this interval's, or None where some operator turns an axis round."""
         program = self.work_of(begin, end)
-        extent = reference_of([t.map.space.extent for t in program.targets])
-        if (end, grid, extent) not in self._scans:
-            self._scans[end, grid, extent] = Scans(program, grid)
-        found = self._scans[end, grid, extent]
+        if (end, grid, program.reference) not in self._scans:
+            self._scans[end, grid, program.reference] = Scans(program, grid)
+        found = self._scans[end, grid, program.reference]
         try:
             found.parts(program)
         except PlanError:
@@ -265,7 +264,7 @@ class Intervals:
         return None
 
     def scan_grids(self, begin: int, end: int) -> list[Grid]:
-        reference = reference_of([t.map.space.extent for t in self.work_of(begin, end).targets])
+        reference = self.work_of(begin, end).reference
         return [row_grid(reference, count) for count in SCANS if count <= reference[0]]
 
     def scan_least(self, begin: int, end: int, trains: bool) -> float:
