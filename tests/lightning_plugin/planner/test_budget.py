@@ -108,7 +108,7 @@ BROKE = {
         ("conv", "pool", "conv", "pool", "conv", "stride", "conv"), 12, "batch", 77, 0.9273376485903109, 77, False
     ),
     "tiles of one position, of which the third from a border pads most": Recipe(
-        ("conv", "residual", "up", "conv", "residual", "residual"), 4, "none", 64, 0.0, 0, False
+        ("conv", "residual", "up", "conv", "residual", "residual"), 4, "none", 20, 0.0, 0, False
     ),
 }
 
