@@ -41,6 +41,8 @@ def truth(path: Path) -> Any:
         raise Unjudged  # a colon ends the name of an anchor in YAML 1.1, and belongs to it in ruamel, as in 1.2
     if re.search(rb"(?<![\w.])[-+]?\d[\d_]*[eE][-+]?\d", path.read_bytes()):
         raise Unjudged  # 1e9 is a number in YAML 1.2 and to ruamel; in YAML 1.1 it lacks a point, and is a text
+    if re.search(rb"(?<![\w.])[yYnN](?![\w.])", path.read_bytes()):
+        raise Unjudged  # to ruamel y and n are true and false in YAML 1.1; PyYAML, which wants yes and no, reads texts
     reader = YAML(typ="safe", pure=True)
     reader.version = (1, 1)
     reader.allow_duplicate_keys = False

@@ -130,7 +130,7 @@ def manifest_truth(path: Path) -> Any:
         cell = {key: (value or "").strip() for key, value in row.items()}
         if any(cell.values()):
             slide = cell.get("slide", "")
-            patient = cell.get("patient", "") or slide
+            patient = cell.get("patient", "") or Path(slide).name  # the slide's own name, without its folder
             found.append([slide, cell.get("label", ""), patient, *(cell.get(k, "") for k in ("split", "site", "mpp"))])
     return found
 

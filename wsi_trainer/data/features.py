@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_plugin import Box
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import Unreadable
-from wsi_trainer.foreign.arrays import open_hdf5, own
+from wsi_trainer.foreign.arrays import check_chunks, open_hdf5, own
 from wsi_trainer.models.weights import read_weights
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.names import plain_name
@@ -91,7 +91,9 @@ def _tensor(path: Path) -> Tensor:
 
 def _shape(path: Path) -> tuple[int, int]:
     with _reading(path) as file:
-        rows, width = _dataset(path, file).shape[-2:]
+        found = _dataset(path, file)
+        check_chunks(path, found, found.name.lstrip("/"))  # once: reading a box looks at the box's chunks alone
+        rows, width = found.shape[-2:]
         return int(rows), int(width)
 
 

@@ -17,8 +17,13 @@ from wsi_trainer.foreign import Unreadable
 from wsi_trainer.foreign.arrays import import_h5py, open_hdf5, own
 
 Layout = Literal["trident", "stamp"]
-_CHECKSUMS = ("v108", "v108")
-"""Versions of HDF5 whose metadata have checksums, the oldest such: all that read features know it."""
+_CHECKSUMS = ("v110", "v110")
+"""Versions of HDF5 whose metadata have checksums, the oldest such: all that read features know it. In 1.8 the index of
+chunks has none."""
+_STREAM: dict[str, Any] = {"compression": "gzip", "compression_opts": 0}
+"""Chunks are streams of zlib that are not compressed. HDF5's own checksum of nothing but zeros is zero, so it takes a
+hole, as a power cut leaves it, for rows of zeros; no stream of zlib begins with one.
+"""
 ROWS = 1024
 """Rows that are copied at a time, and of a chunk of the file."""
 
@@ -113,7 +118,7 @@ def _stamp(file: Any, features: NDArray[np.float32], about: Written) -> None:
 def _checked(file: Any, name: str, rows: NDArray[Any]) -> Any:
     """A dataset whose chunks have checksums, filled a chunk at a time."""
     chunks = (min(ROWS, len(rows)), rows.shape[1])
-    made = file.create_dataset(name, rows.shape, rows.dtype, chunks=chunks, fletcher32=True)
+    made = file.create_dataset(name, rows.shape, rows.dtype, chunks=chunks, fletcher32=True, **_STREAM)
     for start in range(0, len(rows), ROWS):
         made[start : start + ROWS] = rows[start : start + ROWS]
     return made

@@ -143,7 +143,7 @@ def as_written(path: Path) -> Iterator[None]:
     """What goes wrong here, goes wrong because a file of the run is damaged: the error says so."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{path} is damaged, or of another version ({type(error).__name__}: {reason}); make it again, or remove it"

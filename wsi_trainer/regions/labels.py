@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ def open_labels(path: Path) -> Any:
         raise RegionsError(path, f"is no label image: {error}") from error
     if len(array.shape) != 2:
         raise RegionsError(path, f"has the shape {tuple(array.shape)}; a label image has a height and a width only")
+    if 0 in array.shape:
+        raise RegionsError(path, f"has {array.shape[0]} x {array.shape[1]} labels, which is nothing")
     if array.dtype not in (np.dtype("uint8"), np.dtype("uint16"), np.dtype("bool")):
         raise RegionsError(path, f"holds {array.dtype}; a label image holds uint8 or uint16")
     return array
@@ -59,6 +62,7 @@ def _of_tiff(path: Path) -> Any:
         # Opened without its name: tifffile would look beside the file for others that its metadata name.
         page: Any = tifffile.TiffFile(file, name="labels").series[0].levels[0]
         check_pages(path, (page.keyframe,))
+        _check_counts(path, np.asarray(page.keyframe.databytecounts), os.fstat(file.fileno()).st_size)
         return zarr.open(page.aszarr(), mode="r")
     except Exception as error:  # a damaged directory makes tifffile raise whatever it stumbles over
         file.close()
@@ -67,6 +71,13 @@ def _of_tiff(path: Path) -> Any:
         if isinstance(error, OSError) and error.strerror:  # of the system, and nothing about what the file holds
             raise RegionsError(path, error.strerror) from error
         raise RegionsError(path, f"is no label image: broken TIFF ({type(error).__name__}: {error})") from error
+
+
+def _check_counts(path: Path, counts: NDArray[Any], size: int) -> None:
+    """Refuse a TIFF one of whose tiles claims more bytes than the file has: so much memory would be asked for."""
+    wrong = counts[(counts < 0) | (counts > size)]
+    if len(wrong):
+        raise RegionsError(path, f"is no label image: broken TIFF: a tile of {wrong[0]} bytes in a file of {size}")
 
 
 class LabelSource:

@@ -18,6 +18,9 @@ from wsi_trainer.metrics import read_predictions
 from wsi_trainer.report.rows import errors, meaning, words
 from wsi_trainer.slides.inputs import list_slides
 
+MOST_PIXELS = 1 << 31
+"""A side of a slide: one position of a map stands for no more."""
+
 
 @dataclass(frozen=True)
 class MapFile:
@@ -188,18 +191,31 @@ def maps_of(folder: RunFolder, run: str = "") -> dict[str, MapFile]:
             path = folder.heatmaps / str(entry["array"])
             if not path.resolve().is_relative_to(folder.path.resolve()):
                 raise UserError(f"{about} names a map outside of the run: {path}; make the maps again")
-            layer = read_json(folder.heatmaps / str(entry["layer"]) / "zarr.json")
-            stride = int(layer["attributes"]["wsi_trainer"]["stride"])
+            stride = stride_of(folder.heatmaps / str(entry["layer"]) / "zarr.json")
             title = ": ".join(part for part in (run, f"{method}, {target}") if part)
             found[slide] = MapFile(path, title, target, stride, downsample_of(folder))
     return found
+
+
+def stride_of(layer: Path) -> int:
+    """Pixels of the slide, as the model sees it, for one position of a map."""
+    with as_written(layer):
+        return _pixels(read_json(layer)["attributes"]["wsi_trainer"]["stride"])
 
 
 def downsample_of(folder: RunFolder) -> int:
     """How much a run sees its slides shrunk."""
     with as_written(folder.config):
         options = read_yaml(folder.config)
-        return int(options["data"].get("downsample", 1))
+        return _pixels(options["data"].get("downsample", 1))
+
+
+def _pixels(value: Any) -> int:
+    """A number of pixels as a file says it: positions of the slide are multiplied with it, and divided by it."""
+    found = int(value)
+    if not 1 <= found <= MOST_PIXELS:
+        raise ValueError(f"{str(value)[:40]} is no number of pixels")
+    return found
 
 
 def annotations_of(slide: str, folder: Path | None) -> Path | None:

@@ -194,7 +194,8 @@ class Scene:
         entry = self._slide(slide)
         if name == TISSUE:
             return self._masks.get(slide)
-        if not (name.isascii() and name.isdigit() and int(name) < len(entry.maps)):
+        # Python makes no number of more than 4,300 digits
+        if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < len(entry.maps)):
             raise NotThere(f"slide {entry.name} has no layer {name[:20]}; it has {len(entry.maps)} maps")
         found = entry.maps[int(name)]
         return Layer("map", found.load(), float(found.stride * found.downsample))

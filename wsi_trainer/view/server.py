@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.view.asked import Asked
@@ -150,6 +150,9 @@ async def _refusing(
 ) -> web.StreamResponse:
     """What goes wrong as a status and a line of JSON; every answer gets the headers that keep other sites out."""
     try:
+        # aiohttp takes a line without a version, and one of HTTP/2.0, for a request like any other
+        if request.version not in (HttpVersion10, HttpVersion11):
+            raise Refusal("only HTTP/1.0 and HTTP/1.1 are answered")
         response = await handler(request)
     except Refusal as refusal:
         response = _told(refusal.status, str(refusal))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import tracemalloc
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import tifffile
 import torch
 import zarr
 from PIL import Image
@@ -136,6 +138,24 @@ def test_a_label_image_names_no_array_outside(tmp_path: Path) -> None:
         open_labels(tmp_path / "label.zarr")
 
 
+def test_a_label_image_of_nothing(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "label.zarr", shape=(0, 4), dtype="u1", chunks=(4, 4))
+    with pytest.raises(UserError, match=r"label.zarr.* has 0 x 4 labels, which is nothing"):
+        open_labels(tmp_path / "label.zarr")
+
+
+def test_a_label_image_with_a_tile_larger_than_its_file(tmp_path: Path) -> None:
+    """So much memory would be asked for."""
+    path = tmp_path / "label.tif"
+    tifffile.imwrite(path, np.zeros((32, 32), np.uint8), tile=(16, 16), compression="zlib")
+    data = bytearray(path.read_bytes())
+    with tifffile.TiffFile(path) as tif:
+        struct.pack_into("<H", data, tif.pages[0].tags["TileByteCounts"].valueoffset, 60_000)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=rf"label.tif.* a tile of 60000 bytes in a file of {len(data)}"):
+        open_labels(path)
+
+
 @pytest.mark.parametrize("how", ["link", "external", "virtual"])
 def test_features_that_lie_in_another_file(tmp_path: Path, how: str) -> None:
     """A file of features must not show what another file of this machine holds."""
@@ -169,6 +189,64 @@ def test_a_changed_feature_is_found(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(SlideError, match=r"slide.h5: cannot be read as HDF5"):
         FeatureSource(path).read(Box((0, 0), (30, 1)))
+
+
+def _older(path: Path, name: str) -> bytearray:
+    """Chunks of 16 rows in the format of HDF5 1.8, whose index is a tree without a checksum."""
+    with h5py.File(path, "w", libver=("v108", "v108")) as file:
+        file.create_dataset(name, data=ROWS[:, :2], chunks=(16, 2), fletcher32=True)
+        file[name].attrs["patch_size_level0"] = 8
+    return bytearray(path.read_bytes())
+
+
+OPENED = {"features": FeatureSource, "coords": read_coords}
+
+
+@pytest.mark.parametrize("name", OPENED)
+@pytest.mark.parametrize(
+    ("at", "bit", "lost"),
+    [(4, 1, r"at \(0, 0\) has lost its checksum"), (8, 64, "index"), (9, 1, "index"),
+     (28, 128, r"its index has lost the chunk of \w+ at \(0, 0\)")],
+)  # fmt: skip
+def test_a_chunk_that_the_index_has_lost_is_no_zeros(tmp_path: Path, name: str, at: int, bit: int, lost: str) -> None:
+    """Of the first key of the tree, byte 4 has the filters that the chunk was spared, byte 8 and those behind its first
+    row, column and byte.
+    """
+    path = tmp_path / "slide.h5"
+    data = _older(path, name)
+    OPENED[name](path)
+    data[data.index(b"TREE") + 24 + at] ^= bit
+    path.write_bytes(data)
+    with pytest.raises(SlideError, match=rf"slide\.h5: .*{lost}"):
+        OPENED[name](path)
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_hole_in_an_older_file_is_no_zeros(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "slide.h5"
+    data = _older(path, name)
+    with h5py.File(path) as file:
+        chunk = file[name].id.get_chunk_info(1)
+    data[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    path.write_bytes(data)
+    with pytest.raises(SlideError, match=r"slide\.h5: the chunk of \w+ at \(16, 0\) has lost its checksum"):
+        OPENED[name](path)
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_hole_in_a_file_is_no_zeros(tmp_path: Path, name: str) -> None:
+    """Of a chunk that a power cut left as zeros, HDF5's own checksum is right."""
+    about = Written(name="s", corners=np.ones((30, 2)), slide=(9, 9), scale=1.0, size=8, step=8, mpp=None, encoder="e",
+                    weights="w", origin="o")  # fmt: skip
+    path = tmp_path / "slide.h5"
+    write(path, ROWS, about, "trident")
+    with h5py.File(path) as file:
+        chunk = file[name].id.get_chunk_info(0)
+    data = bytearray(path.read_bytes())
+    data[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    path.write_bytes(data)
+    with pytest.raises(SlideError, match=r"slide.h5: cannot be read as HDF5"):
+        FeatureSource(path).read(Box((0, 0), (30, 1))) if name == "features" else read_coords(path)
 
 
 def test_places_that_are_a_group(tmp_path: Path) -> None:

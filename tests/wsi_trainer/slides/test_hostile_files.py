@@ -24,6 +24,7 @@ from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.overview import find_mask
 from wsi_trainer.slides.readers import open_reader
 from wsi_trainer.slides.readers.limits import DECODED, GIGAPIXELS
+from wsi_trainer.slides.readers.ndpi import check_finest
 from wsi_trainer.slides.resample import ScaledImage
 from wsi_trainer.slides.settings import Settings
 
@@ -230,6 +231,28 @@ def test_half_a_file(tmp_path: Path, share: float) -> None:
     tifffile.imwrite(path, PIXELS, **RGB)
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     _refused(path, "ends early|broken TIFF")
+
+
+def test_an_ndpi_whose_height_is_a_text_is_refused(tmp_path: Path, real_slides: Path) -> None:
+    path, good = tmp_path / "slide.ndpi", real_slides / "test3-DAPI-2-(387).ndpi"
+    data = bytearray(good.read_bytes())
+    with tifffile.TiffFile(good) as tif:
+        struct.pack_into("<HI", data, tif.pages[0].tags["ImageLength"].offset + 2, 7, 4)  # four bytes of any kind
+    path.write_bytes(data)
+    with pytest.raises(SlideError, match=r"slide\.ndpi: broken NDPI"):
+        check_finest(path, 128, 128)
+
+
+def test_a_compression_that_is_a_text_of_several_lines(tmp_path: Path) -> None:
+    """A value of several lines and of any length, where a number should be."""
+
+    def change(data: bytearray, tif: tifffile.TiffFile) -> None:
+        page = tif.pages[0]
+        tag, text = page.tags["Compression"], page.tags["ImageDescription"]
+        data[tag.offset + 2 : tag.offset + 12] = data[text.offset + 2 : text.offset + 12]
+
+    path = _changed(tmp_path / "s.tif", change, description="one\r\ntwo " * 20)
+    _refused(path, "compression one two one two .{0,40} is not read")
 
 
 def test_any_byte_may_be_wrong(tmp_path: Path, count: Callable[..., int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,23 @@ def test_missing_metadata_is_refused(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(SlideError, match=r"missing|neither"):
         SlideSource(copy)
+
+
+@pytest.mark.parametrize("use", OPENED)
+@pytest.mark.parametrize("name", ["0/zarr.json", "1/zarr.json", "labels/tissue/0/zarr.json", "zarr.json"])
+def test_changed_metadata_are_refused(copy: Path, use: str, name: str) -> None:
+    """A smaller height, say, is nothing that the checksums of chunks tell."""
+    (copy / name).write_text(re.sub(r"\d\d\d", "128", (copy / name).read_text(), count=1))
+    with pytest.raises(SlideError, match=rf"slide\.zarr: damaged: {name}: .*; copy the store again"):
+        OPENED[use](copy)
+
+
+def test_labels_of_other_programs_may_be_added(copy: Path) -> None:
+    shutil.copytree(copy / "labels" / "tissue", copy / "labels" / "nuclei")
+    listed = json.loads((copy / "labels" / "zarr.json").read_text())
+    listed["attributes"]["ome"]["labels"].append("nuclei")
+    (copy / "labels" / "zarr.json").write_text(json.dumps(listed))
+    SlideSource(copy)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"attributes": {"ome": {"multiscales": []}}}', "[" * 100_000])

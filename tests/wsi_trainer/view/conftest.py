@@ -158,7 +158,7 @@ def serving(scene: Scene, token: str | None = None) -> Iterator[Served]:
         loop.create_task(start())
         loop.run_forever()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)  # a server that a case of fuzzing began is left to run
     thread.start()
     assert ready.wait(30)
     try:

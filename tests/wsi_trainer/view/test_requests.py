@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import string
 from pathlib import Path
 
@@ -62,6 +64,29 @@ def test_bad_numbers_are_refused(served: Served, asked: str, numbers: dict[str, 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH"])
 def test_only_reading_is_answered(served: Served, method: str) -> None:
     assert served.get("/contents.json", method=method).status in REFUSALS
+
+
+@pytest.mark.parametrize("version", [b"", b" HTTP/0.9", b" HTTP/2.0"])
+@pytest.mark.parametrize("address", [b"/", b"/contents.json", b"/slides/0/region.png?x=0&y=0&width=9&height=9"])
+def test_other_versions_of_http_are_refused(served: Served, address: bytes, version: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+        connection.sendall(b"GET %b%b\r\nHost: localhost\r\nConnection: close\r\n\r\n" % (address, version))
+        status, _, _ = connection.makefile("rb").read().partition(b"\r\n")
+    assert status.partition(b" ")[2] == b"400 Bad Request"
+
+
+def test_a_layer_of_more_digits_than_a_number_has(served: Served) -> None:
+    assert served.get(f"/slides/0/layers/{'9' * 5000}/top.json?count=3").status == 404
+
+
+@pytest.mark.parametrize("stride", ["1e999", "NaN", "0", "-8", "1" + "0" * 400, '"wide"', "[]"])
+def test_a_stride_that_cannot_be_is_refused_by_name(tmp_path: Path, stride: str) -> None:
+    made = make_run(tmp_path / "run", tmp_path / "slides")
+    layer = made.folder.heatmaps / "map 1.ome.zarr" / "zarr.json"
+    layer.write_text(f'{{"attributes": {{"wsi_trainer": {{"stride": {stride}}}}}}}')
+    with pytest.raises(UserError, match=rf"{re.escape(str(layer))} is damaged") as caught:
+        contents_of(made.folder.path)
+    assert "\n" not in str(caught.value)
 
 
 def test_where_slides_lie_is_told_to_nobody(served: Served, made: Made) -> None:

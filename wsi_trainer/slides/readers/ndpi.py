@@ -23,10 +23,11 @@ def check_finest(path: Path, height: int, width: int) -> None:
         try:
             with tifffile.TiffFile(file, name="slide", is_ndpi=True) as tif:
                 sizes = [page.shape[:2] for page in tif.pages]
+            rows, columns = max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))
+            hidden = rows * columns > height * width  # also here: a damaged size may be a text
         except Exception as error:  # a damaged directory makes tifffile raise whatever it stumbles over
             raise SlideError(path, "broken NDPI: its directory holds values that cannot be; copy it again") from error
-    rows, columns = max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))
-    if rows * columns > height * width:
+    if hidden:
         raise SlideError(
             path, f"its finest level, {columns} x {rows} px, is marked as out of focus, and OpenSlide shows one of "
             f"{width} x {height} px instead: damaged; copy it again"

@@ -216,8 +216,8 @@ def _count(series: Any, page: Any) -> int:
 
 
 def _name(value: Any) -> str:
-    """The name of a code of TIFF, or its number where it has none."""
-    return str(getattr(value, "name", value))
+    """The name of a code of TIFF, or its number where it has none; of what stands there instead, the beginning."""
+    return " ".join(str(getattr(value, "name", value)).split())[:40]
 
 
 def _opaque(path: Path, pixels: Pixels, kind: int) -> Pixels:

@@ -1,6 +1,6 @@
 """Whether all files of a store are there. zarr reads an absent one as background, so a hole would go unnoticed.
 
-One listing of the folders and one reading of the manifest; `verify` reads the files themselves.
+One listing of the folders and one reading of the manifest and of the metadata; `verify` reads the pixels' files, too.
 """
 
 from __future__ import annotations
@@ -8,32 +8,44 @@ from __future__ import annotations
 import os
 from collections.abc import Set
 from pathlib import Path
+from typing import Any
 
 from wsi_trainer.foreign import read_json
 
 from ..errors import SlideError
-from .manifest import NAME, read_manifest
+from .manifest import NAME, check_file, read_manifest
 from .metadata import PROVENANCE
+
+_METADATA = "zarr.json"
+_OTHERS = "labels/zarr.json"
+"""Names the labels of a store; nothing here reads it, and other programs add theirs to it."""
 
 
 def check_complete(store: Path) -> Set[str] | None:
     """The files that a store of this package lists, all of which are there; None for a store of others.
 
+    The metadata are as they were written, too: what they say is not checked by any chunk, and a smaller height would
+    be believed.
+
     Raises:
-        SlideError: The manifest is missing or damaged, or lists a file that is not there.
+        SlideError: The manifest is missing or damaged, lists a file that is not there, or other metadata.
     """
     if not (store / NAME).is_file() and not _is_ours(store):
         return None
     way_out = "copy the store again, or remove it and convert the slide again"
     try:
-        listed: Set[str] = read_manifest(store)["files"].keys()
+        files: dict[str, dict[str, Any]] = read_manifest(store)["files"]
     except ValueError as error:
         raise SlideError(store, f"damaged: {error}; {way_out}") from error
-    missing = sorted(listed - files_of(store))
+    missing = sorted(files.keys() - files_of(store))
     if missing:
         more = f" and {len(missing) - 1} more of its files are" if len(missing) > 1 else " is"
         raise SlideError(store, f"damaged: {missing[0]}{more} missing; {way_out}")
-    return listed
+    for key, entry in files.items():
+        described = key.endswith(_METADATA) and key != _OTHERS
+        if described and (reason := check_file(store / key, entry["size"], entry["sha256"])):
+            raise SlideError(store, f"damaged: {key}: {reason}; {way_out}")
+    return files.keys()
 
 
 def files_of(store: Path) -> set[str]:
