@@ -138,7 +138,9 @@ def every(examples: int, fixed: int | None, host: Watched) -> int:
 
 @pytest.mark.parametrize("fixed", [0, None])
 def test_the_host_holds_no_more_than_it_may(fixed: int | None, host: Watched) -> None:
-    assert every(8, fixed, host) >= (1 if fixed is None else 3)
+    """A third of the networks have maps there: of eight of a fresh seed it may be none."""
+    found = every(8, fixed, host)
+    assert fixed is None or found >= 3
 
 
 @pytest.mark.full

@@ -67,8 +67,9 @@ def test_random_networks_are_exact(fixed: int | None) -> None:
 
 @pytest.mark.full
 def test_many_random_networks_are_exact() -> None:
-    tally = run(200, 8)
-    assert tally.counts["networks"] >= 120 and Counted.tiles >= 400
+    """Of two networks in eleven some tiles are compiled: tapes of the others do not last, or mind where tiles lie."""
+    tally = run(400, 8)
+    assert tally.counts["networks"] >= 240 and Counted.tiles >= 400
 
 
 def compiled(net: nn.Module, backend: str = "aot_eager", **options: object) -> TiledModule:
