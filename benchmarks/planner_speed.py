@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import os
 import pstats
@@ -108,6 +109,7 @@ def started(case: Case) -> Planned:
     options = Options(budget=parse_bytes(BUDGET))
     settings = Settings(options, device=DEVICE, accumulates=True)
     with recorded(net, (1, 3, case.side, case.side), torch.float32, chains=options.chains) as (network, _):
+        gc.freeze()  # or Python's collector may come by, and go through all of PyTorch's modules
         begin = time.process_time()
         found = settings.choose(network.recording)
         return Planned(imports, time.process_time() - begin, found.to_json())

@@ -79,12 +79,13 @@ def policies(data: Any) -> str:
         "## Against other ways to plan\n\nEach is a policy of the planner (`make_plan(..., policy=...)`). `overl` and "
         "`2ps` are LR-CNN's rows, with stored boundaries between them as `-h`; `checkpoint_sequential` is PyTorch's. "
         "`hmms` is HMMS's Algorithm 1 in this engine's words: everything stored goes to a lower tier, and is cut where "
-        "that costs no waiting; its steps were not timed. "
+        "that costs no waiting. "
         "`fused-stages`, everything fused on one grid, is nobody's: the simplest way to tile, for comparison. SFT, "
         "which fuses and tiles only maps that do not fit into memory, is not among them. The "
         "largest image is that of a training step of VGG-16's convolutional part under 1 GiB, planned; the times are "
         "those of steps with a budget of parameters, gradients and a share of plain PyTorch's activations: one that "
-        "few of them can keep, and one that all can.\n\n" + table(head, rows)
+        "few of them can keep, and one that all can. All plan by the same rates, calibrated before.\n\n"
+        + table(head, rows)
     )
 
 
@@ -266,8 +267,8 @@ def planner_speed(data: Any) -> str:
         "## How long planning takes\n\nProcessor time on one thread, rehearsals included. Each network was planned "
         "twice, in processes with different hash seeds, and the plans were equal. *Imports* are PyTorch's own, its "
         "compiler above all, which the first optimizer of a process brings, and the first plan where there is none. "
-        "*From the cache* is what a process needs to come by a plan that an earlier one has made.\n\n"
-        + table(head, rows)
+        "*From the cache* is what a process needs to come by a plan that an earlier one has made, without Python's "
+        "collector of cycles.\n\n" + table(head, rows)
     )
 
 

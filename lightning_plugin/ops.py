@@ -54,7 +54,7 @@ class TileOp(Op):
 
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         """What the output on an interval of an axis depends on besides the tiles and their sizes: where it lies, unless
-        the operator says otherwise. See [Note: tapes] in `tape`."""
+        the operator says otherwise. See [Note: tapes] in `program.tape`."""
         return lo, hi
 
     def pads(self, box: Box) -> Sequence[int]:

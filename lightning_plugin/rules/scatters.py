@@ -1,4 +1,4 @@
-"""Putting a part into a map: what a write through a view comes to (see [Note: views] in `alias`)."""
+"""Putting a part into a map: what a write through a view comes to (see [Note: views] in `capture.alias`)."""
 
 from __future__ import annotations
 

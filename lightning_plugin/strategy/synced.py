@@ -7,7 +7,7 @@ and its gradient: with the cotangents of μ and v summed over ranks,
 
     ∂μᵣ = (∂μ + 2 ∂v (μᵣ - μ)) nᵣ / n      ∂vᵣ = ∂v nᵣ / n
 
-[Note: order] Ranks have to merge the same layers in the same order, forward and backward, also where their images
+[Note: merges] Ranks have to merge the same layers in the same order, forward and backward, also where their images
 differ and so their plans. In a recording each merge therefore takes a number from the one recorded before it. The
 number means nothing; it makes forward follow the recorded order, and backward its reverse.
 """
@@ -32,7 +32,7 @@ from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.running import move, moved, norm_of_vectors
 from lightning_plugin.rules.table import API
 
-#: The last merge of each recording; see [Note: order].
+#: The last merge of each recording; see [Note: merges].
 _latest: WeakKeyDictionary[Session, Value] = WeakKeyDictionary()
 
 

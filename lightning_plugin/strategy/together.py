@@ -1,6 +1,6 @@
 """What ``split="image"`` needs of a strategy: ranks that do the same, on the same batch, with the same random numbers.
 
-The engine shares the tiles (`execute.team`). It relies on this: that every rank records the same network on the same
+The engine shares the tiles (`team`). It relies on this: that every rank records the same network on the same
 image. What would break that is found before a step, by comparing what identifies a batch, and is an error on all ranks.
 """
 

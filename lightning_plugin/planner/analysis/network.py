@@ -40,7 +40,7 @@ class Network:
     space: int | None = None
     #: What rehearsals have run; see [Note: known] in `execute.rehearsal`.
     passes: Passes = field(default_factory=Passes)
-    #: Which programs are alike; see [Note: repeats] in `planner.repeats`.
+    #: Which programs are alike; see [Note: repeats] in `repeats`.
     repeats: Repeats = field(default_factory=Repeats)
     _described: dict[int, Hashable] = field(default_factory=dict)
 

@@ -208,7 +208,7 @@ class Peaks:
 
     def buffers(self, program: Program, held: Held, backward: bool) -> int:
         """What transfers to and from lower tiers borrow, which is there as long as the pass: see [Note: pool] in
-        `execute.pool`.
+        `residency.pool`.
 
         That is a tile's input and, in backward, its cotangent: what is sent goes through the buffers that these have
         left. Where tiles travel beside the work on others, they have not left them: the next tile's come on top, and

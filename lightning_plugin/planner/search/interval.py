@@ -118,8 +118,8 @@ class Intervals:
         return frozenset(map(id, program.reads)), any(t.requires_grad for t in program.targets)
 
     def first(self, begin: int, end: int) -> tuple[int, int]:
-        """The first interval that costs the same; see [Note: repeats] in `repeats`. What glass saves is each's own."""
-        if self.network.glass:
+        """The first interval that costs the same; see [Note: repeats] in `analysis.repeats`."""
+        if self.network.glass:  # which saves something else in each
             return begin, end
         return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
 
@@ -197,7 +197,7 @@ class Intervals:
         return self.coster.backward(tiles, distinct) if backward else self.coster.forward(tiles, distinct)
 
     def distinct(self, where: Where, grid: Grid) -> Distinct:
-        """How many of an interval's tiles are computed; see [Note: shared work] in `glass`."""
+        """How many of an interval's tiles are computed; see [Note: shared work] in `analysis.glass`."""
         if where.blind or not self.network.glass:
             return ALL
         return self.network.glass.distinct(self.work_of(where.begin, where.end), grid, where.level)

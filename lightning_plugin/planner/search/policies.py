@@ -18,7 +18,7 @@ from lightning_plugin.plan import HALOS
 class Policy:
     """What is allowed.
 
-    ``cuts``: everywhere, only where a statistic forces one, or where a transfer is paid for (`planner.offload`).
+    ``cuts``: everywhere, only where a statistic forces one, or where a transfer is paid for (`planner.search.offload`).
     ``shape``: tiles, rows of tiles or whole maps. ``keep``: parts run whole with what backward needs left in memory.
     ``spill``: whether maps go to lower tiers, or all that can. ``drop``: how deep stored maps may be dropped
     (`execute.again`). ``recall``: whether backward may read them back (`program.recall`). ``same``: forward and
@@ -50,7 +50,7 @@ POLICIES: dict[str, Policy] = {
     "2ps": Policy(cuts="stages", shape="rows", halos=("share",), keep=False, spill=False, drop=0),
     "2ps-h": Policy(shape="rows", halos=("share",), keep=False, spill=False, drop=0),
     # Everything goes to a lower tier while the device computes, and is cut where that costs no waiting (HMMS's
-    # Algorithm 1; what differs is said in `planner.offload`).
+    # Algorithm 1; what differs is said in `planner.search.offload`).
     "hmms": Policy(cuts="paid", halos=ONE, keep=False, spill="all", drop=0),
     # torch.utils.checkpoint.checkpoint_sequential: whole segments, the last of them kept.
     "checkpoint_sequential": Policy(shape="whole", halos=ONE, spill=False, drop=0),
