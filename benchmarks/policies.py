@@ -10,9 +10,7 @@ take turns. All plan by rates that are calibrated before.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,10 +22,10 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.against_plain import step, vgg16
+from benchmarks.calibrated import calibrated
 from benchmarks.keep import keep_case
 from benchmarks.largest_image import largest, planned
-from lightning_plugin import BudgetError, TiledModule, calibrate, make_plan
-from lightning_plugin.planner import cache
+from lightning_plugin import BudgetError, TiledModule, make_plan
 from lightning_plugin.planner.search.policies import POLICIES
 from lightning_plugin.units import format_bytes
 
@@ -39,7 +37,6 @@ UNIT = 256
 def times(policies: Sequence[str], side: int, share: float, rounds: int) -> dict[str, dict[str, Any]]:
     """Seconds of a step of each policy, and of plain PyTorch, under parameters, gradients and a share of what plain
     PyTorch holds."""
-    calibrate("cpu")
     net = vgg16()
     plain_bytes = make_plan(net, (1, 3, side, side), budget="1TiB").plain_bytes
     budget = int(sum(2 * p.numel() * p.element_size() for p in net.parameters()) + share * plain_bytes)
@@ -91,8 +88,7 @@ def main() -> None:
     )
     found: dict[str, dict[str, Any]] = {}
     if options.only != "largest":
-        with tempfile.TemporaryDirectory() as folder:  # rates that others have measured here stay what they are
-            os.environ[cache.VARIABLE] = folder
+        with calibrated():
             found = times(policies, options.side, options.share, options.rounds)
     for name in ("plain", *policies):
         row = found.get(name, {})

@@ -176,15 +176,17 @@ def glass(data: Any) -> str:
             times = "–" if faster is None or most is None else f"**{faster:.2f}**"
             bound = "–" if most is None else f"{most:.1f}"
             where = [f"resnet18_{name.split()[0]}", f"{c['side']:,}²", c["budget"], part]
-            rows.append([*where, f"{seconds:.1f} s", f"{c['predicted'][part]:.1f} s", times, bound, str(c["pairs"])])
-    head = ["network", "image", "budget", "of it", "a step", "predicted", "faster than tissue", "at most", "rounds"]
+            told = [f"{seconds:.1f} s", f"{c['predicted'][part]:.1f} s", c.get("rates", "built in")]
+            rows.append([*where, *told, times, bound, str(c["pairs"])])
+    head = ["network", "image", "budget", "of it", "a step", "predicted", "rates", "faster than tissue", "at most",
+            "rounds"]  # fmt: skip
     return (
         "## Glass\n\nA source that knows its glass; the tissue is one square in the middle. Processor seconds of steps "
         "on one thread that took turns. *At most* is what whoever shares could save of forward: the operations of "
         "positions that see neither tissue nor the border. A network that sees 435 positions spreads tissue far on a "
         "small image, and each stored map counts a tile's width more: the larger the image, the nearer the ratio comes "
         "to its bound. *Padded* are the same images as ordinary tensors, which are compared once a step, or not looked "
-        "at.\n\n"
+        "at. Plans go by *rates* that were calibrated before, or by the built-in ones of an older processor.\n\n"
         + table(head, rows)
         + "".join(map(on_the_disk, filter(None, map(found_again, data["cases"].values()))))
     )
