@@ -4,7 +4,7 @@
 
 For each policy: the largest square image whose training step is planned under 1 GiB (planning only: nothing is run),
 and the time of a step at one size under one budget, predicted and measured. Steps of all policies and of plain PyTorch
-take turns. All plan by rates that are calibrated before.
+take turns, under plans by rates that are calibrated before.
 """
 
 from __future__ import annotations

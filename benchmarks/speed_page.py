@@ -84,7 +84,7 @@ def policies(data: Any) -> str:
         "which fuses and tiles only maps that do not fit into memory, is not among them. The "
         "largest image is that of a training step of VGG-16's convolutional part under 1 GiB, planned; the times are "
         "those of steps with a budget of parameters, gradients and a share of plain PyTorch's activations: one that "
-        "few of them can keep, and one that all can. All plan by the same rates, calibrated before.\n\n"
+        "few of them can keep, and one that all can, planned by the same rates, calibrated before.\n\n"
         + table(head, rows)
     )
 

@@ -119,7 +119,7 @@ class Intervals:
 
     def first(self, begin: int, end: int) -> tuple[int, int]:
         """The first interval that costs the same; see [Note: repeats] in `analysis.repeats`."""
-        if self.network.glass:  # which saves something else in each
+        if self.network.glass:  # what it saves is each interval's own
             return begin, end
         return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
 

@@ -138,9 +138,11 @@ def every(examples: int, fixed: int | None, host: Watched) -> int:
 
 @pytest.mark.parametrize("fixed", [0, None])
 def test_the_host_holds_no_more_than_it_may(fixed: int | None, host: Watched) -> None:
-    """A third of the networks have maps there: of eight of a fresh seed it may be none."""
-    found = every(8, fixed, host)
-    assert fixed is None or found >= 3
+    """A quarter of the networks or more have maps there: of eight of a fresh seed it may be none, of forty hardly."""
+    if fixed is None:
+        assert any(every(8, None, host) for _ in range(5))
+    else:
+        assert every(8, fixed, host) >= 3
 
 
 @pytest.mark.full
