@@ -161,13 +161,14 @@ class Forward:
         """Note where a stored map is constant that one tile was written to; it may be so where that is ``near`` glass.
         A rehearsal looks too, so that memory is there for it."""
         v = self.segment.program.targets[i].stored
-        constants = None if v is None else self.stored[v].constants
-        if v is None or constants is None:
+        if v is None:
             return
-        made = self.stored[v].made
+        constants, made = self.stored[v].constants, self.stored[v].made
         if made is not None:
             made.number(boxes, self.evaluated)
         self.evaluated += 1
+        if constants is None:
+            return
         key = constants.compare(v.space, tile, boxes[0]) if near else None
         for box in boxes[1:] if near else boxes:
             if near and key is None:

@@ -24,7 +24,8 @@ class Frame:
     ``vectors`` are those that were computed, with their autograd history; ``whole`` are maps that lie in ordinary
     tensors. ``stored`` are boundaries, and ``tokens`` what stands for each of them in autograd's graph. ``streams`` has
     the vectors that are there for a use only. ``chains`` is what the plan says of each chain, by its node's serial
-    number; ``spare`` are vectors that a rehearsal leaves out. ``shares``: the plan counts on identical tiles.
+    number; ``spare`` are vectors that a rehearsal leaves out. In so many segments, from the
+    first on, it is looked where maps are constant (``glass``): up to the last that the plan has share identical tiles.
     """
 
     bindings: Bindings
@@ -36,7 +37,7 @@ class Frame:
     streams: Streams | None = None
     chains: Mapping[int, ChainPlan] = field(default_factory=dict)
     spare: Set[Value] = frozenset()
-    shares: bool = False
+    glass: int = 0
 
     def __contains__(self, v: object) -> bool:
         return v in self.vectors or v in self.whole or v in self.stored

@@ -58,7 +58,7 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
         if (v := t.stored) is not None:
             numbered = Numbered.empty(at) if run.known and run.rehearsal is None else None
             frame.stored[v] = Boundary(
-                v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(v), numbered
+                v.space, v.dtype, v.device, run.at, run.ledger, run.plan.half, run.constants(v, frame), numbered
             )
     with torch.no_grad(), torch.autocast(run.kind, enabled=False):
         work = Forward(run, run.inputs(frame), frame.stored)

@@ -43,11 +43,15 @@ class Recalled:
         share = self.share(box)
         return share + self.cotangent.read(box) if self.begun else share
 
-    def add_to(self, total: Tensor, box: Box) -> None:
-        """Add a tile to others."""
-        if self.begun:
-            self.cotangent.add_to(total, box)
-        total += self.share(box)
+    def summed(self, boxes: Sequence[Box]) -> Tensor:
+        """The sum of several tiles', in which the map is the same."""
+        share = self.share(boxes[0])
+        total = share.mul_(len(boxes)) if len(boxes) > 1 else share
+        return total.add_(self.cotangent.summed(boxes)) if self.begun else total
+
+    def own(self, box: Box) -> Tensor | None:
+        """What differs between tiles in which the map is the same."""
+        return self.cotangent.read(box) if self.begun else None
 
     def share(self, box: Box) -> Tensor:
         """What the reductions add to the cotangent of a tile."""

@@ -41,8 +41,9 @@ def run_plan(plan: Plan, nodes: Sequence[Node], frame: Frame) -> None:
     stages = prepare(plan, nodes, frame.step)
     below = {nodes[place].outputs[0] for place in (*plan.on_host, *plan.on_disk)}
     chains = {nodes[chain.node].serial: chain for chain in plan.chains}
-    streams, shares = streams_of(below, plan.fetched_ahead, nodes, stages, frame), any(s.alike for s in plan.segments)
-    frame = replace(frame, streams=streams, chains=chains, shares=shares)
+    streams = streams_of(below, plan.fetched_ahead, nodes, stages, frame)
+    glass = max((place for place, s in enumerate(plan.segments, 1) if s.alike), default=0)
+    frame = replace(frame, streams=streams, chains=chains, glass=glass)
     run_stages(stages, nodes, frame)
 
 

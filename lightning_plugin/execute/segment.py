@@ -98,13 +98,13 @@ class SegmentRun:
         self.grouped: dict[Grid, list[list[int]]] = {}
 
     def knowledge(self, v: Value, frame: Frame) -> Constants | None:
-        """Where something that is read is known to be constant; a tensor is looked at only where the plan counts on
-        that. A rehearsal takes it that something is known, so that memory is there where it is."""
+        """Where something that is read is known to be constant, as far as the plan counts on that. A rehearsal takes it
+        that something is known, so that memory is there where it is."""
+        if self.place >= frame.glass:
+            return None
         if v in self.boundaries:
             return frame.stored[v].constants
         image, tensor = self.sources.get(v), frame.ordinary(v)
-        if not frame.shares and (image is None or image.tensor is not None):
-            return None
         if self.rehearsal is not None:
             return Constants(v.space.extent)
         if image is not None:
@@ -344,9 +344,9 @@ class SegmentRun:
             return kind if torch.amp.is_autocast_available(kind) else "cpu"
         return "cpu"
 
-    def constants(self, v: Value) -> Constants | None:
-        """New cells in which a stored map may be noted as constant, where it may be."""
-        return Constants(v.space.extent) if self.known else None
+    def constants(self, v: Value, frame: Frame) -> Constants | None:
+        """New cells in which a stored map may be noted as constant, where it may be and a later segment asks."""
+        return Constants(v.space.extent) if self.known and self.place + 1 < frame.glass else None
 
 
 def outline(program: Program, grid: Grid) -> list[tuple[Mapping[int, Box], Owned]]:

@@ -98,6 +98,8 @@ class Sharing:
             equal = [m for m in rest if self.equal(program, rest[0], m)]
             rest = [m for m in rest if m not in equal]
             yield Share(equal)
+            if len(equal) == 1:  # near tissue each has its own
+                break
         yield from (Share([m]) for m in rest)
 
     def summed(self, program: Program, members: Sequence[Owned]) -> dict[int, Tensor]:
@@ -106,10 +108,7 @@ class Sharing:
         for i, t in enumerate(program.targets):
             cotangent = self.maps.get(t.node.serial)
             if cotangent is not None and not members[0][i].empty:
-                total = cotangent.read(members[0][i]).clone()
-                for member in members[1:]:
-                    cotangent.add_to(total, member[i])
-                sums[t.node.serial] = total
+                sums[t.node.serial] = cotangent.summed([member[i] for member in members])
         return sums
 
     def equal(self, program: Program, one: Owned, other: Owned) -> bool:
@@ -117,8 +116,8 @@ class Sharing:
         return one is other or all(torch.equal(a, b) for a, b in self.pairs(program, one, other))
 
     def pairs(self, program: Program, one: Owned, other: Owned) -> Iterator[tuple[Tensor, Tensor]]:
-        """The cotangents of two tiles, target by target."""
+        """The cotangents of two tiles, target by target, as far as these may differ."""
         for i, t in enumerate(program.targets):
             cotangent = self.maps.get(t.node.serial)
-            if cotangent is not None:
-                yield cotangent.read(one[i]), cotangent.read(other[i])
+            if cotangent is not None and (mine := cotangent.own(one[i])) is not None:
+                yield mine, cotangent.own(other[i])  # type: ignore[misc]

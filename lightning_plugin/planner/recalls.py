@@ -20,8 +20,8 @@ from lightning_plugin.program.recall import InBackward
 
 def recalls(plan: Plan, network: Network, rates: Rates) -> Iterator[Plan]:
     """A plan that recalls wherever it is worth it, and one that does so below the device only; none where that is
-    nowhere. Identical tiles are rather computed once for all."""
-    if not network.trains or network.glass:
+    nowhere."""
+    if not network.trains:
         return
     now = each(plan, network, rates)
     then = each(replace(plan, segments=tuple(map(recalling, plan.segments))), network, rates)

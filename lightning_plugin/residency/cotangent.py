@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -64,9 +66,16 @@ class Cotangent:
     def read(self, box: Box) -> Tensor:
         return self.there.read(box).to(self.dtype)
 
-    def add_to(self, total: Tensor, box: Box) -> None:
-        """Add a tile to others."""
-        total += self.read(box)
+    def summed(self, boxes: Sequence[Box]) -> Tensor:
+        """The sum of several tiles."""
+        total = self.read(boxes[0]).clone()
+        for box in boxes[1:]:
+            total += self.read(box)
+        return total
+
+    def own(self, box: Box) -> Tensor:
+        """What differs between tiles in which the map is the same."""
+        return self.read(box)
 
     def fetch(self, box: Box) -> None:
         if self.life.holder is not None:

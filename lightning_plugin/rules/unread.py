@@ -2,7 +2,9 @@
 
 [Note: unread] In backward a tile is computed again for what autograd keeps of it. Of the convolution that makes a
 stored map autograd keeps what the convolution has read, and nobody reads what it makes: there is none of it, only a
-place in the graph. Gradients come from the very kernel that autograd would call, so they are the same to the bit.
+place in the graph. Gradients come from the very kernel that autograd would call, so they are the same to the bit. A
+graph that is pulled back several times, for the vectors once and for what was read as often as that differs, is not
+asked for the gradient of the weight each time: half of the work.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from lightning_plugin.passes import will_run
 
 aten = torch.ops.aten
 
@@ -40,7 +44,9 @@ class How:
 
 def unread(x: Tensor, weight: Tensor, bias: Tensor | None, how: How) -> Tensor:
     """What stands for the result of a convolution: of its shape, with its gradients, and no values."""
-    return Unread.apply(x, weight, bias, how)  # type: ignore[no-any-return, no-untyped-call]
+    # Views: of a leaf itself autograd does not say whether a pass wants its gradient.
+    own = [None if t is None else t.view_as(t) for t in (weight, bias)]
+    return Unread.apply(x, *own, how)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Unread(torch.autograd.Function):
@@ -56,8 +62,10 @@ class Unread(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         how: How = ctx.how
         x, weight = ctx.saved_tensors
+        vectors = [will_run(maker) for maker, _ in ctx.next_functions[1:]]
+        wanted = [ctx.needs_input_grad[0], *vectors, *[False] * (2 - len(vectors))]
         found = aten.convolution_backward(
             gradient, x, weight, ctx.of_bias, how.stride, how.padding, how.dilation, how.transposed,
-            [0] * len(how.stride), how.groups, ctx.needs_input_grad[:3],
+            [0] * len(how.stride), how.groups, wanted,
         )  # fmt: skip
         return (*found, None)

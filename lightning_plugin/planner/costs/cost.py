@@ -117,12 +117,12 @@ class Coster(Peaks):
             seconds += tiles.grid.tiles * calls * self.rates.call
         return seconds, work
 
-    def recalled(self, tiles: Diagonal) -> tuple[float, float]:
+    def recalled(self, tiles: Diagonal, distinct: Distinct = ALL) -> tuple[float, float]:
         """(seconds, operations) of a backward pass that reads back what it can; see [Note: recall] in `program.recall`.
         Of a tile that is read back, its reductions make as large a gradient, to which the map's cotangent is added."""
         left = InBackward.of(tiles.program)
         size = sum(v.bytes for v in left.maps.values())
-        seconds, work = self.passed(Diagonal(left.program, tiles.grid), True)
+        seconds, work = self.passed(Diagonal(left.program, tiles.grid), True, distinct)
         return seconds + RECALLED * size * self.rates.byte(size / tiles.grid.tiles, self.rates.memory), work
 
     def least(self, program: Program, grid: Grid, backward: bool, tissue: float) -> float:

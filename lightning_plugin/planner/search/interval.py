@@ -44,8 +44,8 @@ MEMOIZED = (
 class Where:
     """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, whether what
     it stores goes there, and whether such tiles travel beside the work on others; in how many ``pieces`` they read
-    keys. A ``blind`` one has no part of its maps known to be constant; ``level`` is how many segments lie between it
-    and the image, where some has."""
+    keys. A ``blind`` one is planned as if no part of its maps were known to be constant; ``level`` is how many segments
+    lie between it and the image, where some is."""
 
     begin: int
     end: int
@@ -118,13 +118,13 @@ class Intervals:
         return frozenset(map(id, program.reads)), any(t.requires_grad for t in program.targets)
 
     def first(self, begin: int, end: int) -> tuple[int, int]:
-        """The first interval that costs the same; see [Note: repeats] in `analysis.repeats`."""
-        if self.network.glass:  # what it saves is each interval's own
-            return begin, end
+        """The first interval that costs the same, whatever is glass; see [Note: repeats] in `analysis.repeats`."""
         return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
 
     def costed(self, where: Where) -> Where:
-        """Where an interval is costed: the first like it, in the same surroundings."""
+        """Where an interval is costed: the first like it, in the same surroundings. What glass saves is its own."""
+        if self.sees(where):
+            return where
         begin, end = self.first(where.begin, where.end)
         if (begin, end) == (where.begin, where.end):
             return where
@@ -139,9 +139,9 @@ class Intervals:
 
     # Grids
 
-    def grids(self, begin: int, end: int) -> list[Grid]:
+    def grids(self, begin: int, end: int, sees: bool) -> list[Grid]:
         """Grids from coarse to fine: fewer images at a time, which costs no halo; then rows, or tiles about as high as
-        they are wide."""
+        they are wide; where glass is shared (``sees``), such that tiles of one segment lie alike in another's."""
         reference = self.work_of(begin, end).reference
         if self.policy.shape == "whole":
             return [Grid((1,) * len(reference))]
@@ -150,7 +150,7 @@ class Intervals:
         space = len(reference) if self.space is None else min(self.space, len(reference))
         inner, images = reference[:space], reference[space:]
         among = image_counts(images)
-        if self.network.glass:
+        if sees:
             return nested(inner, images, among)
         found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
         longest = max(inner, default=1)
@@ -166,9 +166,9 @@ class Intervals:
                     found.append(grid)
         return found
 
-    def allowed(self, begin: int, end: int) -> list[Grid]:
+    def allowed(self, begin: int, end: int, sees: bool) -> list[Grid]:
         """The grids of an interval, or the one that a uniform policy has."""
-        grids = self.grids(begin, end)
+        grids = self.grids(begin, end, sees)
         if self.only is None:
             return grids
         most = max((max(g.counts) for g in grids if max(g.counts) <= self.only), default=0)
@@ -198,9 +198,13 @@ class Intervals:
 
     def distinct(self, where: Where, grid: Grid) -> Distinct:
         """How many of an interval's tiles are computed; see [Note: shared work] in `analysis.glass`."""
-        if where.blind or not self.network.glass:
+        if not self.sees(where):
             return ALL
         return self.network.glass.distinct(self.work_of(where.begin, where.end), grid, where.level)
+
+    def sees(self, where: Where) -> bool:
+        """Whether an interval is planned for what is glass."""
+        return bool(self.network.glass) and not where.blind
 
     def scans_of(self, begin: int, end: int, grid: Grid) -> Scans | None:
         """The scans of which one is this interval's, or None where some operator turns an axis round."""
@@ -236,19 +240,19 @@ class Intervals:
     def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool, level: int) -> Choice:
         """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
         where = Where(begin, end, blind=blind, level=level)
-        glass = None if blind else self.network.glass
+        sees, glass = self.sees(where), self.network.glass
 
         def seconds(grid: Grid) -> float:
             return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))[0]
 
         def least(grid: Grid) -> float:
-            return self.coster.least(self.work_of(begin, end), grid, backward, glass.tissue) if glass else 0.0
+            return self.coster.least(self.work_of(begin, end), grid, backward, glass.tissue) if sees else 0.0
 
         def floor(grid: Grid) -> Floor:
             return self.coster.floor(self.diagonal(begin, end, grid), backward)
 
         # A finer grid may compute less of what is glass.
-        return Choice(self.allowed(begin, end), seconds, least, None if glass else floor)
+        return Choice(self.allowed(begin, end, sees), seconds, least, None if sees else floor)
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""

@@ -34,8 +34,9 @@ class Partial:
 
     What it holds is what it will hold when backward is back at the cut: what it ``keeps`` from forward on, and of what
     it dropped, the maps that have come back and stay. ``piece`` makes its last segment, which is asked for only where
-    the plan is taken, and ``keep`` says whether that is kept. After a kept segment a plan is ``blind``: nobody looks
-    where its maps are constant. ``level`` counts its tiled segments, where some images are known to be constant.
+    the plan is taken, and ``keep`` says whether that is kept. A plan may go on ``blind``, as if nothing were known to
+    be constant; after a kept segment it does, since nobody looks where its maps are. ``level`` counts its tiled
+    segments, where some images are known to be constant.
     """
 
     keeps: int

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lightning_plugin.dropped import Dropped, passed, still_needed
 from lightning_plugin.plan import Plan, SegmentPlan
+from lightning_plugin.planner.analysis.glass import ALL
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.cost import Coster
 from lightning_plugin.planner.costs.lower import Lower
@@ -45,23 +46,31 @@ class Work(NamedTuple):
 def works(plan: Plan, network: Network, rates: Rates) -> list[Work]:
     """The work of each segment, wherever its maps lie."""
     coster = Coster(network, rates)
-    return [work_of(coster, *part) for part in programs(plan, network.nodes)]
+    found, level = [], 0
+    for segment, targets, program in programs(plan, network.nodes):
+        found.append(work_of(coster, segment, targets, program, level))
+        level += program is not None
+    return found
 
 
-def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], program: Program | None) -> Work:
-    """The work of a segment."""
+def work_of(
+    coster: Coster, segment: SegmentPlan, targets: Sequence[Target], program: Program | None, level: int
+) -> Work:
+    """The work of a segment, with so many between it and the image."""
     if program is None:
         return Work(coster.kept_seconds([t.node for t in targets]))
     trains = any(t.requires_grad for t in program.targets)
+    grids, glass = (segment.forward, segment.backward), coster.network.glass
     if segment.halo == "share":
         scans = Scans(program, segment.forward)
         forward = coster.scan(program, scans, False).seconds
         backward = coster.scan(program, scans, True).seconds if trains else None
     else:
-        forward = coster.forward(Diagonal(program, segment.forward)).seconds
-        backward = coster.backward(Diagonal(program, segment.backward)).seconds if trains else None
-    if segment.recall and trains:
-        backward = coster.recalled(Diagonal(program, segment.backward))[0]
+        forth, back = (glass.distinct(program, g, level) if segment.alike else ALL for g in grids)
+        forward = coster.forward(Diagonal(program, segment.forward), forth).seconds
+        backward = coster.backward(Diagonal(program, segment.backward), back).seconds if trains else None
+        if segment.recall and trains:
+            backward = coster.recalled(Diagonal(program, segment.backward), back)[0]
     return Work(forward, backward)
 
 

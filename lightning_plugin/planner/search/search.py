@@ -87,14 +87,22 @@ class Search:
         if self.intervals.program(begin, end) is None:
             yield replace(before, piece=None, before=before)
         else:
-            for spill in self.spills(before, begin, end):
-                for ahead in (False, True):
-                    for pieces in self.pieces_of(begin, end):
-                        yield from self.tiled(before, begin, end, spill, ahead, pieces)
+            for seen in self.sights(before):
+                for spill in self.spills(seen, begin, end):
+                    for ahead in (False, True):
+                        for pieces in self.pieces_of(begin, end):
+                            yield from self.tiled(seen, begin, end, spill, ahead, pieces)
         if first and self.policy.keep:
             found = self.kept(before, begin, end)
             if found is not None:
                 yield found
+
+    def sights(self, before: Partial) -> tuple[Partial, ...]:
+        """A partial plan, and the same that from here on is planned as if nothing were known to be constant: tiles of
+        any grid, and scans, may win more than what is shared."""
+        if not self.network.glass or before.blind:
+            return (before,)
+        return before, replace(before, blind=True)
 
     def spills(self, before: Partial, begin: int, end: int) -> tuple[bool, ...]:
         """Whether what an interval stores may go to a lower tier, or has to where it can."""
