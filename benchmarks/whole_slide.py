@@ -6,8 +6,8 @@ A synthetic slide of which four fifths are glass is written by `wsi-train prepro
 time, with its background constant: its store knows the glass without reading it. On that a ResNet-18 of half width
 takes one step (forward, cross-entropy, backward) within the budget, with its BatchNorms in train mode or frozen; all of
 its parameters are trained in both. Each step is a process of its own, on one thread, so that the kernel's high-water
-mark is this step's; it is planned by the built-in rates, and knows no plans of other runs. Tissue pixels are those of
-the mask that the slide was converted with. Seconds are those of the step, without its plan.
+mark is this step's; it is planned by rates that are calibrated before, and knows no plans of other runs. Tissue pixels
+are those of the mask that the slide was converted with. Seconds are those of the step, without its plan.
 
 The engine refuses a step whose maps might not find room on the disk; then it is said why. Slides are kept in --folder
 between runs. Writes benchmarks/results/whole_slide.json, a case for each mode and side as soon as it is there.
@@ -34,9 +34,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.calibrated import calibrated
 from benchmarks.keep import keep_case
 from lightning_plugin import Box, EngineError, LazyImage, Plan, TiledModule
-from lightning_plugin.planner import cache
 from lightning_plugin.progress import Kind
 from lightning_plugin.residency.disk import OPEN
 from lightning_plugin.settings import Settings as Engine
@@ -162,6 +162,7 @@ def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
         "side": side,
         "mode": mode,
         "budget": budget,
+        "rates": "calibrated",
         "glass": round(1 - facts["tissue"], 4),
         "known_glass": round(known_glass(source), 4),
         "tissue_pixels": round(tissue),
@@ -218,9 +219,10 @@ def planned(heard: Heard) -> dict[str, Any]:
 
 
 def alone(store: Path, mode: str, budget: str) -> None:
-    """A step in a process of its own, which finds no rates and no plans in a cache."""
+    """A step in a process of its own, which finds the processor's rates in a cache, and no plans."""
     command = [sys.executable, "-m", "benchmarks.whole_slide", f"--budget={budget}", f"--step={mode}", str(store)]
-    subprocess.run(command, check=True, env={**os.environ, cache.VARIABLE: "", "OMP_NUM_THREADS": "1"})
+    with calibrated():
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def table(cases: dict[str, Any]) -> Table:
@@ -249,6 +251,7 @@ def main() -> None:
         values = step(Path(options.sides[0]), options.step, options.budget)
         keep_case(NAME, f"{values['mode']} {values['side']}", values)
         return
+    torch.set_num_threads(1)  # rates are those of as many
     for side in sorted(map(int, options.sides or SIDES)):
         store = make_store(options.folder, side, options.glass)
         for mode in options.modes:

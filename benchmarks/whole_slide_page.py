@@ -21,6 +21,7 @@ def whole_slide(data: Any) -> str:
             f"{c['seconds']:,.0f} s",
             f"{c['processor_seconds']:,.0f} s",
             f"{c['predicted_seconds']:,.0f} s",
+            c.get("rates", "built in"),
             f"{c['input_seconds']:.1f} s",
             f"{c['spill_seconds']:.0f} s",
             f"**{c['seconds_per_million']:.1f} s**",
@@ -33,16 +34,18 @@ def whole_slide(data: Any) -> str:
         ]
         for c in ran
     ]
-    head = ["BatchNorm", "slide", "tissue", "known glass", "a step", "processor", "predicted", "input", "lower tiers"]
-    head += ["a million of tissue", "of pixels not known as glass", "ledger", "process", "disk", "planning", "load"]
+    head = ["BatchNorm", "slide", "tissue", "known glass", "a step", "processor", "predicted", "rates", "input"]
+    head += ["lower tiers", "a million of tissue", "of pixels not known as glass", "ledger", "process", "disk"]
+    head += ["planning", "load"]
     budget = " and ".join(sorted({c["budget"] for c in cases}))
     return (
         f"## A whole slide\n\nOne training step of a ResNet-18 of half width under {budget}, from the store that "
-        "`wsi-train preprocess` makes of a synthetic slide, batch 1, float32, one thread, planned by the built-in "
-        "rates. *Input* and *lower tiers* are what the step waited for, on the clock; *known glass* is the part of the "
-        "slide that its store knows in whole blocks. *Process* is its growth at the peak, the reader's cache among it; "
-        "*disk* the most room that maps were seen to take. All parameters are trained, also where BatchNorm is frozen. "
-        "*Load* is how many processes ran or waited on the two processors: beside others, the clock says little."
+        "`wsi-train preprocess` makes of a synthetic slide, batch 1, float32, one thread. Plans go by *rates* that were "
+        "calibrated before, or by the built-in ones of an older processor. *Input* and *lower tiers* are what the step "
+        "waited for, on the clock; *known glass* is the part of the slide that its store knows in whole blocks. "
+        "*Process* is its growth at the peak, the reader's cache among it; *disk* the most room that maps were seen to "
+        "take. All parameters are trained, also where BatchNorm is frozen. *Load* is how many processes ran or waited "
+        "on the two processors: beside others, the clock says little."
         + "".join(f" {spread_of(mode, ran)}" for mode in sorted({c["mode"] for c in ran}))
         + " Why was not measured apart. Two things go with the size: blocks and what the network sees make a border "
         "around tissue that is as wide on every slide, and the budget holds more of a small slide's maps, so that less "

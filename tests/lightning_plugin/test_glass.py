@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,15 @@ from torch import Tensor, nn
 from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import Constants
+from lightning_plugin.execute.recalled import Recalled
+from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.sharing import Sharing
 from lightning_plugin.layout import Axis, Layout
+from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.glass import parts_of_glass
 from lightning_plugin.planner.costs import cost
+from lightning_plugin.private import FakeTensor, TorchDispatchMode
+from lightning_plugin.settings import Settings
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.glass import Glass
 from tests.lightning_plugin.outside import account
@@ -172,18 +178,19 @@ def assert_same_gradients(
     depth=st.integers(1, 4), norm=st.booleans(), stride=st.integers(1, 2), batch=st.integers(1, 2),
     size=st.tuples(st.integers(24, 90), st.integers(24, 90)), tiles=st.tuples(st.integers(2, 9), st.integers(2, 9)),
     back=st.tuples(st.integers(2, 12), st.integers(2, 12)), separate=st.booleans(), seed=st.integers(0, 99),
-    dense=st.booleans(), tier=st.sampled_from(["device", "host", "disk"]), ahead=st.booleans(),
+    dense=st.booleans(), tier=st.sampled_from(["device", "host", "disk"]), ahead=st.booleans(), recall=st.booleans(),
 )  # fmt: skip
 def test_gradients_of_glass_are_those_of_plain_pytorch(
     depth: int, norm: bool, stride: int, batch: int, size: tuple[int, int], tiles: tuple[int, int],
     back: tuple[int, int], separate: bool, seed: int, dense: bool, tier: str, ahead: bool,
+    recall: bool,
 ) -> None:  # fmt: skip
     assume(min(size) >= 8 * stride**depth)
     torch.manual_seed(seed)
     plain = Skips(depth, norm, stride).double()
     source = slide(size, random_box(size), batch)
     tiled = TiledModule(copy.deepcopy(plain))
-    tiled.settings = lower(tier, ahead, tiles, back)
+    tiled.settings = lower(tier, ahead, tiles, back, recall)
     assert_same_gradients(plain, tiled, source, separate, dense)
 
 
@@ -197,6 +204,56 @@ def test_gradients_of_glass_are_pulled_back_for_one_tile(monkeypatch: pytest.Mon
     assert_same_gradients(plain, tiled, source, separate=False)
     assert tiled.plan is not None and len(tiled.plan.segments) > 2
     assert sum(count > 300 for count in found) >= len(tiled.plan.segments), sorted(found)[-20:]
+
+
+def test_tiles_for_which_another_stands_are_read_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train-mode BatchNorm: what its statistics add to a cotangent is the same in all of them."""
+    shares: list[Box] = []
+    before = Recalled.share
+    monkeypatch.setattr(Recalled, "share", lambda self, box: shares.append(box) or before(self, box))
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()).double()
+    source = slide((256, 256), Box((0, 0), (16, 256)))
+    tiled = TiledModule(copy.deepcopy(plain))
+    tiled.settings = lower("device", False, (32, 32), (32, 32), recall=True)
+    found = pulls(monkeypatch)
+    out, expected = materialize(tiled(LazyImage(source))), plain(source.tensor)
+    shares.clear()
+    for made in (out, expected):
+        made.mean((2, 3)).square().sum().backward()
+    assert max(compare(plain, tiled.module, [out], [expected], (None, None)).values()) < TOLERANCE
+    assert max(found) > 300 and len(shares) < 400, (sorted(found)[-5:], len(shares))
+
+
+def test_a_graph_that_stands_for_several_tiles_is_asked_for_the_weight_once() -> None:
+    """Cotangents that differ from tile to tile: of the map that they read each has its own gradient."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)]
+    net = nn.Sequential(*layers).double()
+    source = slide((64, 64), Box((0, 0), (8, 64)))
+    asked: list[tuple[bool, ...]] = []
+
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func is torch.ops.aten.convolution_backward.default and not isinstance(args[0], FakeTensor):
+                asked.append(tuple(args[-1]))
+            return func(*args, **(kwargs or {}))
+
+    class Apart(Settings):
+        """Of what the first segment stores each tile's cotangent is asked for."""
+
+        def choose(self, recording):  # type: ignore[no-untyped-def]
+            plan = super().choose(recording)
+            return replace(
+                plan, segments=tuple(replace(s, alike=i > 0, recall=True) for i, s in enumerate(plan.segments))
+            )
+
+    tiled = TiledModule(net)
+    tiled.settings = Apart(Options(tiles=(8, 8), backward_tiles=(8, 8)))
+    out = materialize(tiled(LazyImage(source)))
+    with Asked():
+        (out * torch.randn_like(out)).sum().backward()
+    assert asked.count((True, False, False)) > 20, asked
 
 
 def test_tiles_that_the_user_chose_are_shared_where_a_source_may_know_of_glass() -> None:
@@ -221,6 +278,43 @@ def test_a_slide_of_which_most_is_glass_is_planned_to_take_less_time() -> None:
     glass, tissue = (make_plan(net, LazyImage(source), budget="2GiB") for source in slides)
     assert glass.seconds < 0.7 * tissue.seconds
     assert any(s.alike for s in glass.segments) and not any(s.alike for s in tissue.segments)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("part", [0.3, 0.55, 0.8])
+def test_no_plan_is_slower_for_glass(part: float, train: bool) -> None:
+    """What is known of glass may be left alone, from any segment on."""
+    net = ResNet(BasicBlock, (1, 1, 1, 1), num_classes=2).train(train)
+    side = 768
+    image = torch.empty(1).expand(1, 3, side, side)  # which nobody reads
+    tissue = round(side * (1 - part) ** 0.5)
+    slides = [Glass(image, Box((0, 0), (end, end)), VALUE) for end in (tissue, side)]
+    glass, plain = (make_plan(net, LazyImage(source), budget="160MiB") for source in slides)
+    assert glass.seconds <= 1.01 * plain.seconds, f"{glass}\n{plain}"
+
+
+def test_nobody_looks_at_glass_behind_the_last_segment_that_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = Skips(3, True, 1).double()
+    source = slide((64, 64), Box((0, 0), (8, 64)))
+    tiled = TiledModule(net, tiles=(8, 8), backward_tiles=(8, 8))
+    tiled(LazyImage(source))[0].sum().backward()
+    assert tiled.plan is not None and all(s.alike for s in tiled.plan.segments)
+    for last in range(len(tiled.plan.segments) + 1):
+        looked: set[int] = set()
+        before = SegmentRun.work
+
+        def work(self: SegmentRun, *given: object, looked: set[int] = looked, before: object = before) -> object:
+            if self.rehearsal is None and self.known:
+                looked.add(self.place)
+            return before(self, *given)  # type: ignore[operator]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SegmentRun, "work", work)
+            segments = tuple(replace(s, alike=i < last) for i, s in enumerate(tiled.plan.segments))
+            once = TiledModule(net, plan=replace(tiled.plan, segments=segments))
+            once(LazyImage(source))[0].sum().backward()
+        assert looked == set(range(last))
 
 
 @pytest.mark.parametrize("train", [False, True])

@@ -32,13 +32,17 @@ from tests.exactness import asked, assert_exact
 CPU = torch.device("cpu")
 
 
-def lower(tier: str, ahead: bool, forward: tuple[int, ...] = (3, 2), backward: tuple[int, ...] = (2, 3)) -> Settings:
-    """Every boundary on a lower tier, its tiles transferred at once or ahead."""
+def lower(
+    tier: str, ahead: bool, forward: tuple[int, ...] = (3, 2), backward: tuple[int, ...] = (2, 3), recall: bool = False
+) -> Settings:
+    """Every boundary on a lower tier, its tiles transferred at once or ahead, and read back where they can be."""
 
     class Lower(Settings):
         def choose(self, recording):  # type: ignore[no-untyped-def]
             plan = super().choose(recording)
-            return replace(plan, segments=tuple(replace(s, tier=tier, ahead=ahead) for s in plan.segments))
+            return replace(
+                plan, segments=tuple(replace(s, tier=tier, ahead=ahead, recall=recall) for s in plan.segments)
+            )
 
     return Lower(Options(tiles=forward, backward_tiles=backward))
 
