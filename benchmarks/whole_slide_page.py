@@ -40,9 +40,9 @@ def whole_slide(data: Any) -> str:
     budget = " and ".join(sorted({c["budget"] for c in cases}))
     return (
         f"## A whole slide\n\nOne training step of a ResNet-18 of half width under {budget}, from the store that "
-        "`wsi-train preprocess` makes of a synthetic slide, batch 1, float32, one thread. Plans go by *rates* that were "
-        "calibrated before, or by the built-in ones of an older processor. *Input* and *lower tiers* are what the step "
-        "waited for, on the clock; *known glass* is the part of the slide that its store knows in whole blocks. "
+        "`wsi-train preprocess` makes of a synthetic slide, batch 1, float32, one thread. Plans go by *rates* that "
+        "were calibrated before, or by the built-in ones of an older processor. *Input* and *lower tiers* are what the "
+        "step waited for, on the clock; *known glass* is the part of the slide that its store knows in whole blocks. "
         "*Process* is its growth at the peak, the reader's cache among it; *disk* the most room that maps were seen to "
         "take. All parameters are trained, also where BatchNorm is frozen. *Load* is how many processes ran or waited "
         "on the two processors: beside others, the clock says little."
