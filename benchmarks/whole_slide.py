@@ -55,6 +55,8 @@ SIDES = (4_000, 8_000, 16_000, 32_000, 50_000)
 MODES = ("train", "frozen")
 WIDTH = 0.5
 FOLDER = Path(tempfile.gettempdir()) / "whole_slide"
+#: Positions of a ResNet-18's last map see so many pixels on each side of their own, in cells of some pixels.
+REACH, CELL = 217, 50
 #: Seconds between looks at the disk.
 EVERY = 0.5
 
@@ -151,6 +153,18 @@ def known_glass(source: SlideSource) -> float:
     return sum(value is not None for value in known) / len(known)
 
 
+def seeing(source: SlideSource) -> float:
+    """The part of a slide from which the network sees tissue: no further from what is not known to be glass than half
+    of what a position of its last map sees."""
+    side, reach = source.shape[2], round(REACH / CELL)
+    ends = [(lo, min(lo + CELL, side)) for lo in range(0, side, CELL)]
+    known = [
+        [source.constant(Box((top, left), (bottom, right))) is not None for left, right in ends] for top, bottom in ends
+    ]
+    unknown = 1 - torch.tensor(known, dtype=torch.float32)[None]
+    return float(nn.functional.max_pool2d(unknown, 2 * reach + 1, 1, reach).mean())
+
+
 def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
     """One step in this process, and what it took."""
     torch.set_num_threads(1)
@@ -165,6 +179,7 @@ def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
         "rates": "calibrated",
         "glass": round(1 - facts["tissue"], 4),
         "known_glass": round(known_glass(source), 4),
+        "seeing": round(seeing(source), 4),
         "tissue_pixels": round(tissue),
     }
     net = Network().train(mode == "train")

@@ -25,7 +25,7 @@ def whole_slide(data: Any) -> str:
             f"{c['input_seconds']:.1f} s",
             f"{c['spill_seconds']:.0f} s",
             f"**{c['seconds_per_million']:.1f} s**",
-            f"{1e6 * c['processor_seconds'] / ((1 - c['known_glass']) * c['side'] ** 2):.1f} s",
+            f"{seen_cost(c):.2f} s" if "seeing" in c else "–",
             format_bytes(c["ledger_bytes"]),
             format_bytes(c["process_bytes"]),
             format_bytes(c["disk_bytes"]),
@@ -35,7 +35,7 @@ def whole_slide(data: Any) -> str:
         for c in ran
     ]
     head = ["BatchNorm", "slide", "tissue", "known glass", "a step", "processor", "predicted", "rates", "input"]
-    head += ["lower tiers", "a million of tissue", "of pixels not known as glass", "ledger", "process", "disk"]
+    head += ["lower tiers", "a million of tissue", "of pixels that see tissue", "ledger", "process", "disk"]
     head += ["planning", "load"]
     budget = " and ".join(sorted({c["budget"] for c in cases}))
     return (
@@ -47,10 +47,24 @@ def whole_slide(data: Any) -> str:
         "take. All parameters are trained, also where BatchNorm is frozen. *Load* is how many processes ran or waited "
         "on the two processors: beside others, the clock says little."
         + "".join(f" {spread_of(mode, ran)}" for mode in sorted({c["mode"] for c in ran}))
-        + " Why was not measured apart. Two things go with the size: blocks and what the network sees make a border "
-        "around tissue that is as wide on every slide, and the budget holds more of a small slide's maps, so that less "
+        + " Two things go with the size. What the network sees makes a border around tissue that is as wide on every "
+        "slide: *pixels that see tissue* are those no further from what is not known to be glass than half of what a "
+        "position of the last map sees, where that map differs from glass."
+        + "".join(f" {spread_seen(mode, ran)}" for mode in sorted({c["mode"] for c in ran if "seeing" in c}))
+        + " And the budget holds more of a small slide's maps, so that less "
         "of them is made again.\n\n" + table(head, rows) + "".join(map(not_begun, refused))
     )
+
+
+def seen_cost(c: Any) -> float:
+    """Processor seconds for a million pixels from which the network sees tissue."""
+    return float(1e6 * c["processor_seconds"] / (c["seeing"] * c["side"] ** 2))
+
+
+def spread_seen(mode: str, cases: list[Any]) -> str:
+    """How far that differs between sizes."""
+    costs = [seen_cost(c) for c in cases if c["mode"] == mode and "seeing" in c]
+    return f"In the mode *{mode}* a million of these costs {min(costs):.2f} to {max(costs):.2f} s."
 
 
 def spread_of(mode: str, cases: list[Any]) -> str:
