@@ -45,8 +45,7 @@ class Recalled:
 
     def summed(self, boxes: Sequence[Box]) -> Tensor:
         """The sum of several tiles', in which the map is the same."""
-        share = self.share(boxes[0])
-        total = share.mul_(len(boxes)) if len(boxes) > 1 else share
+        total = self.share(boxes[0]) * len(boxes)  # which may lie in one place for all positions
         return total.add_(self.cotangent.summed(boxes)) if self.begun else total
 
     def own(self, box: Box) -> Tensor | None:

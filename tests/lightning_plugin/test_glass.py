@@ -206,13 +206,21 @@ def test_gradients_of_glass_are_pulled_back_for_one_tile(monkeypatch: pytest.Mon
     assert sum(count > 300 for count in found) >= len(tiled.plan.segments), sorted(found)[-20:]
 
 
-def test_tiles_for_which_another_stands_are_read_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train-mode BatchNorm: what its statistics add to a cotangent is the same in all of them."""
+class Centred(nn.Module):
+    """Less its mean, of which the gradient is one number for all positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x - x.mean((2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), Centred()], ids=["batch norm", "mean"])
+def test_tiles_for_which_another_stands_are_read_back_once(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a map's statistics add to its cotangent is the same in all of them."""
     shares: list[Box] = []
     before = Recalled.share
     monkeypatch.setattr(Recalled, "share", lambda self, box: shares.append(box) or before(self, box))
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()).double()
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), norm, nn.ReLU()).double()
     source = slide((256, 256), Box((0, 0), (16, 256)))
     tiled = TiledModule(copy.deepcopy(plain))
     tiled.settings = lower("device", False, (32, 32), (32, 32), recall=True)
