@@ -51,7 +51,7 @@ def resnet18(train: bool) -> nn.Module:
 #: Networks whose BatchNorm is in train mode, or not.
 CASES = {"frozen": False, "train": True}
 #: What the disk tier is measured with: a side, a budget, and the share of tissue.
-STORED = 2048, "512MiB", 0.2
+STORED = 2048, "192MiB", 0.2
 ALL = (*CASES, "padded", "stored")
 
 
