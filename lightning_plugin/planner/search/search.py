@@ -87,7 +87,7 @@ class Search:
         if self.intervals.program(begin, end) is None:
             yield replace(before, piece=None, before=before)
         else:
-            for seen in self.sights(before):
+            for seen in before.sights(bool(self.network.glass)):
                 for spill in self.spills(seen, begin, end):
                     for ahead in (False, True):
                         for pieces in self.pieces_of(begin, end):
@@ -96,13 +96,6 @@ class Search:
             found = self.kept(before, begin, end)
             if found is not None:
                 yield found
-
-    def sights(self, before: Partial) -> tuple[Partial, ...]:
-        """A partial plan, and the same that from here on is planned as if nothing were known to be constant: tiles of
-        any grid, and scans, may win more than what is shared."""
-        if not self.network.glass or before.blind:
-            return (before,)
-        return before, replace(before, blind=True)
 
     def spills(self, before: Partial, begin: int, end: int) -> tuple[bool, ...]:
         """Whether what an interval stores may go to a lower tier, or has to where it can."""
