@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import time
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers.page import write_page
+from benchmarks.calibrated import calibrated
+from benchmarks.peers.page import RATES, write_page
 from benchmarks.peers.runs import Run, expected_seconds, forget, good, keep_run, known, left, make
 from benchmarks.peers.ways import WAYS
 from benchmarks.peers.works import SETS, Work
@@ -46,6 +48,31 @@ def time_left(todo: list[Run]) -> str:
     return f"{format_seconds(sum(some))} left" + (f", and {more} runs of works that have not begun" if more else "")
 
 
+def make_all(todo: list[Run], console: Console, minutes: float) -> None:
+    """Make runs, in order, and keep each as soon as it is there."""
+    gone: set[tuple[str, str]] = set()
+    for place, run in enumerate(todo):
+        if (run.work.name, run.way) in gone:
+            continue
+        rest = [r for r in todo[place:] if (r.work.name, r.way) not in gone]
+        where = f"{len(todo) - len(rest) + 1} of {len(todo)}, {time_left(rest)}: {run.work.name}, {run.way}"
+        if WAYS[run.way].of_rival and run.work.rival not in known(run.work):
+            gone.add((run.work.name, run.way))
+            console.print(f"{where}: left out, since its limit is what {run.work.rival} takes, which has not run")
+            continue
+        with console.status(where):
+            began = time.perf_counter()
+            found = make(run, console, minutes)
+            keep_run(run, {**found, "rates": RATES, "process_seconds": time.perf_counter() - began})
+        if "failed" in found:
+            gone.add((run.work.name, run.way))
+            console.print(f"{where}: cannot: {found['failed']}", markup=False)
+        else:
+            times = f"{found['seconds']:.1f} s ({found['processor_seconds']:.1f} s of the processor)"
+            memory = format_bytes(found["step_peak"])
+            console.print(f"{where}: {times}, {memory}, gradients apart {found['error']:.0e}", markup=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -68,27 +95,9 @@ def main() -> None:
     if options.list:
         return
     todo = list(left(works, options.ways, options.repetitions))
-    gone: set[tuple[str, str]] = set()
-    for place, run in enumerate(todo):
-        if (run.work.name, run.way) in gone:
-            continue
-        rest = [r for r in todo[place:] if (r.work.name, r.way) not in gone]
-        where = f"{len(todo) - len(rest) + 1} of {len(todo)}, {time_left(rest)}: {run.work.name}, {run.way}"
-        if WAYS[run.way].of_rival and run.work.rival not in known(run.work):
-            gone.add((run.work.name, run.way))
-            console.print(f"{where}: left out, since its limit is what {run.work.rival} takes, which has not run")
-            continue
-        with console.status(where):
-            began = time.perf_counter()
-            found = make(run, console, options.minutes)
-            keep_run(run, {**found, "process_seconds": time.perf_counter() - began})
-        if "failed" in found:
-            gone.add((run.work.name, run.way))
-            console.print(f"{where}: cannot: {found['failed']}", markup=False)
-        else:
-            times = f"{found['seconds']:.1f} s ({found['processor_seconds']:.1f} s of the processor)"
-            memory = format_bytes(found["step_peak"])
-            console.print(f"{where}: {times}, {memory}, gradients apart {found['error']:.0e}", markup=False)
+    torch.set_num_threads(1)  # rates are those of as many
+    with calibrated():
+        make_all(todo, console, options.minutes)
     console.print(write_page())
 
 

@@ -24,6 +24,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "peers.md"
 #: Gradients further from plain PyTorch's than this, in their norm, are wrong, not rounded.
 WRONG = 1e-3
 MIB = 2**20
+#: By which rates ours plans, where it is not by the built-in ones.
+RATES = "calibrated"
 
 INTRODUCTION = """# Beside other ways
 
@@ -44,7 +46,8 @@ the aims, which take hours; either goes on where it was stopped.
 - BatchNorms use running statistics and are not trained: lightstream can do no other. Images have sides and tiles that
   strides divide, for the same reason.
 - *Ours, in the rival's memory* has the budget under which its process promises to take, planning and all, no more than
-  the rival (lightstream; for bags gradient caching) takes in its timed step: (that − 64 MiB) / 1.15.
+  the rival (lightstream; for bags gradient caching) takes in its timed step: (that − 64 MiB) / 1.15. Where it says
+  *calibrated*, plans go by this processor's own rates, measured before; else by the built-in ones of an older one.
 - On a CPU everything is the processor's memory, so `save_on_cpu` moves nothing; its row shows that it does no harm.
   Large parameters, where the peer is DeepSpeed, are on [the page on speed](speed.md).
 """
@@ -96,6 +99,8 @@ def heading(work: dict[str, Any]) -> str:
 
 def row(way: str, runs: list[dict[str, Any]], plain: list[dict[str, Any]], kind: str) -> list[str]:
     label, reason = WAYS[way].label, WAYS[way].reason(kind)
+    if WAYS[way].module == "ours" and any(r.get("rates") == RATES for r in runs):
+        label += f", {RATES}"
     failed = next((r["failed"] for r in runs if "failed" in r), None)
     if reason or failed or not runs:
         why = f"cannot: {reason}" if reason else f"failed: {failed.replace('|', '/')}" if failed else "not run"

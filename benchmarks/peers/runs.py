@@ -141,7 +141,7 @@ def start(way: Way, work: Work, gradients: Path, console: Console, minutes: floa
     words = [python, "-m", "benchmarks.peers.alone", json.dumps(asdict(work)), way.module, way.function]
     words += ["--budget", str(budget), "--reference", str(gradients)]
     with tempfile.TemporaryDirectory() as compiled:  # nothing is left of a compiler from the run before
-        quiet = {"OMP_NUM_THREADS": "1", "LIGHTNING_PLUGIN_CACHE": "", "TORCHINDUCTOR_CACHE_DIR": compiled}
+        quiet = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": compiled}
         environment = {**os.environ, **quiet, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         try:
             done = subprocess.run(
