@@ -18,7 +18,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.slides.staging import lock
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-SIDE = 2000
+SIDE = 3000
 NAMES = ("a", "b", "c")
 
 
