@@ -24,7 +24,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from benchmarks.calibrated import calibrated
+from benchmarks.calibrated import RATES, calibrated
 from benchmarks.keep import keep_case
 from benchmarks.peers.works import VALUE, glassy, tissue
 from lightning_plugin import LazyImage, TiledModule
@@ -198,7 +198,7 @@ def main() -> None:
             else:
                 found = measure(case, options.side, options.budget, options.tissue, options.pairs)
             print(found)
-            keep_case("glass", f"{case} {found['side']}", {**found, "rates": "calibrated"})
+            keep_case("glass", f"{case} {found['side']}", {**found, "rates": RATES})
 
 
 if __name__ == "__main__":

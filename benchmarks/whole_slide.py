@@ -34,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.calibrated import calibrated
+from benchmarks.calibrated import RATES, calibrated
 from benchmarks.keep import keep_case
 from lightning_plugin import Box, EngineError, LazyImage, Plan, TiledModule
 from lightning_plugin.progress import Kind
@@ -147,22 +147,22 @@ def bar() -> Progress:
 
 def known_glass(source: SlideSource) -> float:
     """The part of a slide's blocks that its source knows to be glass."""
-    side, size = source.shape[2], source.block
+    return float(1 - unknown(source, source.block).mean())
+
+
+def unknown(source: SlideSource, size: int) -> Tensor:
+    """The cells of some pixels of a slide: one where a source does not know that it is glass, else zero."""
+    side = source.shape[2]
     ends = [(lo, min(lo + size, side)) for lo in range(0, side, size)]
-    known = [source.constant(Box((top, left), (bottom, right))) for top, bottom in ends for left, right in ends]
-    return sum(value is not None for value in known) / len(known)
+    known = [[source.constant(Box((top, left), (low, right))) is not None for left, right in ends] for top, low in ends]
+    return 1 - torch.tensor(known, dtype=torch.float64)
 
 
 def seeing(source: SlideSource) -> float:
     """The part of a slide from which the network sees tissue: no further from what is not known to be glass than half
     of what a position of its last map sees."""
-    side, reach = source.shape[2], round(REACH / CELL)
-    ends = [(lo, min(lo + CELL, side)) for lo in range(0, side, CELL)]
-    known = [
-        [source.constant(Box((top, left), (bottom, right))) is not None for left, right in ends] for top, bottom in ends
-    ]
-    unknown = 1 - torch.tensor(known, dtype=torch.float32)[None]
-    return float(nn.functional.max_pool2d(unknown, 2 * reach + 1, 1, reach).mean())
+    reach = round(REACH / CELL)
+    return float(nn.functional.max_pool2d(unknown(source, CELL)[None], 2 * reach + 1, 1, reach).mean())
 
 
 def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
         "side": side,
         "mode": mode,
         "budget": budget,
-        "rates": "calibrated",
+        "rates": RATES,
         "glass": round(1 - facts["tissue"], 4),
         "known_glass": round(known_glass(source), 4),
         "seeing": round(seeing(source), 4),

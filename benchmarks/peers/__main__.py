@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.calibrated import calibrated
-from benchmarks.peers.page import RATES, write_page
+from benchmarks.calibrated import RATES, calibrated
+from benchmarks.peers.page import write_page
 from benchmarks.peers.runs import Run, expected_seconds, forget, good, keep_run, known, left, make
 from benchmarks.peers.ways import WAYS
 from benchmarks.peers.works import SETS, Work
@@ -95,9 +95,10 @@ def main() -> None:
     if options.list:
         return
     todo = list(left(works, options.ways, options.repetitions))
-    torch.set_num_threads(1)  # rates are those of as many
-    with calibrated():
-        make_all(todo, console, options.minutes)
+    if todo:
+        torch.set_num_threads(1)  # rates are those of as many
+        with calibrated():
+            make_all(todo, console, options.minutes)
     console.print(write_page())
 
 

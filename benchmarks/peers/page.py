@@ -13,6 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks.calibrated import RATES
 from benchmarks.exactness_page import table
 from benchmarks.keep import FIGURES
 from benchmarks.peers.ways import PLAIN, WAYS
@@ -24,8 +25,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "peers.md"
 #: Gradients further from plain PyTorch's than this, in their norm, are wrong, not rounded.
 WRONG = 1e-3
 MIB = 2**20
-#: By which rates ours plans, where it is not by the built-in ones.
-RATES = "calibrated"
 
 INTRODUCTION = """# Beside other ways
 

@@ -48,10 +48,6 @@ class Recalled:
         total = self.share(boxes[0]) * len(boxes)  # which may lie in one place for all positions
         return total.add_(self.cotangent.summed(boxes)) if self.begun else total
 
-    def own(self, box: Box) -> Tensor | None:
-        """What differs between tiles in which the map is the same."""
-        return self.cotangent.read(box) if self.begun else None
-
     def share(self, box: Box) -> Tensor:
         """What the reductions add to the cotangent of a tile."""
         tile = self.boundary.read(box).detach().requires_grad_()

@@ -116,8 +116,9 @@ class Sharing:
         return one is other or all(torch.equal(a, b) for a, b in self.pairs(program, one, other))
 
     def pairs(self, program: Program, one: Owned, other: Owned) -> Iterator[tuple[Tensor, Tensor]]:
-        """The cotangents of two tiles, target by target, as far as these may differ."""
+        """The cotangents of two tiles, target by target. What a map's reductions add to them is the same in both."""
         for i, t in enumerate(program.targets):
-            cotangent = self.maps.get(t.node.serial)
-            if cotangent is not None and (mine := cotangent.own(one[i])) is not None:
-                yield mine, cotangent.own(other[i])  # type: ignore[misc]
+            found = self.maps.get(t.node.serial)
+            cotangent = found.cotangent if isinstance(found, Recalled) else found
+            if cotangent is not None and cotangent.begun:
+                yield cotangent.read(one[i]), cotangent.read(other[i])

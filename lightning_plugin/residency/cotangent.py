@@ -73,10 +73,6 @@ class Cotangent:
             total += self.read(box)
         return total
 
-    def own(self, box: Box) -> Tensor:
-        """What differs between tiles in which the map is the same."""
-        return self.read(box)
-
     def fetch(self, box: Box) -> None:
         if self.life.holder is not None:
             self.life.holder.fetch(box)

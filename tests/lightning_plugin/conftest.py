@@ -9,6 +9,7 @@ import pytest
 from lightning_plugin.execute.step import Step
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
+from lightning_plugin.planner.costs import cost
 from lightning_plugin.recording import Recording
 from lightning_plugin.settings import SCRAPS, Settings
 
@@ -29,6 +30,13 @@ class Watch:
                 return
             # What is left of a step that is over, a loss or so, may lie beside the next, and no plan knows of it.
             assert ledger.peak_bytes <= plan.budget + SCRAPS, f"a step held {ledger.peak_bytes} bytes under {plan}"
+
+
+@pytest.fixture
+def free_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine where tiles cost nothing beside what they compute, so that a small network has many."""
+    monkeypatch.setattr(cost, "TILE", (0, 0))
+    monkeypatch.setattr(cost, "STEP", (0, 0))
 
 
 @pytest.fixture(autouse=True)

@@ -19,16 +19,13 @@ from lightning_plugin.execute.recalled import Recalled
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.sharing import Sharing
 from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.glass import parts_of_glass
-from lightning_plugin.planner.costs import cost
 from lightning_plugin.private import FakeTensor, TorchDispatchMode
-from lightning_plugin.settings import Settings
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.glass import Glass
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.test_identical_tiles import counted
-from tests.lightning_plugin.test_store import lower
+from tests.lightning_plugin.test_store import lower, planned
 from tests.zoo import ZOO, fill
 from tests.zoo.resnet import BasicBlock, ResNet
 
@@ -247,17 +244,9 @@ def test_a_graph_that_stands_for_several_tiles_is_asked_for_the_weight_once() ->
                 asked.append(tuple(args[-1]))
             return func(*args, **(kwargs or {}))
 
-    class Apart(Settings):
-        """Of what the first segment stores each tile's cotangent is asked for."""
-
-        def choose(self, recording):  # type: ignore[no-untyped-def]
-            plan = super().choose(recording)
-            return replace(
-                plan, segments=tuple(replace(s, alike=i > 0, recall=True) for i, s in enumerate(plan.segments))
-            )
-
     tiled = TiledModule(net)
-    tiled.settings = Apart(Options(tiles=(8, 8), backward_tiles=(8, 8)))
+    # Of what the first segment stores each tile's cotangent is asked for.
+    tiled.settings = planned(lambda i, s: replace(s, alike=i > 0, recall=True), (8, 8), (8, 8))
     out = materialize(tiled(LazyImage(source)))
     with Asked():
         (out * torch.randn_like(out)).sum().backward()
@@ -325,11 +314,9 @@ def test_nobody_looks_at_glass_behind_the_last_segment_that_shares(monkeypatch: 
         assert looked == set(range(last))
 
 
+@pytest.mark.usefixtures("free_tiles")
 @pytest.mark.parametrize("train", [False, True])
-def test_a_plan_for_glass_keeps_its_budget_and_is_exact(train: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine where tiles cost nothing, so that a small network has many."""
-    monkeypatch.setattr(cost, "TILE", (0, 0))
-    monkeypatch.setattr(cost, "STEP", (0, 0))
+def test_a_plan_for_glass_keeps_its_budget_and_is_exact(train: bool) -> None:
     torch.manual_seed(0)
     plain = resnet().double().train(train)
     glass = slide((640, 640), Box((0, 0), (64, 64)))
@@ -344,9 +331,8 @@ def test_a_plan_for_glass_keeps_its_budget_and_is_exact(train: bool, monkeypatch
         assert worst < TOLERANCE, name
 
 
-def test_a_padded_batch_is_planned_as_glass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "TILE", (0, 0))
-    monkeypatch.setattr(cost, "STEP", (0, 0))
+@pytest.mark.usefixtures("free_tiles")
+def test_a_padded_batch_is_planned_as_glass() -> None:
     torch.manual_seed(0)
     plain, x = Skips(3, False, 2).double(), torch.zeros(1, 3, 512, 512, dtype=torch.float64)
     x[..., :100, :100].normal_()

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, make_plan, materialize
 from lightning_plugin.boxes import Box
-from lightning_plugin.planner.costs import cost
 from lightning_plugin.progress import Kind
 from tests.exactness import TOLERANCE, compare, flat
 from tests.lightning_plugin.cases import still
@@ -209,11 +208,9 @@ def test_windows_of_any_size_on_glass(
     assert max(found.values()) < TOLERANCE, found
 
 
+@pytest.mark.usefixtures("free_tiles")
 @pytest.mark.parametrize("budget", ["150KiB", "400KiB"])
-def test_the_budget_is_kept_with_identical_tiles(budget: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine where tiles cost nothing, so that they are shared in a small network, too."""
-    monkeypatch.setattr(cost, "TILE", (0, 0))
-    monkeypatch.setattr(cost, "STEP", (0, 0))
+def test_the_budget_is_kept_with_identical_tiles(budget: str) -> None:
     source = slide(side=200)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1)

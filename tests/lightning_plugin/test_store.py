@@ -4,6 +4,7 @@ import errno
 import gc
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.options import Options
+from lightning_plugin.plan_fields import SegmentPlan
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
 from lightning_plugin.residency.disk import DiskFile, rearranged
@@ -32,19 +34,25 @@ from tests.exactness import asked, assert_exact
 CPU = torch.device("cpu")
 
 
+def planned(
+    change: Callable[[int, SegmentPlan], SegmentPlan], forward: tuple[int, ...], backward: tuple[int, ...]
+) -> Settings:
+    """The plan of so many tiles, of which each segment, by its place, is changed."""
+
+    class Changed(Settings):
+        def choose(self, recording):  # type: ignore[no-untyped-def]
+            plan = super().choose(recording)
+            return replace(plan, segments=tuple(change(i, s) for i, s in enumerate(plan.segments)))
+
+    return Changed(Options(tiles=forward, backward_tiles=backward))
+
+
 def lower(
     tier: str, ahead: bool, forward: tuple[int, ...] = (3, 2), backward: tuple[int, ...] = (2, 3), recall: bool = False
 ) -> Settings:
     """Every boundary on a lower tier, its tiles transferred at once or ahead, and read back where they can be."""
 
-    class Lower(Settings):
-        def choose(self, recording):  # type: ignore[no-untyped-def]
-            plan = super().choose(recording)
-            return replace(
-                plan, segments=tuple(replace(s, tier=tier, ahead=ahead, recall=recall) for s in plan.segments)
-            )
-
-    return Lower(Options(tiles=forward, backward_tiles=backward))
+    return planned(lambda i, s: replace(s, tier=tier, ahead=ahead, recall=recall), forward, backward)
 
 
 @given(

@@ -68,9 +68,9 @@ def work_of(
     else:
         forth, back = (glass.distinct(program, g, level) if segment.alike else ALL for g in grids)
         forward = coster.forward(Diagonal(program, segment.forward), forth).seconds
-        backward = coster.backward(Diagonal(program, segment.backward), back).seconds if trains else None
-        if segment.recall and trains:
-            backward = coster.recalled(Diagonal(program, segment.backward), back)[0]
+        tiles, backward = Diagonal(program, segment.backward), None
+        if trains:
+            backward = coster.recalled(tiles, back)[0] if segment.recall else coster.backward(tiles, back).seconds
     return Work(forward, backward)
 
 

@@ -87,11 +87,11 @@ class Search:
         if self.intervals.program(begin, end) is None:
             yield replace(before, piece=None, before=before)
         else:
-            for seen in before.sights(bool(self.network.glass)):
-                for spill in self.spills(seen, begin, end):
-                    for ahead in (False, True):
-                        for pieces in self.pieces_of(begin, end):
-                            yield from self.tiled(seen, begin, end, spill, ahead, pieces)
+            sights, spills = before.sights(bool(self.network.glass)), self.spills(before, begin, end)
+            for seen, spill, ahead, pieces in itertools.product(
+                sights, spills, (False, True), self.pieces_of(begin, end)
+            ):
+                yield from self.tiled(seen, begin, end, spill, ahead, pieces)
         if first and self.policy.keep:
             found = self.kept(before, begin, end)
             if found is not None:
