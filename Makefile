@@ -10,10 +10,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 
 # Two test workers of one thread each use two cores fully; more threads in each would only fight for them.
 TEST_ENV := OMP_NUM_THREADS=1
-MINUTES ?= 240
 TEST_ARGS ?= -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-full faults fuzz mutants audit lint bench bench-full bench-gpu docs viewer constraints clean
+.PHONY: help setup demo test test-full audit lint bench bench-full bench-gpu docs viewer constraints clean
 .DEFAULT_GOAL := help
 
 help: ## what each target does
@@ -42,16 +41,6 @@ test: $(READY) ## what CI runs
 
 test-full: $(READY) ## the counts that the project promises; hours; writes benchmarks/results/
 	$(TEST_ENV) $(BIN)/python -m pytest --full $(TEST_ARGS)
-
-fuzz: $(READY) ## every reader on changed files: hours, resumable; writes benchmarks/results/; MINUTES=240
-	$(TEST_ENV) $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
-
-mutants: $(READY) ## which small changes of the engine its tests notice: hours, resumable; MINUTES=240
-	$(PIP_INSTALL) --editable '.[mutation]'
-	$(TEST_ENV) $(BIN)/python -m tests.mutation --minutes $(MINUTES)
-
-faults: $(READY) ## each read, write, allocation and start of a command fails: hours, resumable; MINUTES=240
-	$(TEST_ENV) $(BIN)/python -m tests.faults --minutes $(MINUTES)
 
 audit: $(READY) ## known weaknesses of the pinned dependencies, by pip-audit; needs the network
 	$(BIN)/python -m venv $(VENV)/audit

@@ -1,4 +1,4 @@
-"""What faults of the machine have found (`make faults`) stays mended: each defect by itself."""
+"""Faults of the machine, one test each: short reads, a full disk, no threads, no file descriptors, signals."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 - `pictures`: PNG and JPEG
 
 Slides themselves are opened by the readers of `wsi_trainer.slides.readers`, weights by `wsi_trainer.models.weights`,
-tables by `wsi_trainer.tables`. `tests/test_doors.py` holds the table of who may do what.
+tables by `wsi_trainer.tables`.
 """
 
 from .files import TEXT, Limit, Unreadable, open_file, read_bytes

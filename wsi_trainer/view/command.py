@@ -108,7 +108,7 @@ def tell(console: Console, guard: Guard, host: str, browser: bool) -> Callable[[
         query = "" if guard.token is None else f"?token={guard.token}"
         machine = socket.gethostname()
         name = f"[{host}]" if ":" in host else host
-        link = f"http://{machine if host in ('0.0.0.0', '::') else name}:{port}/{query}"
+        link = f"http://{machine if host in ('0.0.0.0', '::') else name}:{port}/{query}"  # noqa: S104
         say(console, f"looking at it: {link}")
         if is_local(host):
             say(console, f"from another machine: ssh -L {port}:localhost:{port} {getpass.getuser()}@{machine}")

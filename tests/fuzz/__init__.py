@@ -1,1 +1,0 @@
-"""Every parser and reader on files that were changed by chance: see `docs/how-to/fuzzing.md`."""

@@ -1,1 +1,0 @@
-"""Which small changes of the engine its tests notice."""
