@@ -1,7 +1,7 @@
-"""Measure exactness and write what was measured: `python -m benchmarks.exactness [zoo] [timm] [transformers] [page]`.
+"""Measure exactness and write what was measured: `python -m benchmarks.exactness [zoo] [timm] [transformers]`.
 
 `zoo` runs every network of the tests in both modes at two sizes, `timm` and `transformers` the models of these
-libraries; each writes a JSON file. `page` writes docs/exactness.md from the files, measuring nothing.
+libraries; each writes a file of benchmarks/results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from benchmarks.exactness_page import write_page
 from tests.conftest import RESULTS, environment
 from tests.exactness import errors
 from tests.lightning_plugin.architectures import ARCHITECTURES, examine
@@ -25,7 +24,7 @@ from tests.lightning_plugin.models_of_transformers import examine as examine_mod
 from tests.lightning_plugin.stubs import timm_alone
 from tests.zoo import STRUCTURED, ZOO, ZooEntry, fill
 
-KINDS = ["zoo", "timm", "transformers", "page"]
+KINDS = ["zoo", "timm", "transformers"]
 
 
 def zoo_row(entry: ZooEntry) -> dict[str, Any]:
@@ -82,8 +81,6 @@ def run(chosen: list[str]) -> Iterator[Path]:
         yield keep("timm", timm())
     if "transformers" in chosen:
         yield keep("transformers", transformers())
-    if "page" in chosen:
-        yield write_page()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python -m benchmarks.slides [--work DIR] [--side 8192] [--what converting]
 
-writes benchmarks/results/slides.json and docs/figures/slides-reading.png
-(then `python -m benchmarks.slides_page`). Rates are megabytes of pixels
+writes benchmarks/results/slides.json. Rates are megabytes of pixels
 for each second of processor time, which other work on the machine disturbs little, and of wall time. All ways take
 turns, so that each meets the same moods of the machine; a rate is the median of its rounds, and what it is of the
 codec's own the median of the ratios within a round.
@@ -34,7 +33,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.slides_picture import draw
 from lightning_plugin import Box
 from wsi_trainer.fit.environment import environment
 from wsi_trainer.slides.convert import Job, convert
@@ -300,7 +298,7 @@ def kept_load() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures, prints a table, and writes the record and the pictures."""
+    """Measures, prints a table, and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, help="where slides and stores are made, and kept; else they are removed")
     parser.add_argument("--side", type=int, default=8192)
@@ -338,7 +336,6 @@ def run(work: Path, side: int, what: str) -> None:
         "rates": [asdict(rate) for rate in rates],
     }
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
-    draw(record, ROOT / "docs" / "figures" / "slides-reading.png")
 
 
 if __name__ == "__main__":

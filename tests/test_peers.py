@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import keep
-from benchmarks.peers import page, runs
+from benchmarks.peers import runs
 from benchmarks.peers.alone import errors
 from benchmarks.peers.networks import Headed, build
 from benchmarks.peers.ours import tiled
@@ -50,15 +50,13 @@ def test_a_wrong_gradient_shows() -> None:
     twice = errors({**expected, "a": 2 * expected["a"]}, expected)
     assert twice["worst_error"] == pytest.approx(1.0)
     assert twice["error"] == pytest.approx(2 / (4 + 200) ** 0.5)
-    run = {"seconds": 1.0, "processor_seconds": 1.0, "step_peak": 1, "peak": 1, **twice}
-    assert "**wrong**" in page.row("lightstream", [run], [run], "image")[-2]
     with pytest.raises(SystemExit, match="no gradient of b"):
         errors({"a": expected["a"]}, expected)
 
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (keep, runs, page):
+    for module in (keep, runs):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     return tmp_path
 
@@ -100,17 +98,3 @@ def test_ours_promises_no_more_than_the_rival_takes(results: Path) -> None:
     keep_run(Run(IMAGE, "lightstream", 0), made(2**20))
     with pytest.raises(Refused, match="takes no more"):
         budget_of(WAYS["ours"], IMAGE)
-
-
-def test_the_page_says_what_a_way_cannot_do(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "PAGE", results / "peers.md")
-    monkeypatch.setattr(page, "FIGURES", results)
-    for way in ("plain", "caching", "ours"):
-        keep_run(Run(BAG, way, 0), made())
-    keep_run(Run(BAG, "compile", 0), {"failed": "CppCompileError", "process_seconds": 1.0})
-    text = page.write_page().read_text()
-    assert f"cannot: {WAYS['lightstream'].reason('bag')}" in text
-    assert "failed: CppCompileError" in text
-    assert "with no more memory" in text
-    assert "not run" in text
-    assert list(results.glob("peers-*.png"))

@@ -7,8 +7,7 @@
 Each run is a process of its own, on one thread: one step that counts for memory only, and one that is timed. The ways
 take turns, so that what else the machine does meets all of them; times of the processor are kept beside the clock's.
 What ran is kept in benchmarks/results/peers.json at once: a command that was stopped goes on where it was, and makes no
-run twice. lightstream gets an environment of its own from the registry at its first run, in `.peers/`. At the end the
-page docs/peers.md and its pictures are written anew.
+run twice. lightstream gets an environment of its own from the registry at its first run, in `.peers/`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.calibrated import RATES, calibrated
-from benchmarks.peers.page import write_page
 from benchmarks.peers.runs import Run, expected_seconds, forget, good, keep_run, known, left, make
 from benchmarks.peers.ways import WAYS
 from benchmarks.peers.works import SETS, Work
@@ -99,7 +97,6 @@ def main() -> None:
         torch.set_num_threads(1)  # rates are those of as many
         with calibrated():
             make_all(todo, console, options.minutes)
-    console.print(write_page())
 
 
 if __name__ == "__main__":
