@@ -1,7 +1,7 @@
 """The manifest, the splits, and the loaders that make batches of one slide."""
 
 from wsi_trainer.data.datamodule import DataConfig, SlideData, SlideDataset
-from wsi_trainer.data.folds import folds, read_splits, write_folds
+from wsi_trainer.data.folds import changes_since, folds, read_splits, write_folds
 from wsi_trainer.data.images import dense, open_image
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.data.patches.bag import open_bag
@@ -15,6 +15,7 @@ __all__ = [
     "SlideData",
     "SlideDataset",
     "SlideRecord",
+    "changes_since",
     "check_files",
     "check_leakage",
     "complete_splits",

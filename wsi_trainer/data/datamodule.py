@@ -285,6 +285,7 @@ class SlideData(pl.LightningDataModule):
         seed: int = 0,
         to_image: ToImage = dense,
         tissue_stride: int | None = None,
+        kept: Sequence[SlideRecord] | None = None,
     ) -> None:
         """Read the manifest and fix the splits.
 
@@ -294,6 +295,7 @@ class SlideData(pl.LightningDataModule):
             seed: Decides the splits that the manifest leaves open, the order and the augmentation.
             to_image: Makes the image of the batch from a source: `dense` reads it, `LazyImage` only wraps it.
             tissue_stride: Pixels for one position of the map of tissue; without it a batch has none.
+            kept: The slides of a run that has begun, with their splits; without them the manifest is read and split.
         """
         super().__init__()
         self.config = config
@@ -301,7 +303,8 @@ class SlideData(pl.LightningDataModule):
         self.seed = seed
         self.to_image = to_image
         self.tissue_stride = tissue_stride
-        records = read_manifest(
+        self.kept = kept
+        records = kept or read_manifest(
             config.manifest, config.root, columns=self.task.columns, filled=not self.task.may_be_empty
         )
         targets = [target_of(self.task, record) for record in records]
@@ -309,7 +312,7 @@ class SlideData(pl.LightningDataModule):
             check_files(records)
         else:
             check_one_each(config.features, (record.path for record in records))
-        self.records = self.split(records)
+        self.records = list(kept) if kept else self.split(records)
         self._loader: TrainLoader | None = None
         self._place: dict[str, Any] | None = None
         self.targets = {record.slide: target for record, target in zip(records, targets)}

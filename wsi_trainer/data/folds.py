@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from wsi_trainer.data.manifest import SlideRecord, read_manifest, write_manifest
+from wsi_trainer.data.manifest import PATHS, SlideRecord, read_manifest, write_manifest
 from wsi_trainer.data.splits import By, check_leakage, complete_splits, divide
 from wsi_trainer.errors import UserError
 
@@ -67,17 +67,18 @@ def write_folds(folder: Path, divided: Sequence[Sequence[SlideRecord]]) -> list[
     return paths
 
 
-def read_splits(path: Path, expected: Sequence[SlideRecord] | None = None) -> list[SlideRecord]:
+def read_splits(path: Path, columns: Sequence[str] = (), filled: bool = False) -> list[SlideRecord]:
     """Read splits that were saved, and check them again: someone may have edited the file.
 
     Args:
-        path: What `write_manifest` or `write_folds` wrote.
-        expected: The slides that must be there, no more and no fewer.
+        path: A file of `write_manifest` or `write_folds`.
+        columns: The columns with the label.
+        filled: Whether none of these may be empty.
 
     Raises:
-        UserError: A slide has no split, a patient is in two, or the slides are others.
+        UserError: A slide has no split, or a patient is in two.
     """
-    records = read_manifest(path, labelled=False)
+    records = read_manifest(path, labelled=bool(columns), columns=columns, filled=filled)
     empty = [record.slide for record in records if not record.split]
     if empty:
         raise UserError(f"{path}: slide {empty[0]} has no split; write train, val or test")
@@ -85,13 +86,37 @@ def read_splits(path: Path, expected: Sequence[SlideRecord] | None = None) -> li
         check_leakage(records)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    if expected is not None:
-        there, wanted = ({record.slide for record in some} for some in (records, expected))
-        for slide in sorted(wanted - there):
-            raise UserError(f"{path} lacks slide {slide} of the manifest; make the splits anew")
-        for slide in sorted(there - wanted):
-            raise UserError(f"{path} has slide {slide}, which the manifest lacks; make the splits anew")
     return records
+
+
+def changes_since(kept: Sequence[SlideRecord], now: Sequence[SlideRecord], columns: Sequence[str]) -> list[str]:
+    """Differences of a manifest from the slides that a run keeps, a sentence for each kind of change.
+
+    Args:
+        kept: The slides of the run.
+        now: The slides that the manifest lists.
+        columns: The columns with the label.
+    """
+    before, after = ({record.slide: record for record in some} for some in (kept, now))
+    both = [(before[slide], after[slide]) for slide in before if slide in after]
+    labels = [column for column in columns if column not in PATHS]
+    relabelled = [one.slide for one, two in both if any(one.cells.get(c) != two.cells.get(c) for c in labels)]
+    moved = [one.slide for one, two in both if two.split and one.split != two.split]
+    said = {
+        "new in the manifest since the run began, left out": [slide for slide in after if slide not in before],
+        "no longer in the manifest, kept by the run": [slide for slide in before if slide not in after],
+        "with another label in the manifest; the run keeps the label it began with": relabelled,
+        "in another split in the manifest; the run keeps the split it began with": moved,
+    }
+    return [f"{_counted(slides)} {text}: {_first(slides)}" for text, slides in said.items() if slides]
+
+
+def _counted(slides: Sequence[str]) -> str:
+    return "1 slide" if len(slides) == 1 else f"{len(slides)} slides"
+
+
+def _first(slides: Sequence[str], most: int = 10) -> str:
+    return ", ".join(slides[:most]) + (f" and {len(slides) - most} more" if len(slides) > most else "")
 
 
 def describe(records: Sequence[SlideRecord]) -> dict[str, dict[str, int]]:

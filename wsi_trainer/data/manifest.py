@@ -19,7 +19,7 @@ from wsi_trainer.tables import micrometres, read_table, write_table
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
-_BESIDE = ("regions",)
+PATHS = ("regions",)
 """Columns that name a file; its path is relative to where those of the slides are."""
 _OWN = ("slide", "path", "label", "patient", "split", "site")
 
@@ -144,7 +144,7 @@ def _record(manifest: Path, line: int, row: Mapping[str, str], base: Path, neede
 
 def _placed(column: str, value: str, base: Path) -> str:
     """A cell; a path in it made absolute, so that it means the same wherever the manifest is copied to."""
-    return str((base / value).resolve()) if value and column in _BESIDE else value
+    return str((base / value).resolve()) if value and column in PATHS else value
 
 
 def _check_unique(manifest: Path, records: Sequence[SlideRecord]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
-from wsi_trainer.data import folds, read_manifest, write_folds
+from wsi_trainer.data import folds, read_manifest, read_splits, write_folds
 from wsi_trainer.data.datamodule import target_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.one_run import instantiate, run
@@ -43,7 +44,7 @@ def fit_folds(
     if data.splits is not None:
         raise UserError("--folds divides the slides anew, and data.splits says how: leave one of them out")
     manifests = divide(model.task, data.manifest, data.root, count, config.seed, data.validation, by, out.path)
-    split = held_out(data.manifest, data.root)
+    split = held_out(manifests)
     out.config.write_text(parser.dump(options), encoding="utf-8")
     console = Console()
     runs = []
@@ -75,7 +76,12 @@ def divide(
     by: Literal["patient", "site"],
     out: Path,
 ) -> list[Path]:
-    """Write a manifest with splits for each fold; strata are those of the task."""
+    """Write a manifest with splits for each fold, by the strata of the task. Folds that are there are kept."""
+    there = sorted((out / "folds").glob("fold*.csv"), key=lambda path: (len(path.stem), path.stem))
+    if there:
+        if len(there) != count:
+            raise UserError(f"{out} has {len(there)} folds and --folds is {count}; a cross-validation keeps its folds")
+        return there
     records = read_manifest(manifest, root, columns=task.columns, filled=not task.may_be_empty)
     for record in records:
         target_of(task, record)
@@ -85,10 +91,10 @@ def divide(
     return write_folds(out / "folds", labelled)
 
 
-def held_out(manifest: Path, root: Path | None) -> str:
-    """The split that a fold holds out: val where the manifest has a test split, which is then that of all."""
-    fixed = any(record.split == "test" for record in read_manifest(manifest, root, labelled=False))
-    return "val" if fixed else "test"
+def held_out(folds: Sequence[Path]) -> str:
+    """The split that a fold holds out: val where the manifest had a test split, which is then that of all folds."""
+    first, second = ({one.slide for one in read_splits(path) if one.split == "test"} for path in folds[:2])
+    return "val" if first == second else "test"
 
 
 def of_fold(options: Namespace, out: Path, manifest: Path) -> Namespace:

@@ -18,9 +18,11 @@ from wsi_trainer.data import (
     SlideData,
     SlideDataset,
     SlideRecord,
+    changes_since,
     check_files,
     pixels_of,
     read_manifest,
+    read_splits,
     write_manifest,
 )
 from wsi_trainer.data.datamodule import grouped
@@ -41,7 +43,7 @@ from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.run_folder import RunFolder, write_json
 from wsi_trainer.fit.trackers import check_trackers, trackers
 from wsi_trainer.metrics import LOWER_IS_BETTER
-from wsi_trainer.models import FrozenFeatures, PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier
+from wsi_trainer.models import FrozenFeatures, PatchEncoder, SegmentationTask, SlideBatch, SlideClassifier, Task
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.tables import write_table
 from wsi_trainer.terminal import say
@@ -71,10 +73,11 @@ def train(
     """
     folder.path.mkdir(parents=True, exist_ok=True)
     check_settings(model, data, config)
-    slides = make_data(model, data, config)
+    slides = make_data(model, data, config, folder if resume is not None and folder.begun else None)
     model.task.prepare(slides.targets_of("train"))
     if is_first():
-        write_manifest(folder.splits, slides.records)
+        if slides.kept is None:
+            write_manifest(folder.splits, slides.records)
         write_json(folder.environment, environment())
     checkpoint = None if resume is None else start_of(folder, resume)
     if isinstance(model.task, SegmentationTask) and model.task.weights.balanced and checkpoint is None:
@@ -182,7 +185,7 @@ def test(
     failures = failure_log(data, folder)
     with logged_to(folder.log):
         trainer = evaluator(config, folder, progress, failures)
-        predictions = predict(trainer, model, make_data(model, data, config), split)
+        predictions = predict(trainer, model, make_data(model, data, config, folder), split)
     predictions.write(folder.predictions(split))
     scores: dict[str, object] = {"split": split, "checkpoint": checkpoint, "task": type(model.task).__name__}
     scores |= evaluate(predictions, config.resamples, scores=dict(model.task.scores))
@@ -237,9 +240,21 @@ def load_weights(model: SlideClassifier, checkpoint: Path) -> None:
         ) from error
 
 
-def make_data(model: SlideClassifier, data: DataConfig, config: TrainConfig) -> SlideData:
-    """The slides as the run's engine wants them."""
-    return SlideData(data, model.task, config.seed, partial(image_of, config), tissue_stride(model))
+def make_data(
+    model: SlideClassifier, data: DataConfig, config: TrainConfig, begun: RunFolder | None = None
+) -> SlideData:
+    """The slides as the run's engine wants them; a run that has begun keeps its splits."""
+    kept = None if begun is None or not begun.splits.is_file() else kept_slides(model.task, data, begun)
+    return SlideData(data, model.task, config.seed, partial(image_of, config), tissue_stride(model), kept)
+
+
+def kept_slides(task: Task, data: DataConfig, folder: RunFolder) -> list[SlideRecord]:
+    """The slides of a run with their splits; changes of the manifest since are printed."""
+    kept = read_splits(folder.splits, task.columns, filled=not task.may_be_empty)
+    if data.manifest.is_file() and is_first():
+        for line in changes_since(kept, read_manifest(data.manifest, data.root, labelled=False), task.columns):
+            say(Console(), line)
+    return kept
 
 
 def unlabelled_loader(
