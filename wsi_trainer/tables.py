@@ -45,9 +45,7 @@ class Table:
                 raise UserError(f"{self.path} has no column {column!r}; {self._have(column)}")
 
     def _have(self, column: str) -> str:
-        for separator, name in _SEPARATORS.items():
-            if len(self.columns) == 1 and separator in self.columns[0]:
-                return f"its cells are separated by {name}: save it with commas"
+        _check_separator(self.path, self.columns)
         alike = [name for name in self.columns if name.strip().lower() == column.lower()]
         hint = f" (write {column!r} instead of {alike[0]!r})" if alike else ""
         return f"its columns are {', '.join(self.columns) or 'none'}{hint}"
@@ -79,6 +77,7 @@ def read_table(path: Path, separator: str = ",", cut: bool = False) -> Table:
             if cut and len(cells) < len(columns):
                 continue
             if len(cells) != len(columns):
+                _check_separator(path, columns)
                 raise UserError(
                     f"{path}, line {reader.line_num}: it has {len(cells)} cells, and the first line {len(columns)}"
                 )
@@ -86,6 +85,12 @@ def read_table(path: Path, separator: str = ",", cut: bool = False) -> Table:
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: {_reason(error)}") from error
     return Table(path, columns, tuple(rows))
+
+
+def _check_separator(path: Path, columns: Sequence[str]) -> None:
+    for separator, name in _SEPARATORS.items():
+        if len(columns) == 1 and separator in columns[0]:
+            raise UserError(f"{path}: its cells are separated by {name}: save it with commas")
 
 
 def _header(path: Path, cells: Sequence[str]) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ ODD = [
     (b'slide,label\n"a.svs,1\nb.svs,"0"\n', "text after a closing quote"),
     (b"slide,label\n" + b"x" * 200_000 + b",1\n", "line 2: a cell has more than 131072 characters"),
     (b"slide;label\na.svs;1\n", "separated by semicolons: save it with commas"),
+    (b"slide;mpp\na.svs;0,5\n", "separated by semicolons: save it with commas"),
     (b"slide\tlabel\na.svs\t1\n", "separated by tabs: save it with commas"),
     (b"Slide,label\na.svs,1\n", "write 'slide' instead of 'Slide'"),
     (b"s\0l\0i\0d\0e\0\n\0", "NUL bytes"),

@@ -25,7 +25,9 @@ def run(function: Callable[..., Any], command: Command, words: list[str]) -> Any
 
 def build_parser(function: Callable[..., Any], command: Command) -> ArgumentParser:
     """The parser of one subcommand: `--config`, then the function's arguments."""
-    parser = ArgumentParser(prog=f"wsi-train {command.name}", description=command.help, exit_on_error=False)
+    parser = ArgumentParser(
+        prog=f"wsi-train {command.name}", description=command.help, exit_on_error=False, allow_abbrev=False
+    )
     parser.add_argument("--config", action="config", help="a YAML file with any of the options below")
     parser.add_function_arguments(function, as_group=False, as_positional=True)
     return parser

@@ -8,14 +8,20 @@ kept and not looked at.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.tables import micrometres, read_table, write_table
+from wsi_trainer.words import clean
+
+log = logging.getLogger("wsi_trainer")
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[str, ...] = get_args(Split)
@@ -83,7 +89,31 @@ def read_manifest(
     if not records:
         raise UserError(f"{path} lists no slides; add one line for each")
     _check_unique(path, records)
+    _note_spellings(path, tuple(record.patient for record in records))
     return records
+
+
+def one_spelling(patients: Iterable[str]) -> dict[str, str]:
+    """The first spelling of each patient: `3`, `3.0` and `00003` are one, and so are `P3` and `p3`."""
+    first: dict[str, str] = {}
+    return {name: first.setdefault(_spelled(name), name) for name in patients}
+
+
+def _spelled(patient: str) -> str:
+    whole = re.sub(r"^(\d+)\.0+$", r"\1", patient.strip())
+    return re.sub(r"\d+", lambda digits: digits[0].lstrip("0") or "0", whole).casefold()
+
+
+@cache
+def _note_spellings(path: Path, patients: tuple[str, ...]) -> None:
+    known = one_spelling(patients)
+    others = [name for name in known if known[name] != name]
+    if others:
+        log.warning(
+            "%s writes %d patients in several ways, such as %s and %s: their slides stay in one split where splits are "
+            "drawn, and results count each way as a patient; write each patient in one way",
+            clean(path), len({known[name] for name in others}), clean(known[others[0]]), clean(others[0]),
+        )  # fmt: skip
 
 
 def write_manifest(path: Path, records: Sequence[SlideRecord]) -> None:

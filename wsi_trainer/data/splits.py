@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,11 +12,17 @@ import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold
 
 from wsi_trainer.data.iterative import divide_marked
-from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.manifest import SlideRecord, one_spelling
 from wsi_trainer.errors import UserError
+
+log = logging.getLogger("wsi_trainer")
 
 By = Literal["patient", "site"]
 """What is never divided between two splits: a patient, or a whole site with all its patients."""
+_PARTS = 20
+"""Parts into which records are divided for a share that is no simple fraction."""
+_EXACT, _NEAR = 0.01, 0.05
+"""Distance from the share that was asked for: close enough to look no further, and too far to say nothing."""
 
 
 def complete_splits(
@@ -87,7 +94,8 @@ def divide(records: Sequence[SlideRecord], parts: int, seed: int = 0, by: By = "
 def groups_of(records: Sequence[SlideRecord], by: By) -> list[str]:
     """The patient or the site of each record; an error where a site is missing or a patient has two."""
     if by == "patient":
-        return [record.patient for record in records]
+        known = one_spelling(record.patient for record in records)
+        return [known[record.patient] for record in records]
     for record in records:
         if not record.site:
             raise UserError(f"slide {record.slide} has no site; fill in the column site, or split by patient")
@@ -106,6 +114,18 @@ def _groups_with(label: str, groups: Sequence[str], labels: Sequence[str]) -> in
     return len({group for group, name in zip(groups, labels) if name == label})
 
 
+def _fraction(share: float, most: int) -> tuple[int, int]:
+    """How many of how many equal parts come to a share: the fewest parts that are near enough, at most `most`."""
+    best, nearest = (1, 2), 1.0
+    for parts in range(2, min(most, max(_PARTS, round(1 / share))) + 1):
+        taken = min(max(1, round(share * parts)), parts - 1)
+        if (error := abs(taken / parts - share)) < nearest - 1e-9:
+            best, nearest = (taken, parts), error
+        if nearest <= _EXACT:
+            break
+    return best
+
+
 def _move(
     records: Sequence[SlideRecord], source: str, target: str, share: float, seed: int, by: By
 ) -> list[SlideRecord]:
@@ -118,9 +138,14 @@ def _move(
     most = len(set(groups))
     if by == "patient":
         most = min(_groups_with(name, groups, labels) for name in set(labels))
-    parts = min(max(2, round(1 / share)), most)
-    if parts < 2:
+    if most < 2:
         lonely = "a class has a single patient" if by == "patient" else "there is a single site"
         raise UserError(f"{lonely}, so no {target} split can be taken from the manifest; give the column split by hand")
-    moved = {rows[index] for index in divide(there, parts, seed, by)[0]}
+    taken, parts = _fraction(share, most)
+    if abs(taken / parts - share) > _NEAR:
+        log.warning(
+            "%d of %d parts are the split %s, where %g was asked for: the rarest class has %d %ss",
+            taken, parts, target, share, most, by,
+        )  # fmt: skip
+    moved = {rows[index] for part in divide(there, parts, seed, by)[:taken] for index in part}
     return [replace(record, split=target) if i in moved else record for i, record in enumerate(records)]

@@ -32,7 +32,7 @@ from .review.overlay import SUFFIX, draw_overlay
 from .settings import Settings
 from .staging import STAGING as STAGING  # others import it from here
 from .staging import Locked, bring_back, lock, put_in_place, set_aside
-from .store.files import remove_half_written, sync_folder
+from .store.files import remove_half_written, sync_folder, sync_tree
 from .store.journal import Journal, remove_journal
 from .store.layout import pyramid
 from .store.level import StoredLevel
@@ -250,7 +250,7 @@ class _Conversion:
         draw_overview(overview, self._mask, thumbnail)
         if self._mask is not None and self._mask.found:
             draw_overlay(self._mask, thumbnail.with_suffix(SUFFIX))
-        sync_folder(self._staged)
+        sync_tree(self._staged)
         put_in_place(self._out, self._job.name)
         sync_folder(self._store.parent)
 

@@ -15,7 +15,7 @@ class SlideError(UserError):
         self.path = str(path)
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
         return type(self), (self.path, self.reason)
 
 
@@ -24,7 +24,17 @@ class UnsupportedSlide(SlideError):
 
     Where a reader knows a reason for which the slide must not be read at all, it raises `SlideError`, and no other one
     is asked.
+
+    Attributes:
+        change: what a reader that does read it changes of its pixels; empty where nothing.
     """
+
+    def __init__(self, path: Path | str, reason: str, change: str = "") -> None:
+        super().__init__(path, reason)
+        self.change = change
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), (self.path, self.reason, self.change)
 
 
 class AbsentResolution(SlideError):

@@ -22,7 +22,7 @@ from .rules.apply import apply_rules
 from .rules.choice import Rules
 from .rules.look import Look
 from .settings import Settings
-from .tissue import MASK_MPP, TissueMask, find_tissue
+from .tissue import MASK_MPP, TissueMask, find_tissue, is_dark
 
 _LONGEST_THUMBNAIL = 1024
 
@@ -65,6 +65,11 @@ def find_mask(
         mask = apply_rules(settings.rules, mask, _look(reader, small, factors, width, settings.rules))
     if mask is not None and settings.background == "constant" and not mask.mask.any():
         raise SlideError(slide, "no tissue found, all of it would become background; give --background keep")
+    if settings.background == "constant" and is_dark(small):
+        raise SlideError(
+            slide, "its ground is black, as in fluorescence, and --background constant would paint it white; "
+            "give --background keep"
+        )  # fmt: skip
     picture.thumbnail((_LONGEST_THUMBNAIL, _LONGEST_THUMBNAIL), Image.Resampling.BOX)
     return mask, picture
 

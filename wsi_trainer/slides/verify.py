@@ -24,7 +24,7 @@ def find_stores(out: Path) -> list[Path]:
     """All stores in a folder: those that are there, and those that its manifest lists."""
     if out.suffix == ".zarr":
         return [out]
-    there = set(_walk(out))
+    there = set(_walk(out, set()))
     table = read_manifest_of(out)
     names = [] if table is None else [row["slide"].strip() for _, row in table.rows]
     outside = [name for name in names if name.startswith("/") or ".." in Path(name).parts]
@@ -34,13 +34,17 @@ def find_stores(out: Path) -> list[Path]:
     return sorted(there)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    found = folder.stat()
+    if (found.st_dev, found.st_ino) in seen:
+        return  # a link led back to it
+    seen.add((found.st_dev, found.st_ino))
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and entry.name not in (STAGING, FOLDER):
             if entry.suffix == ".zarr":
                 yield entry
             else:
-                yield from _walk(entry)
+                yield from _walk(entry, seen)
 
 
 def check_store(store: Path) -> list[Damage]:

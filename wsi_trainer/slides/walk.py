@@ -16,10 +16,10 @@ from .readers.dicom_series import all_series, is_dicom, read_instance
 from .store.manifest import NAME as MANIFEST
 
 # Files with these names are meant to be slides: where they cannot be read, that is worth a report.
-_SLIDE_NAMES = {
+_SLIDE_NAMES = (
     ".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".tif", ".tiff", ".btf", ".vms", ".vmu", ".svslide", ".dcm",
-    ".czi",
-}  # fmt: skip
+    ".czi", ".zarr.zip", ".ozx",
+)  # fmt: skip
 # What `preprocess` puts into its output folder beside the stores.
 _MADE = {THUMBNAILS, ASSOCIATED, "ngff-0.4"}
 
@@ -76,7 +76,7 @@ class Walk:
             return
         if not is_root and folder.resolve() == self._out:
             return
-        entries = [entry for entry in _entries(folder) if not entry.name.startswith(".")]
+        entries = self._not_hidden(folder, _entries(folder))
         data_of_mrxs = {entry.stem for entry in entries if entry.suffix.lower() == ".mrxs"}
         files: list[Path] = []
         dicoms: list[Path] = []
@@ -98,6 +98,13 @@ class Walk:
         yield from self.series(dicoms, folder)
         yield from self._files(files)
 
+    def _not_hidden(self, folder: Path, entries: list[Path]) -> list[Path]:
+        hidden = [entry for entry in entries if entry.name.startswith(".")]
+        slides = [entry for entry in hidden if _is_slide_name(entry) and not entry.is_dir()]
+        if slides:
+            self._note(f"{folder}: {len(slides)} hidden files are left out, such as {slides[0].name}")
+        return [entry for entry in entries if entry not in hidden]
+
     def _is_new(self, folder: Path) -> bool:
         """Whether a folder was not looked through yet: links may lead to it again."""
         found = folder.stat()
@@ -111,15 +118,15 @@ class Walk:
         try:
             mode = entry.stat().st_mode
         except OSError:
-            return entry.suffix.lower() in _SLIDE_NAMES  # a dangling link: opening it says what is wrong
-        if stat.S_ISREG(mode) or entry.suffix.lower() in _SLIDE_NAMES:
+            return _is_slide_name(entry)  # a dangling link: opening it says what is wrong
+        if stat.S_ISREG(mode):
             return True
         self._note(f"{entry}: left out, it is a pipe, a socket or a device and not a file")
         return False
 
     def _files(self, files: Iterable[Path]) -> Iterator[Path]:
         for file in files:
-            if file.suffix.lower() in _SLIDE_NAMES or self._is_slide(file):
+            if _is_slide_name(file) or self._is_slide(file):
                 yield file
             elif file.suffix.lower() in picture.SUFFIXES:
                 self._pictures.append(file)
@@ -161,6 +168,10 @@ class Walk:
         if self._out is None or not (store / MANIFEST).is_file():
             return False
         return store.resolve() == (self._out / store.relative_to(root)).resolve()
+
+
+def _is_slide_name(file: Path) -> bool:
+    return file.name.lower().endswith(_SLIDE_NAMES)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wsi_trainer.data import SlideRecord, check_leakage, complete_splits
+from wsi_trainer.data import SlideRecord, check_leakage, complete_splits, read_manifest
 from wsi_trainer.data.splits import divide
 from wsi_trainer.errors import UserError
 
@@ -83,3 +83,30 @@ def test_a_manifest_with_several_labels_is_split_label_by_label() -> None:
     result = complete_splits(records, validation=0.2, test=0.2)
     counts = {split: sum(bool(r.marks) for r in result if r.split == split) for split in ("train", "val", "test")}
     assert counts == {"train": 6, "val": 2, "test": 2}
+
+
+@pytest.mark.parametrize("share", [0.04, 0.1, 0.3, 0.4, 0.6, 0.7, 0.8])
+def test_shares_are_those_that_were_asked_for(share: float) -> None:
+    result = complete_splits([record(i, i, i % 2) for i in range(200)], validation=0.1, test=share)
+    assert sum(r.split == "test" for r in result) / 200 == pytest.approx(share, abs=0.015)
+
+
+def test_a_share_that_so_few_patients_do_not_give_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    complete_splits([record(i, i, int(i < 3)) for i in range(30)], validation=0.2, test=0.2)
+    assert "1 of 3 parts are the split test, where 0.2 was asked for: the rarest class has 3 patients" in caplog.text
+
+
+@pytest.mark.parametrize(("one", "other"), [("0000{}", "{}"), ("{}", "{}.0"), ("P{}", "p{}"), ("P0{}", "P{}")])
+def test_a_patient_in_two_spellings_is_one_to_splits_and_told(
+    one: str, other: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [f"s{i}_{j},{i % 2},{text.format(i)}" for i in range(1, 21) for j, text in enumerate((one, other))]
+    path = tmp_path / "m.csv"
+    path.write_text("slide,label,patient\n" + "\n".join(lines) + "\n")
+    records = read_manifest(path)
+    assert f"writes 20 patients in several ways, such as {one.format(1)} and {other.format(1)}" in caplog.text
+    for seed in range(5):
+        splits: dict[str, set[str]] = {}
+        for r in complete_splits(records, seed=seed):
+            splits.setdefault(r.slide.split("_")[0], set()).add(r.split)
+        assert all(len(found) == 1 for found in splits.values())

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 RECIPES = Path(__file__).parents[3] / "datasets"
 
@@ -44,6 +45,22 @@ def test_tcga_from_the_real_table(shared_data: Path, tmp_path: Path) -> None:
     assert all(row["slide"].startswith(row["patient"]) for row in rows)
     assert all(row["slide"].endswith(".svs") for row in rows)
     assert rows[0]["site"] == "Site-28"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "table", "config"),
+    [
+        ("camelyon16", "camelyon16_reference.csv", "tumour-detection.yaml"),
+        ("camelyon16", "camelyon16_reference.csv", "patches.yaml"),
+        ("tcga", "tcga_lung_labels.csv", "subtype.yaml"),
+    ],
+)
+def test_shipped_configs_have_the_classes_of_the_tables(
+    shared_data: Path, tmp_path: Path, recipe: str, table: str, config: str
+) -> None:
+    assert _run(recipe, shared_data / "labels" / table, tmp_path / "m.csv").returncode == 0
+    task = yaml.safe_load((RECIPES.parent / "configs" / config).read_text())["model"]["task"]
+    assert {row["label"] for row in _rows(tmp_path / "m.csv")} == set(task["init_args"]["classes"])
 
 
 def test_panda(tmp_path: Path) -> None:

@@ -8,8 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.wsi_trainer.slides.conftest import SMALL
+from wsi_trainer.slides.convert import Job, convert
+from wsi_trainer.slides.identity import quick_hash
 from wsi_trainer.slides.store import files
 from wsi_trainer.slides.store.files import BLOCK, LARGE, PIECE, replace_file, write_directly
 
@@ -76,3 +80,26 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(OSError, match="No space left"):
         replace_file(tmp_path / "file", *parts_of(LARGE))
     assert not (tmp_path / "file").exists()
+
+
+def test_every_folder_of_a_store_is_made_durable(slide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[str] = set()
+    original = os.fsync
+
+    def fsync(fd: int) -> None:
+        if (place := Path(f"/proc/self/fd/{fd}")).is_dir():
+            synced.add(os.readlink(place))
+        original(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    convert(Job(slide, "s"), tmp_path, SMALL)
+    folders = {folder for folder, _, _ in os.walk(tmp_path / "s.zarr")}
+    staged = str(tmp_path / ".staging" / "s.zarr")
+    assert len(folders) > 10 and {folder.replace(str(tmp_path / "s.zarr"), staged) for folder in folders} <= synced
+
+
+def test_the_quick_hash_of_a_slide_is_the_same_under_every_python(tmp_path: Path) -> None:
+    """It is kept in stores and in features: another one would call them all made from another file."""
+    path = tmp_path / "slide.svs"
+    path.write_bytes(np.arange(5 << 18, dtype="<u4").tobytes())
+    assert quick_hash(path) == "22f05eb90de07ec7252743571a982c504751769e7594274d69e74077353a6e3c"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -285,9 +286,35 @@ def test_pipes_are_named_and_not_opened(folder: Path, slide: Path) -> None:
     assert list(found) == ["s"]
     assert notes == [f"{folder / 'pipe'}: left out, it is a pipe, a socket or a device and not a file"]
     os.mkfifo(folder / "m.svs")
-    assert list(_listed(folder)[0]) == ["m", "s"]
+    assert list(_listed(folder)[0]) == ["s"]
     with pytest.raises(SlideError, match="is a named pipe and not a file"):
         open_reader(folder / "m.svs")
+
+
+def test_a_pipe_named_like_a_slide_holds_up_no_run(
+    folder: Path, slide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(slide, folder / "s.tif")
+    os.mkfifo(folder / "a.svs")
+    assert main(["preprocess", str(folder), str(tmp_path / "out"), *FAST]) == 0
+    assert "a.svs: left out, it is a pipe" in capsys.readouterr().out
+    assert main(["preprocess", str(folder / "a.svs"), str(tmp_path / "out"), *FAST]) == 1
+    assert "is a named pipe and not a file" in " ".join(capsys.readouterr().out.split())
+    (folder / "list.csv").write_text("slide\na.svs\ns.tif\n")
+    assert main(["preprocess", str(folder / "list.csv"), str(tmp_path / "out"), *FAST]) == 1
+
+
+def test_hidden_slides_and_archives_are_not_passed_over_in_silence(
+    folder: Path, slide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("s.tif", ".s.tif", "._s.svs"):
+        shutil.copy(slide, folder / name)
+    with zipfile.ZipFile(folder / "z.ozx", "w") as archive:
+        archive.writestr("zarr.json", "{}")
+    assert main(["preprocess", str(folder), str(tmp_path / "out"), *FAST]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "2 hidden files are left out, such as ._s.svs" in printed
+    assert "a zip archive; unpack it" in printed
 
 
 def test_device_is_no_slide(folder: Path) -> None:

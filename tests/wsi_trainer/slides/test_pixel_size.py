@@ -183,3 +183,13 @@ def test_tissue_of_uneven_pixels_lies_where_it_is(tmp_path: Path) -> None:
         assert not label[: int(0.4 * height)].any()
         assert not label[:, int(0.6 * width) :].any()
         assert not label[:, : int(0.15 * width)].any()
+
+
+def test_an_ome_tiff_without_physical_size_says_it_by_its_tags(tmp_path: Path) -> None:
+    with open_reader(_ome(tmp_path / "tags.ome.tif")) as reader:
+        assert reader.info.mpp is None
+    path = tmp_path / "said.ome.tif"
+    tifffile.imwrite(path, PIXELS, ome=True, metadata={"axes": "YXS"}, resolution=(2e4, 2e4), resolutionunit=3, **RGB)
+    assert main(["preprocess", str(path), str(tmp_path / "out"), "--tissue", "none"]) == 0
+    with open_reader(path) as reader:
+        assert reader.info.mpp == pytest.approx((0.5, 0.5))

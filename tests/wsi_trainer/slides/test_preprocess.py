@@ -16,6 +16,7 @@ from wsi_trainer.slides import pool
 from wsi_trainer.slides.convert import Converted
 from wsi_trainer.slides.inputs import list_slides, part_of
 from wsi_trainer.slides.pool import Failure, run_all
+from wsi_trainer.slides.readers import open_reader
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.synthetic import generate
 
@@ -261,3 +262,19 @@ def test_folders_that_are_slides_are_not_entered(real_slides: Path, store: Path,
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "Data0000.tif").write_bytes(b"?")
     assert [item.job.name for item in list_slides(str(tmp_path))] == ["dicom", "m", "s"]
+
+
+def test_fluorescence_keeps_its_ground(real_slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Painted white it would have a frame with hard edges, and no nuclei outside of the mask."""
+    dark = str(real_slides / "test3-DAPI-2-(387).ndpi")
+    for _ in range(2):
+        assert main(["preprocess", dark, str(tmp_path / "a"), "--background", "constant"]) == 1
+        assert "its ground is black" in " ".join(capsys.readouterr().out.split())
+    assert main(["preprocess", dark, str(tmp_path / "a")]) == 0
+    with open_reader(tmp_path / "a" / "test3-DAPI-2-(387).zarr") as store, open_reader(dark) as slide:
+        assert (store.read(0, 0, 0, 900, 900) == slide.read(0, 0, 0, 900, 900)).all()
+
+
+def test_options_have_no_short_forms(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["preprocess", str(cohort), str(tmp_path), "--mp", "1.0"]) == 2
+    assert "unknown argument '--mp'; did you mean '--mpp'" in capsys.readouterr().err

@@ -100,3 +100,11 @@ def test_folders_without_stores(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_staging_is_not_a_store(copy: Path) -> None:
     shutil.copytree(copy, copy.parent / ".staging" / "half.zarr")
     assert find_stores(copy.parent) == [copy]
+
+
+def test_links_in_a_circle_are_followed_once(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(store, out / "sub" / "s.zarr")
+    (out / "sub" / "up").symlink_to(out)
+    assert find_stores(out) == [out / "sub" / "s.zarr"]
+    assert main(["verify", str(out)]) == 0

@@ -53,7 +53,7 @@ def open_reader(path: Path | str, reader: str | None = None, options: ReadOption
     head = _head(path)
     if path.suffix.lower() == ".mrxs" and (missing := check_parts(path)):
         raise SlideError(path, missing)
-    reasons: list[str] = []
+    refusals: list[UnsupportedSlide] = []
     for name, kind in READERS:
         if reader not in (None, name):
             continue
@@ -66,15 +66,16 @@ def open_reader(path: Path | str, reader: str | None = None, options: ReadOption
                 raise SlideError(path, problem)
             dicom_series.check_tiles(path)
         try:
-            opened = _opened(getattr(module, kind), name, path, options, reasons)
+            opened = _opened(getattr(module, kind), name, path, options, refusals)
             check_size(path, *opened.info.shape)
             return upright(opened)
         except UnsupportedSlide as error:
-            reasons.append(error.reason)
+            refusals.append(error)
+    reasons = [refusal.reason for refusal in refusals]
     raise SlideError(path, "; ".join(dict.fromkeys(reasons)) or _unknown(path, head))
 
 
-def _opened(kind: Any, name: str, path: Path, options: ReadOptions, reasons: list[str]) -> Reader:
+def _opened(kind: Any, name: str, path: Path, options: ReadOptions, refusals: list[UnsupportedSlide]) -> Reader:
     if name in _TAKE_OPTIONS:
         opened: Reader = kind(path, options)
         return opened
@@ -82,9 +83,9 @@ def _opened(kind: Any, name: str, path: Path, options: ReadOptions, reasons: lis
     if options.channel is not None:
         opened.close()
         raise SlideError(path, f"read with {opened.info.reader} as RGB; --channel has nothing to choose in it")
-    colours = [reason for reason in reasons if reason.startswith("colours")]
-    if colours:  # its library converts them
-        opened.info = replace(opened.info, changes=(*opened.info.changes, colours[0].partition(";")[0]))
+    changes = [refusal.change for refusal in refusals if refusal.change]
+    if changes:  # its library converts colours
+        opened.info = replace(opened.info, changes=(*opened.info.changes, changes[0]))
     return opened
 
 
@@ -117,6 +118,8 @@ def _unknown(path: Path, head: bytes) -> str:
         return "a folder that is neither an OME-Zarr store nor a DICOM series"
     if not head:
         return "the file is empty"
+    if head.startswith(b"PK\x03\x04"):
+        return "a zip archive; unpack it, and give what is in it"
     if head.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer and not the file itself; fetch it with `git lfs pull`"
     if head.lstrip()[:1] == b"<":

@@ -166,19 +166,20 @@ def _samples(path: Path, page: Any, wanted: str | None, names: list[str]) -> tup
 
 def _check_encoding(path: Path, page: Any) -> None:
     """Leaves to other readers what is one flat image of bytes in an encoding that is not read here."""
-    reason = None
+    reason, change = None, ""
     if page.compression not in _CODECS:
         reason = f"compression {_name(page.compression)} is not read through tifffile"
     elif page.bitspersample != 8:
         reason = f"pixels have {page.bitspersample} bits; expected 8"
     elif page.photometric not in (_RGB, _GREY) and not (page.photometric == _YCBCR and page.compression == 7):
-        reason = f"colours are stored as {_name(page.photometric)}; expected RGB"
+        change = f"colours are stored as {_name(page.photometric)}"
+        reason = f"{change}; expected RGB"
     if reason is None:
         return
     turned = orientation(page)
     if turned != 1:
         raise SlideError(path, f"{reason}, and other readers leave it turned (orientation {turned}); save it upright")
-    raise UnsupportedSlide(path, reason)
+    raise UnsupportedSlide(path, reason, change)
 
 
 def check_pages(path: Path, pages: tuple[Any, ...]) -> None:

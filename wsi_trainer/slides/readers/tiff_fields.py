@@ -47,8 +47,8 @@ def pixel_size(tif: tifffile.TiffFile) -> PixelSize:
     """How large a pixel is."""
     if tif.is_svs:
         return _svs_size(description(tif))
-    if tif.is_ome:
-        return _ome_size(tif.ome_metadata or "")
+    if tif.is_ome and (size := _ome_size(tif.ome_metadata or "")) != PixelSize():
+        return size
     page = tif.pages.first
     unit = {2: 25400.0, 3: 10000.0}.get(int(page.resolutionunit))
     x, y = page.resolution

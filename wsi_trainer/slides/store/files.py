@@ -114,6 +114,12 @@ def gather(parts: tuple[bytes | memoryview, ...], room: memoryview) -> Iterator[
         yield filled
 
 
+def sync_tree(path: Path) -> None:
+    """Makes renames inside a folder and all folders in it durable."""
+    for folder, _, _ in os.walk(path):
+        sync_folder(Path(folder))
+
+
 def sync_folder(path: Path) -> None:
     """Makes renames inside a folder durable."""
     if os.name == "nt":
