@@ -151,8 +151,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "F.max_pool2d": FunctionalPool,
     "one channel": lambda: stack(nn.Conv2d(3, 1, 3), nn.ReLU(), nn.Conv2d(1, 1, 3), nn.BatchNorm2d(1), Head(1)),
     "resnet18 that trains": ZOO["resnet18"].build,
-    "mobilenet with squeeze and excite": ZOO["mobilenet_v3_large"].build,
-    "densenet": ZOO["densenet121"].build,
+    "shufflenet": ZOO["shufflenet_v2"].build,
     "convnext": ZOO["convnext_v2_tiny"].build,
 }
 SHAPES = ((2, 3, 47, 61), (3, 3, 59, 38), (2, 3, 43, 53))

@@ -12,16 +12,9 @@ from . import (
     convnext,
     darknet,
     deeplab,
-    densenet,
-    efficientnet,
     fpn,
     googlenet,
-    hrnet,
-    inception,
     mil_heads,
-    mobilenet_v2,
-    mobilenet_v3,
-    regnet,
     resnet,
     resnet_variants,
     sequence,
@@ -32,7 +25,6 @@ from . import (
     unet_variants,
     vgg,
     vnet,
-    xception,
 )
 from .entry import ZooEntry
 from .fill import fill
@@ -53,24 +45,16 @@ ZOO: dict[str, ZooEntry] = _registry(
     vgg.ENTRIES,
     resnet.ENTRIES,
     resnet_variants.ENTRIES,
-    densenet.ENTRIES,
-    inception.ENTRIES,
     googlenet.ENTRIES,
-    mobilenet_v2.ENTRIES,
-    mobilenet_v3.ENTRIES,
     convnext.ENTRIES,
-    efficientnet.ENTRIES,
     darknet.ENTRIES,
     squeezenet.ENTRIES,
     shufflenet.ENTRIES,
-    regnet.ENTRIES,
-    xception.ENTRIES,
     attention.ENTRIES,
     unet.ENTRIES,
     unet_variants.ENTRIES,
     unet3d.ENTRIES,
     vnet.ENTRIES,
-    hrnet.ENTRIES,
     fpn.ENTRIES,
     deeplab.ENTRIES,
     bisenet.ENTRIES,
@@ -78,4 +62,4 @@ ZOO: dict[str, ZooEntry] = _registry(
     sequence.ENTRIES,
 )
 
-STRUCTURED: dict[str, ZooEntry] = _registry(inception.STRUCTURED, unet_variants.STRUCTURED, fpn.STRUCTURED)
+STRUCTURED: dict[str, ZooEntry] = _registry(unet_variants.STRUCTURED, fpn.STRUCTURED)

@@ -126,18 +126,10 @@ PUBLISHED = {
     "resnet34": 21_797_672,
     "resnet50": 25_557_032,
     "resnet50_d": 25_576_264,
-    "densenet121": 7_978_856,
-    "inception_v3": 23_834_568,
-    "inception_v3_auxiliary": 27_161_264,
-    "mobilenet_v2": 3_504_872,
-    "mobilenet_v3_large": 5_483_032,
-    "efficientnet_b0": 5_288_548,
     "convnext_tiny": 28_589_128,
     "convnext_v2_tiny": 28_635_496,
     "squeezenet": 1_235_496,
     "shufflenet_v2": 2_278_604,
-    "regnet_y_400mf": 4_344_144,
-    "xception": 22_855_952,
 }
 
 
