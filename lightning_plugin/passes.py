@@ -13,10 +13,13 @@ plan is chosen, to have them looked at.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 
+from lightning_plugin.errors import RecordingError
 from lightning_plugin.private import graph_task, graph_task_keeps_graph, graph_task_runs
 
 
@@ -33,6 +36,23 @@ def retains_graph() -> bool:
 def will_run(node: Any) -> bool:
     """Whether the pass under way runs a node of autograd's graph."""
     return node is not None and graph_task_runs(node)
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The backward of a function whose own gradients have no graph: it refuses to run where one is asked for
+    (``create_graph=True``), as PyTorch's `once_differentiable` does only where the gradient it is given requires grad.
+    """
+
+    @wraps(backward)
+    def run(*args: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RecordingError(
+                "backward with create_graph=True was asked of a tiled computation: gradients of gradients would need "
+                "every tile at once. Compute the penalty on a crop with plain PyTorch instead."
+            )
+        return backward(*args)
+
+    return run
 
 
 class _Old(threading.local):

@@ -38,7 +38,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "bounded",
         "boxes",
-        "errors",
         "fakes",
         "heap",
         "memory",
@@ -52,7 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sums", "dispatch", "trace"),
     ("trees",),  # what is inside lists and dictionaries
     ("passes",),  # what autograd says of the pass under way
-    ("private",),  # what is private of PyTorch
+    ("private", "errors"),  # what is private of PyTorch; what is refused
 )
 
 

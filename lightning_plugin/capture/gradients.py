@@ -26,9 +26,9 @@ from lightning_plugin.trees import tree_map
 def _backward(
     self: LazyTensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> None:
-    first_order(create_graph)
-    real = materialize(self)
-    real.backward(gradient=materialize(gradient), retain_graph=retain_graph, inputs=tree_map(_differentiated, inputs))
+    materialize(self).backward(
+        materialize(gradient), retain_graph, create_graph, inputs=tree_map(_differentiated, inputs)
+    )
 
 
 def _differentiated(a: Any) -> Any:
@@ -50,23 +50,12 @@ def no_gradient(what: str) -> RecordingError:
     )
 
 
-def first_order(create_graph: bool) -> None:
-    """Refuse gradients of gradients."""
-    if create_graph:
-        raise RecordingError(
-            "backward with create_graph=True was asked of a tiled computation: gradients of gradients would need every "
-            "tile at once. Compute the penalty on a crop with plain PyTorch instead."
-        )
-
-
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    first_order(kwargs.get("create_graph", args[2] if len(args) > 2 else False))
     outputs = tree_map(materialize, outputs)
     return torch.autograd.grad(outputs, tree_map(_differentiated, inputs), *args, **kwargs)
 
 
 def _autograd_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-    first_order(kwargs.get("create_graph", args[1] if len(args) > 1 else False))
     tensors = tree_map(materialize, tensors)
     if kwargs.get("inputs") is not None:
         kwargs["inputs"] = tree_map(_differentiated, kwargs["inputs"])

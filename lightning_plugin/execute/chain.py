@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightning_plugin.chain import Body, Chain
 from lightning_plugin.execute.again import Inputs
@@ -27,7 +26,7 @@ from lightning_plugin.execute.leaves import as_used, lasting
 from lightning_plugin.execute.slots import Slots
 from lightning_plugin.execute.step import Step
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.passes import retains_graph
+from lightning_plugin.passes import first_order, retains_graph
 from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.recording import Bindings, Capture
 from lightning_plugin.schedule import stored
@@ -240,7 +239,7 @@ class LinkFunction(torch.autograd.Function):
         return tuple(made)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         links, k = ctx.links, ctx.k
         found = links.pulled(k, grads, ctx.saved_tensors)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
@@ -24,6 +23,7 @@ from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.passes import first_order
 from lightning_plugin.private import version
 from lightning_plugin.program.parts import parts_of
 from lightning_plugin.program.scan import scanned
@@ -157,7 +157,7 @@ class SegmentFunction(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         _, *inputs = ctx.saved_tensors
         Inputs(inputs, ctx.versions).tensors()

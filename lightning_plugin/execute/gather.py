@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import watched
+from lightning_plugin.passes import first_order
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.team import Team
 
@@ -31,7 +31,7 @@ class GatherFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.team is None or ctx.team.leads:  # all ranks have this gradient, and the cotangent is summed over ranks
             with watched(ctx.ledger):

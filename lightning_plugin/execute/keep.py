@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.frame import Frame
@@ -21,6 +20,7 @@ from lightning_plugin.execute.leaves import as_used, lasting
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import ReduceOp, Source, Spread, TileOp
+from lightning_plugin.passes import first_order
 from lightning_plugin.program.fuse import batch_norm
 
 
@@ -142,7 +142,7 @@ class ReduceFunction(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs = [
             t.detach().requires_grad_(n) for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad[4:], strict=True)

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
+from lightning_plugin.passes import first_order
 from lightning_plugin.private import repeatable, storage_key
 from lightning_plugin.residency.copies import Copies
 from lightning_plugin.trees import tree_leaves
@@ -213,7 +213,7 @@ class Copy(torch.autograd.Function):
         return copies.take(value)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         return ctx.copies.lower(ctx.value, gradient), None, None
 

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import CHANNELS_LAST, Layout, plain_strides
 from lightning_plugin.ops import ReduceOp, TileOp
+from lightning_plugin.passes import first_order
 from lightning_plugin.rules.axes import along, projected
 from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local
@@ -52,7 +52,7 @@ class Normalization(torch.autograd.Function):
         return torch.batch_norm(x, scale, shift, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, exact_mean, exact_var, weight = ctx.saved_tensors
         exact = exact_mean.dtype

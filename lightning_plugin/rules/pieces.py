@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Pieces
+from lightning_plugin.passes import first_order
 from lightning_plugin.rules.noise import Stream
 from lightning_plugin.rules.reductions import wide
 
@@ -123,7 +123,7 @@ class Attend(torch.autograd.Function):
         return out.to(scores.dtype or query.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> Any:
         query, mask, out, log = ctx.saved_tensors
         scores, key, value = ctx.scores, ctx.key, ctx.value

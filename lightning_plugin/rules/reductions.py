@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import ReduceOp, Reduction
+from lightning_plugin.passes import first_order
 from lightning_plugin.private import FakeTensor
 
 #: How many positions that tie for an extreme value are remembered; see [Note: ties].
@@ -136,7 +136,7 @@ class Moments(torch.autograd.Function):
         return x.new_zeros(mean.shape), x.new_zeros(mean.shape)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, square: Tensor | None, total: Tensor | None) -> tuple[Tensor | None, None, None]:
         op: VarMean = ctx.op
         x, mean = ctx.saved_tensors

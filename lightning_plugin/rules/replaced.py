@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from lightning_plugin.graph import Value
+from lightning_plugin.passes import first_order
 from lightning_plugin.rules.pointwise import broadcast, local
 from lightning_plugin.rules.table import API
 
@@ -27,7 +27,7 @@ class Replaced(torch.autograd.Function):
         return new.detach()
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient, None
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from lightning_plugin.passes import will_run
+from lightning_plugin.passes import first_order, will_run
 
 aten = torch.ops.aten
 
@@ -58,7 +57,7 @@ class Unread(torch.autograd.Function):
         return x.new_zeros(()).expand(how.shape(x, weight))
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         how: How = ctx.how
         x, weight = ctx.saved_tensors

@@ -21,11 +21,11 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from lightning_plugin.capture.session import Session
 from lightning_plugin.graph import Value
+from lightning_plugin.passes import first_order
 from lightning_plugin.private import FakeTensor
 from lightning_plugin.rules.norm import Normalization, normalize, statistics
 from lightning_plugin.rules.reductions import widen
@@ -61,7 +61,7 @@ class Merge(torch.autograd.Function):
         return merged.to(mean.dtype), spread.to(var.dtype), total[0].clone(), torch.zeros_like(before)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, d_mean: Tensor, d_var: Tensor, d_total: Tensor, d_next: Tensor) -> Any:
         if ctx.pretended:
             return torch.empty_like(d_mean), torch.empty_like(d_var), torch.zeros_like(d_next), None, None

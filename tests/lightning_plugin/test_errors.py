@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -166,28 +167,37 @@ def test_full_backward_hook_is_named() -> None:
         model(lazy()).sum().backward()
 
 
-def test_create_graph_is_refused() -> None:
-    loss = net()(lazy()).sum()
-    with pytest.raises(RecordingError, match=r"create_graph.*crop"):
-        loss.backward(create_graph=True)
+def penalty(model: nn.Module, x: Tensor) -> None:
+    torch.autograd.grad(model(x).sum(), x, create_graph=True)
 
 
-def test_a_second_derivative_is_refused() -> None:
-    x = image(True)
-    loss = net(torch.tanh)(lazy(x)).square().sum()
-    with pytest.raises(RecordingError, match=r"create_graph.*crop"):
-        torch.autograd.grad(loss, x, create_graph=True)
-    with pytest.raises(RecordingError, match=r"create_graph.*crop"):
-        torch.autograd.backward(net()(lazy()).sum(), create_graph=True)
+#: Ways to ask for a gradient of a gradient.
+SECOND_ORDER: dict[str, Callable[[nn.Module, Tensor], object]] = {
+    "autograd.grad": penalty,
+    "autograd.backward": lambda model, x: torch.autograd.backward(model(x).sum(), create_graph=True),
+    "backward": lambda model, x: model(x).square().sum().backward(create_graph=True),
+    "hvp": lambda model, x: torch.autograd.functional.hvp(lambda z: model(z).sum(), x, torch.ones_like(x)),
+    "vhp": lambda model, x: torch.autograd.functional.vhp(lambda z: model(z).sum(), x, torch.ones_like(x)),
+    "a computed value": lambda model, x: torch.autograd.grad(materialize(model(x).sum()), x, create_graph=True),
+}
 
 
-def test_a_second_derivative_of_a_computed_value_is_refused() -> None:
-    """By way of an ordinary tensor the call is torch's own, and so is what stops it."""
-    x = image(True)
-    loss = materialize(net(torch.tanh)(lazy(x)).square().sum())
-    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        gradient.sum().backward()
+@pytest.mark.parametrize("way", SECOND_ORDER)
+def test_gradients_of_gradients_are_refused(way: str) -> None:
+    """Also where the gradient that comes in has no graph of its own, and where maps are kept."""
+    how: list[dict[str, Any]] = [{"tiles": (3, 2)}, {"budget": "1GiB"}]
+    models: list[nn.Module] = [TiledModule(net(torch.tanh), **options) for options in how]
+    for model in (*models, lambda x: net(torch.tanh)(lazy(x))):
+        with pytest.raises(RecordingError, match=r"create_graph.*gradients of gradients.*crop"):
+            SECOND_ORDER[way](model, image(True))
+
+
+def test_gradients_of_gradients_are_refused_in_chains_and_below_the_device() -> None:
+    layers = [layer for _ in range(6) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.Tanh())]
+    model = fill(nn.Sequential(*layers).double())
+    for options in ({"chains": "always", "budget": "60KiB"}, {"parameters": "disk", "budget": "60KiB"}):
+        with pytest.raises(RecordingError, match=r"create_graph.*gradients of gradients.*crop"):
+            penalty(TiledModule(model, **options), image(True))
 
 
 def test_a_parameter_changed_before_its_operator_ran() -> None:
