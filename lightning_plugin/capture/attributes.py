@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_plugin.capture.calls import call
 from lightning_plugin.capture.gradients import no_gradient
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.capture.materialize import computed, foreign, materialize
@@ -26,18 +27,19 @@ READS = {
 READS.discard(Tensor.stride)
 
 
+#: Attributes that are views, as operators.
+VIEWS = {name: getattr(torch.ops.aten, name) for name in ("mT", "mH", "real", "imag")} | {
+    "T": torch.ops.aten.numpy_T,
+    "H": torch.ops.aten.matrix_H,
+}
+
+
 def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An attribute that needs no data; one that is a view of the tensor (``.T``, ``.mT``, ``.data``) is recorded."""
-    owner = getattr(func, "__self__", None)
-    name = getattr(owner, "__name__", "")
+    name = getattr(getattr(func, "__self__", None), "__name__", "")
     self = args[0]
-    if name in ("T", "mT", "H", "mH", "real", "imag"):
-        order = list(range(self.dim()))
-        if name in ("T", "H"):
-            order.reverse()
-        elif name in ("mT", "mH"):
-            order[-2:] = order[:-3:-1]
-        return self.permute(order) if name not in ("real", "imag") else self
+    if name in VIEWS:
+        return call(VIEWS[name], args, {})
     if name == "data":
         return self.detach()
     if name in HISTORY:

@@ -195,7 +195,7 @@ def test_gradients_of_gradients_are_refused(way: str) -> None:
 def test_gradients_of_gradients_are_refused_in_chains_and_below_the_device() -> None:
     layers = [layer for _ in range(6) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.Tanh())]
     model = fill(nn.Sequential(*layers).double())
-    for options in ({"chains": "always", "budget": "60KiB"}, {"parameters": "disk", "budget": "60KiB"}):
+    for options in ({"chains": "always", "budget": "400KiB"}, {"parameters": "disk", "budget": "300KiB"}):
         with pytest.raises(RecordingError, match=r"create_graph.*gradients of gradients.*crop"):
             penalty(TiledModule(model, **options), image(True))
 
