@@ -50,10 +50,9 @@ RESULT = ROOT / "benchmarks" / "results" / "slides.json"
 CONVERTING = ("decode + encode alone", "wsi-train preprocess")
 CODECS: dict[str, Settings] = {
     "zarr": Settings(tissue="none"),
-    "zarr JPEG": Settings(tissue="none", codec="jpeg"),
 }
 """The stores that are read, by the name of their format."""
-FLOORS = {"TIFF": "JPEG alone", "zarr": "zstd alone", "zarr JPEG": "JPEG chunks alone", CONVERTING[1]: CONVERTING[0]}
+FLOORS = {"TIFF": "JPEG alone", "zarr": "zstd alone", CONVERTING[1]: CONVERTING[0]}
 """What a way is compared with, by what its name begins with: where it is not here, the name itself."""
 ROUNDS = 7
 Read = Callable[[int, int, int], Any]
@@ -170,13 +169,6 @@ def decoders(slide: Path, levels: dict[str, StoredLevel], side: int) -> list[tup
             many(jpegs, lambda j: imagecodecs.jpeg8_decode(j).nbytes),
         ),
         ("zstd alone", many(chunks["zarr"], lambda c: codec.decode(c, buffer(3, size, size)).nbytes)),
-        (
-            "JPEG chunks alone",
-            many(
-                chunks["zarr JPEG"],
-                lambda c: imagecodecs.jpeg8_decode(c[:-4], out=beside_alignment("jpeg", size, size, 3)).nbytes,
-            ),
-        ),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from wsi_trainer.slides.source import SlideSource
 from wsi_trainer.slides.tissue import TissueMask
 
 ToImage = Callable[[TileSource], Tensor]
+MASKS = 64 << 20
+"""Bytes of tissue masks that a process keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +174,7 @@ class SlideDataset(Dataset[SlideBatch]):
         self.augmenter = augmenter
         self.tissue_stride = tissue_stride
         self.readers = readers_of(config.readers)
-        self._tissue: dict[tuple[Path, int], MaskSource] = {}
-        self._masks: dict[Path, TissueMask] = {}
+        self._masks: OrderedDict[tuple[Path, int], TissueMask] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.records)
@@ -231,15 +233,20 @@ class SlideDataset(Dataset[SlideBatch]):
         return augmented(bag, self.augmenter.draw(record.slide, visit.epoch), each)
 
     def _tissue_in(self, path: Path, image: SlideSource) -> TissueMask:
-        if path not in self._masks:
-            self._masks[path] = mask_of(path, image)
-        return self._masks[path]
+        return self._kept(path, 1, lambda: mask_of(path, image))
 
     def _mask(self, path: Path, image: SlideSource, factor: int) -> MaskSource:
+        return MaskSource(self._kept(path, factor, lambda: tissue_of(path, image).mask), (1, 1, *image.shape[2:]))
+
+    def _kept(self, path: Path, factor: int, find: Callable[[], TissueMask]) -> TissueMask:
+        """A mask, which is the same in every epoch; those that were used last are kept, up to `MASKS` bytes."""
         key = path, factor
-        if key not in self._tissue:  # it is small, and the same in every epoch
-            self._tissue[key] = tissue_of(path, image)
-        return self._tissue[key]
+        if key not in self._masks:
+            self._masks[key] = find()
+            while len(self._masks) > 1 and sum(kept.mask.nbytes for kept in self._masks.values()) > MASKS:
+                self._masks.popitem(last=False)
+        self._masks.move_to_end(key)
+        return self._masks[key]
 
 
 def drawn_on(record: SlideRecord, image: SlideSource, task: SegmentationTask) -> TileSource:

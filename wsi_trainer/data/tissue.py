@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
+from wsi_trainer.data.thumbnail import shrunk
 from wsi_trainer.foreign.arrays import open_zarr_array
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.label import NAME
@@ -117,19 +118,14 @@ def _stored(path: Path, image: SlideSource, scale: int) -> TissueMask | None:
 
 
 def _coarse(path: Path, image: SlideSource, scale: int) -> np.ndarray:
-    """A copy of the image, (h, w, 3), shrunk by the scale: from a coarser level, or strip by strip."""
+    """A copy of the image, (h, w, 3), shrunk by the scale: from a coarser level, or box by box."""
     if image.mpp is not None and scale > 1:
         try:
             coarse = SlideSource(path, mpp=scale * sum(image.mpp) / 2)
             return _pixels(coarse.read(Box.whole(coarse.shape[2:])))
         except SlideError:  # a store without such a level: shrink the image itself
             pass
-    height, width = image.shape[2:]
-    strips = []
-    for top in range(0, height, 64 * scale):
-        strip = image.read(Box((top, 0), (min(top + 64 * scale, height), width))).float()
-        strips.append(torch.nn.functional.avg_pool2d(strip, scale, ceil_mode=True).round().byte())
-    return _pixels(torch.cat(strips, dim=2))
+    return shrunk(image, scale)
 
 
 def _pixels(image: Tensor) -> np.ndarray:

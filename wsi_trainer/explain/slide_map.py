@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from wsi_trainer.data import SlideRecord
+from wsi_trainer.data.thumbnail import coarsest, thumbnail
 from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.explain.attribution import Attribution, attribute
 from wsi_trainer.explain.layer import write_layer
@@ -20,7 +21,6 @@ from wsi_trainer.explain.options import NGFF, MapOptions
 from wsi_trainer.explain.outlines import Outline, objects_of, outlines
 from wsi_trainer.explain.overlay import draw_overlay
 from wsi_trainer.explain.regions import Rings, shares_inside
-from wsi_trainer.explain.thumbnail import coarsest, thumbnail
 from wsi_trainer.explain.tiles import positions_with_tissue, tiles
 from wsi_trainer.explain.top import Peak, crop, peaks
 from wsi_trainer.foreign.arrays import load_array

@@ -48,12 +48,12 @@ class BlockSource(ABC):
 
     def _open(self) -> None:
         settings = self._arguments
-        self._blocks = _open_blocks(
+        self._blocks = blocks = _open_blocks(
             self.path, settings["level"], settings["mpp"], settings["source_mpp"], settings.get("mask")
         )
         self.mpp = self._blocks.mpp
         self._cache: LoadingCache[Cell, Block | None] = LoadingCache(
-            lambda cell: self._blocks.load(*cell),
+            lambda cell: blocks.load(*cell),  # without a circle, which Python would close late
             lambda block: 64 if block is None else block.nbytes,
             settings["cache"] // 2,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,7 +21,7 @@ from .order import Order, room
 from .readers import open_reader
 from .resample import ScaledImage
 from .resolution import resolve, shrink_factor
-from .store.codec import Codec, CorruptChunk, codec_of
+from .store.codec import CorruptChunk, ZstdCodec, codec_of
 from .store.complete import check_complete, shards_of
 from .store.layout import CHANNELS, FILL, Layout
 from .store.level import StoredLevel
@@ -60,6 +61,8 @@ class Blocks(Protocol):
 class StoredBlocks:
     """The chunks of a level of a store that this package wrote."""
 
+    order: Order = "planes"
+
     def __init__(self, path: Path, level: int = 0) -> None:
         metadata, layout, codec = _own_level(path, level)
         shape = (metadata["shape"][1], metadata["shape"][2])
@@ -67,7 +70,7 @@ class StoredBlocks:
         listed = frozenset() if files is None else shards_of(files, level)
         self._level = StoredLevel(path / str(level), shape, layout, codec, listed)
         self._path = path
-        self.shape, self.size, self.order = self._level.shape, layout.chunk, self._level.order
+        self.shape, self.size = self._level.shape, layout.chunk
         self.mpp: tuple[float, float] | None = stored_mpp(path, level)
         self._depth = level
 
@@ -109,7 +112,7 @@ def is_own_store(path: Path) -> bool:
     return True
 
 
-def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, Codec]:
+def _own_level(path: Path, level: int) -> tuple[dict[str, list[int]], Layout, ZstdCodec]:
     file = path / str(level) / "zarr.json"
     try:
         found = read_json(file)
@@ -156,6 +159,7 @@ class SlideBlocks:
         size: int = 512,
     ) -> None:
         self._reader = open_reader(path)
+        weakref.finalize(self, self._reader.close)  # whoever lets go of the image closes its file
         levels, self.mpp = self._reader.info.levels, self._reader.info.mpp
         if not 0 <= level < len(levels):
             raise SlideError(path, f"has no level {level}; it has 0 to {len(levels) - 1}")

@@ -69,8 +69,6 @@ def _changes(reader: Reader, image: ScaledImage, settings: Settings) -> Iterator
         yield f"level {image.level} of the slide"
     if settings.background != "keep":
         yield "background painted in one colour"
-    if not settings.make_codec().lossless:
-        yield f"stored as {settings.codec}"
 
 
 def _boxes(stored: StoredLevel) -> Iterator[tuple[int, int, int, int]]:

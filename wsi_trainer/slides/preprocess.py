@@ -45,7 +45,6 @@ def preprocess(
     mpp: float | None = None,
     source_mpp: float | None = None,
     workers: int | None = None,
-    codec: Literal["zstd", "jpeg"] = "zstd",
     tissue: Literal["otsu", "none", "geojson"] = "otsu",
     geojson: Path | None = None,
     background: Literal["keep", "constant"] = "keep",
@@ -78,7 +77,6 @@ def preprocess(
         mpp: Micrometres per pixel of the result. Without it pixels stay as they are, bit for bit.
         source_mpp: Micrometres per pixel of the slides, where their files do not say it or say it wrong.
         workers: Processes; the default is one for each core, at most 8.
-        codec: zstd is lossless and read by everything; jpeg is a fifth of the size and read by wsi-train only.
         tissue: How the tissue mask is made: otsu by colour, geojson from outlines that you drew or edited.
         geojson: Folder with SLIDE.geojson for --tissue geojson, by default beside the slides; or the file of one slide.
         background: constant paints all that is not tissue white, so that it costs nothing in training.
@@ -108,7 +106,7 @@ def preprocess(
         0 if all slides are converted, 1 if some failed.
     """
     settings = Settings(
-        mpp, source_mpp, codec, tissue, geojson, background, levels, crop, channel=channel, to_8bit=to_8bit,
+        mpp, source_mpp, tissue, geojson, background, levels, crop, channel=channel, to_8bit=to_8bit,
         rules=Rules.of(rules, pale, pen, edge, blur, fold),
     )  # fmt: skip
     if stall_minutes is not None and scheduler is not None:

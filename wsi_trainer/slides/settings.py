@@ -11,7 +11,7 @@ from wsi_trainer.errors import UserError
 
 from .readers.options import Range, ReadOptions
 from .rules.choice import Rules
-from .store.codec import Codec, JpegCodec, ZstdCodec
+from .store.codec import ZstdCodec
 from .store.layout import Layout
 
 FORMAT = 1
@@ -29,7 +29,6 @@ class Settings:
     Attributes:
         mpp: Micrometres per pixel of the result; None keeps the slide's own pixels, bit for bit.
         source_mpp: The resolution of the slides, where their files do not say it or say it wrong.
-        codec: zstd (lossless, read by everything) or jpeg (a fifth of the size, lossy, read by this package only).
         tissue: otsu, none, or geojson (SLIDE.geojson beside the slide, or in `geojson`).
         geojson: Folder of the GeoJSON files, named like the slides.
         background: keep leaves all pixels as they are; constant paints what is not tissue in the fill value,
@@ -41,13 +40,11 @@ class Settings:
         chunk: Side of what is read at once, in pixels.
         shard: Side of what is written at once and is one file.
         compression: Level of zstd.
-        quality: Quality of JPEG.
         rules: What else is taken out of the mask, or put in.
     """
 
     mpp: float | None = None
     source_mpp: float | None = None
-    codec: Literal["zstd", "jpeg"] = "zstd"
     tissue: Literal["otsu", "none", "geojson"] = "otsu"
     geojson: Path | None = None
     background: Literal["keep", "constant"] = "keep"
@@ -56,7 +53,6 @@ class Settings:
     chunk: int = 512
     shard: int = 4096
     compression: int = 3
-    quality: int = 90
     channel: str | None = None
     to_8bit: str | None = None
     rules: Rules = field(default_factory=Rules)
@@ -88,17 +84,23 @@ class Settings:
         """What is taken of slides that are more than one image of 8 bits."""
         return ReadOptions(self.channel, Range.parse(self.to_8bit) if self.to_8bit is not None else None)
 
-    def make_codec(self) -> Codec:
+    def make_codec(self) -> ZstdCodec:
         """What encodes and decodes chunks."""
-        return JpegCodec(self.quality) if self.codec == "jpeg" else ZstdCodec(self.compression)
+        return ZstdCodec(self.compression)
 
     def record(self) -> Mapping[str, Any]:
         """What is kept in the store: all that decides its bytes, nothing of this machine."""
         values = asdict(self)
         values.pop("geojson")
         values["rules"] = self.rules.record()
-        values.pop("compression" if self.codec == "jpeg" else "quality")  # of the other codec
         for name, default in (("crop", "none"), ("channel", None), ("to_8bit", None), ("rules", {})):
             if values[name] == default:
                 del values[name]  # as in stores that were made before it could be chosen
-        return {"format": FORMAT, **values}
+        # Stores of earlier versions could be of another codec, and say which.
+        return {
+            "format": FORMAT,
+            "mpp": values.pop("mpp"),
+            "source_mpp": values.pop("source_mpp"),
+            "codec": "zstd",
+            **values,
+        }

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from wsi_trainer.data import SlideRecord, read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
-from wsi_trainer.foreign import read_yaml
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.metrics import read_predictions
+from wsi_trainer.places import Place
 from wsi_trainer.report.rows import errors, meaning, words
 from wsi_trainer.slides.inputs import list_slides
 
@@ -29,10 +29,10 @@ class MapFile:
     path: Path
     title: str
     target: str
+    place: Place
+    """Where the image that the model saw lies in level 0 of the slide."""
     stride: int
-    """Pixels of the slide, as the model sees it, for one position."""
-    downsample: int
-    """How much the model sees the slide shrunk."""
+    """Pixels of that image along one position."""
 
     def load(self) -> NDArray[np.float32]:
         """The map, left in its file until it is looked at."""
@@ -191,23 +191,9 @@ def maps_of(folder: RunFolder, run: str = "") -> dict[str, MapFile]:
             path = folder.heatmaps / str(entry["array"])
             if not path.resolve().is_relative_to(folder.path.resolve()):
                 raise UserError(f"{about} names a map outside of the run: {path}; make the maps again")
-            stride = stride_of(folder.heatmaps / str(entry["layer"]) / "zarr.json")
             title = ": ".join(part for part in (run, f"{method}, {target}") if part)
-            found[slide] = MapFile(path, title, target, stride, downsample_of(folder))
+            found[slide] = MapFile(path, title, target, Place.of(entry["place"]), _pixels(entry["stride"]))
     return found
-
-
-def stride_of(layer: Path) -> int:
-    """Pixels of the slide, as the model sees it, for one position of a map."""
-    with as_written(layer):
-        return _pixels(read_json(layer)["attributes"]["wsi_trainer"]["stride"])
-
-
-def downsample_of(folder: RunFolder) -> int:
-    """How much a run sees its slides shrunk."""
-    with as_written(folder.config):
-        options = read_yaml(folder.config)
-        return _pixels(options["data"].get("downsample", 1))
 
 
 def _pixels(value: Any) -> int:

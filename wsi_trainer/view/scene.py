@@ -198,7 +198,9 @@ class Scene:
         if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < len(entry.maps)):
             raise NotThere(f"slide {entry.name} has no layer {name[:20]}; it has {len(entry.maps)} maps")
         found = entry.maps[int(name)]
-        return Layer("map", found.load(), float(found.stride * found.downsample))
+        with self.pool.lease(slide) as opened:
+            shown = _place(entry.path, (opened.height, opened.width))
+        return Layer("map", found.load(), found.stride * found.place.scale[1] / shown.scale[1])
 
     def _slide(self, slide: int) -> ShownSlide:
         if not 0 <= slide < len(self.contents.slides):

@@ -23,6 +23,8 @@ from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClas
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
+from wsi_trainer.view.contents import contents_of
+from wsi_trainer.view.scene import Scene
 
 SIZE = 32
 
@@ -38,7 +40,7 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(3):
         spec = SlideSpec(200, 230, seed=2, slide=number, patient=number, positive=bool(number % 2))
         write_slide(folder / f"s{number}.tif", spec)
-        convert(Job(folder / f"s{number}.tif", f"s{number}"), folder, Settings(chunk=64, shard=256))
+        convert(Job(folder / f"s{number}.tif", f"s{number}"), folder, Settings(chunk=64, shard=256, levels=2))
     rows = [f"s{number}.zarr,{number % 2},{split}" for number, split in enumerate(("train", "val", "test"))]
     (folder / "manifest.csv").write_text("slide,label,split\n" + "\n".join(rows) + "\n")
     return folder
@@ -83,6 +85,47 @@ def test_a_patch_is_painted_where_it_lies(slides: Path, stride: int, cell: int) 
             expected = total[y, x] / count[y, x] if count[y, x] else 0.0
             assert found[row, column] == pytest.approx(expected), (row, column)
     assert set(values.tolist()) <= set(found.ravel().tolist()) or stride < SIZE, "each patch is seen"
+
+
+@pytest.mark.parametrize("kind", ["tif", "zarr"])
+def test_the_viewer_draws_maps_of_bags_where_their_files_say(slides: Path, tmp_path: Path, kind: str) -> None:
+    """Patches have 1 µm a pixel, and the slides 0.5: what a position covers is twice its stride on the slide."""
+    backbone = {"class_path": "wsi_trainer.models.ResNet", "init_args": {"widths": [4], "norm": "group"}}
+    encoder = {"class_path": "wsi_trainer.models.PatchEncoder", "init_args": {"size": SIZE, "network": backbone}}
+    manifest = slides / f"{kind}.csv"
+    manifest.write_text((slides / "manifest.csv").read_text().replace("zarr", kind))
+    content = {
+        "out": str(tmp_path / "run"),
+        "model": {"backbone": encoder, "head": "wsi_trainer.models.AttentionPooling"},
+        "data": {"manifest": str(manifest), "patches": {"size": SIZE, "mpp": 1.0, "over": "slide"}},
+        "train": {"epochs": 1, "accelerator": "cpu", "budget": "64MiB", "resamples": 20, "loggers": ["csv"]},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    words = [f"--config={tmp_path / 'config.yaml'}"]
+    assert main(["fit", *words]) == 0
+    assert main(["heatmap", *words, "--method=attention", "--size=64"]) == 0
+    maps = RunFolder(tmp_path / "run").heatmaps
+    ((slide, entry),) = json.loads((maps / "heatmaps.json").read_text())["slides"].items()
+    scene = Scene(contents_of(tmp_path / "run"))
+    number = next(i for i, one in enumerate(scene.contents.slides) if one.name == slide)
+    (about,) = scene.about(number)["layers"]
+    assert about["stride"] == 2 * SIZE
+    assert about["rows"] * 2 * SIZE >= 200 and about["columns"] * 2 * SIZE >= 230, "the map covers the slide"
+    values = np.load(maps / entry["array"])
+    assert scene.at(number, "0", 100, 70)["value"] == pytest.approx(float(values[1, 1]))
+    best = np.unravel_index(values.argmax(), values.shape)
+    (top,) = scene.top(number, "0", 1)["places"]
+    assert (top["y"], top["x"]) == ((best[0] + 0.5) * 2 * SIZE, (best[1] + 0.5) * 2 * SIZE)
+    written = entry["top"][0]
+    assert written["x"] <= top["x"] <= written["x"] + written["width"]
+    assert written["y"] <= top["y"] <= written["y"] + written["height"]
+    drawn = json.loads((maps / entry["outlines"]).read_text())["features"]
+    shown = scene.outlines(number, "0", 0.5)["polygons"]
+    extents = [np.concatenate([np.array(ring) for ring in one["rings"]]).max(0) for one in shown]
+    saved = [np.concatenate([np.array(r) for r in one["geometry"]["coordinates"]]).max(0) for one in drawn]
+    assert len(saved) == len(extents) > 0
+    np.testing.assert_allclose(np.max(extents, 0), np.max(saved, 0), atol=2)
+    scene.close()
 
 
 def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from wsi_trainer.explain.thumbnail import thumbnail
 
 from lightning_plugin import Box, TensorSource
 from wsi_trainer.errors import UserError
@@ -15,7 +16,6 @@ from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.outlines import objects_of, outlines
 from wsi_trainer.explain.regions import mask_of, rings_of
 from wsi_trainer.explain.score import index_of, targets_of
-from wsi_trainer.explain.thumbnail import thumbnail
 from wsi_trainer.explain.top import crop, peaks
 from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, OrdinalTask
 from wsi_trainer.places import Place

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,57 +11,26 @@ import tifffile
 import torch
 import zarr
 from numpy.typing import NDArray
-from PIL import Image
 from torch import nn
 
 from lightning_plugin import Box, LazyImage, TiledModule
 from wsi_trainer.slides.augment import Augmentation, AugmentedSource
 from wsi_trainer.slides.augment_patches import AugmentedPatches, PatchAugmenter
-from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.patch_source import PatchSource
-from wsi_trainer.slides.settings import Settings
 from wsi_trainer.slides.source import SlideSource
 from wsi_trainer.slides.stain import StainShift
 
 Pixels = NDArray[np.uint8]
-CHUNK, SHARD = 64, 256
 
 
-@pytest.fixture(scope="module")
-def jpeg_store(slide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("jpeg")
-    convert(Job(slide, "slide"), out, Settings(chunk=CHUNK, shard=SHARD, codec="jpeg", tissue="none"))
-    return out / "slide.zarr"
-
-
-def decoded(store: Path, shape: tuple[int, int]) -> Pixels:
-    """The finest level of a JPEG store by its specification: shards end with an index, and Pillow decodes chunks."""
-    aside = SHARD // CHUNK
-    out = np.full((-(-shape[0] // CHUNK) * CHUNK, -(-shape[1] // CHUNK) * CHUNK, 3), 255, np.uint8)
-    for path in (store / "0" / "c").rglob("*"):
-        if path.is_dir():
-            continue
-        data, (row, column) = path.read_bytes(), (int(path.parent.name), int(path.name))
-        index = np.frombuffer(data[-aside * aside * 16 - 4 : -4], "<u8").reshape(aside, aside, 2)
-        for r, c in product(range(aside), repeat=2):
-            start, length = index[r, c]
-            if start != 2**64 - 1:
-                y, x = (row * aside + r) * CHUNK, (column * aside + c) * CHUNK
-                chunk = Image.open(io.BytesIO(data[int(start) : int(start + length) - 4]))
-                out[y : y + CHUNK, x : x + CHUNK] = np.asarray(chunk)
-    return out[: shape[0], : shape[1]]
-
-
-@pytest.fixture(params=["slide", "store", "jpeg_store"])
+@pytest.fixture(params=["slide", "store"])
 def known(request: pytest.FixtureRequest) -> tuple[Path, torch.memory_format, torch.Tensor]:
     """A slide or a store, the order of what its decoder makes, and all its pixels as another reader sees them."""
     path: Path = request.getfixturevalue(request.param)
     if request.param == "slide":
         pixels = tifffile.imread(path, key=0)
-    elif request.param == "store":
-        pixels = np.moveaxis(zarr.open_array(path / "0", mode="r")[:], 0, 2)
     else:
-        pixels = decoded(path, (1037, 803))
+        pixels = np.moveaxis(zarr.open_array(path / "0", mode="r")[:], 0, 2)
     order = torch.contiguous_format if request.param == "store" else torch.channels_last
     return path, order, torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
 

@@ -312,7 +312,6 @@ SETTINGS = {"source_mpp": 0.5, "tissue": "none", "chunk": 64, "shard": 128}
 EXACT: dict[str, tuple[dict[str, Any], list[str]]] = {
     "plain": ({}, []),
     "filtered": ({"mpp": 1.0}, ["filtered to 1.0 µm a pixel"]),
-    "lossy": ({"codec": "jpeg"}, ["stored as jpeg"]),
     "painted": ({"tissue": "otsu", "background": "constant"}, ["background painted in one colour"]),
 }
 

@@ -77,7 +77,8 @@ def make_run(folder: Path, slides: Path, positive: tuple[float, ...] = POSITIVE)
         write_layer(
             run.heatmaps / f"{name}.ome.zarr", maps[-1], Place(image.shape[:2]).coarser(side), {"stride": STRIDE}
         )
-        entries[path.name] = {"array": f"{name}.npy", "layer": f"{name}.ome.zarr"}
+        place = Place(image.shape[:2], scale=(DOWNSAMPLE, DOWNSAMPLE)).record()
+        entries[path.name] = {"array": f"{name}.npy", "layer": f"{name}.ome.zarr", "place": place, "stride": STRIDE}
     write_json(run.heatmaps / "heatmaps.json", {"class": "b", "method": "activation", "slides": entries})
     run.config.write_text(f"data: {{manifest: x.csv, downsample: {DOWNSAMPLE}}}\n")
     write_manifest(run.splits, records)

@@ -22,7 +22,7 @@ def test_the_worst_mistake_is_first(made: Made) -> None:
     assert (first.name, first.label, first.opinions[0].predicted) == ("slide 0 <&>.tif", "a", "b")  # type: ignore[union-attr]
     assert first.opinions[0].wrong and first.opinions[0].probability == pytest.approx(POSITIVE[0])  # type: ignore[union-attr]
     assert first.regions is not None and first.maps[0].title == "activation, b"
-    assert (first.maps[0].stride, first.maps[0].downsample) == (8, 2)
+    assert (first.maps[0].stride, first.maps[0].place.scale) == (8, (2.0, 2.0))
     assert "probability" in shown.error_means
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wsi_trainer.view.conftest import Made, Served, make_run, serving
+from tests.wsi_trainer.view.conftest import STRIDE, Made, Served, make_run, serving
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
 from wsi_trainer.view.contents import contents_of
@@ -82,9 +82,9 @@ def test_a_layer_of_more_digits_than_a_number_has(served: Served) -> None:
 @pytest.mark.parametrize("stride", ["1e999", "NaN", "0", "-8", "1" + "0" * 400, '"wide"', "[]"])
 def test_a_stride_that_cannot_be_is_refused_by_name(tmp_path: Path, stride: str) -> None:
     made = make_run(tmp_path / "run", tmp_path / "slides")
-    layer = made.folder.heatmaps / "map 1.ome.zarr" / "zarr.json"
-    layer.write_text(f'{{"attributes": {{"wsi_trainer": {{"stride": {stride}}}}}}}')
-    with pytest.raises(UserError, match=rf"{re.escape(str(layer))} is damaged") as caught:
+    about = made.folder.heatmaps / "heatmaps.json"
+    about.write_text(about.read_text().replace(f'"stride": {STRIDE}', f'"stride": {stride}', 1))
+    with pytest.raises(UserError, match=rf"{re.escape(str(about))} is damaged") as caught:
         contents_of(made.folder.path)
     assert "\n" not in str(caught.value)
 

@@ -1,22 +1,16 @@
-"""How the bytes of a chunk are made and read, always with a checksum.
-
-zstd is lossless, and every zarr v3 reader knows it. JPEG is a fifth of the size and is read by this package
-only: zarr's codec `jpeg` is a draft that no released reader has.
-"""
+"""Chunks as bytes: zstd, which is lossless and which every zarr v3 reader knows, and a checksum."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 
-from ..order import Order
-from ..readers.protocol import to_planes
-from ..scratch import beside_alignment, scratch
+from ..scratch import scratch
 
 Chunk = NDArray[np.uint8]
 Bytes = NDArray[np.uint8]
@@ -44,36 +38,11 @@ def without_checksum(data: Bytes) -> Bytes:
     return body
 
 
-class Codec(Protocol):
-    """One way to store a chunk (c, y, x) of bytes."""
-
-    @property
-    def lossless(self) -> bool: ...
-
-    @property
-    def order(self) -> Order: ...
-
-    def encode(self, chunk: Chunk) -> bytes: ...
-
-    def decode(self, data: Bytes, out: Chunk) -> Chunk: ...
-
-    def metadata(self) -> list[dict[str, Any]]: ...
-
-
 @dataclass(frozen=True)
 class ZstdCodec:
     """Lossless, at one of zstd's levels."""
 
     level: int = 3
-
-    @property
-    def lossless(self) -> bool:
-        return True
-
-    @property
-    def order(self) -> Order:
-        """How the pixels lie that decoding makes."""
-        return "planes"
 
     def encode(self, chunk: Chunk) -> bytes:
         """The bytes of one chunk (c, y, x)."""
@@ -103,56 +72,14 @@ class ZstdCodec:
         ]
 
 
-@dataclass(frozen=True)
-class JpegCodec:
-    """Lossy, with colour at full resolution."""
-
-    quality: int = 90
-
-    @property
-    def lossless(self) -> bool:
-        return False
-
-    @property
-    def order(self) -> Order:
-        """How the pixels lie that decoding makes."""
-        return "pixels"
-
-    def encode(self, chunk: Chunk) -> bytes:
-        """The bytes of one chunk of three channels."""
-        pixels = np.ascontiguousarray(np.moveaxis(chunk, 0, 2))
-        data = imagecodecs.jpeg8_encode(pixels, level=self.quality, colorspace="RGB", subsampling="444")
-        return with_checksum(bytes(data))
-
-    def decode(self, data: Bytes, out: Chunk) -> Chunk:
-        """Fills `out` with the chunk of these bytes."""
-        body: Any = without_checksum(data)
-        place = out.transpose(1, 2, 0)
-        # The decoder leaves no gaps between pixels and rows, so elsewhere it is a copy.
-        pixels = place if place.flags.c_contiguous else beside_alignment("jpeg", *place.shape)
-        try:
-            imagecodecs.jpeg8_decode(body, out=pixels)
-        except (imagecodecs.Jpeg8Error, ValueError) as error:  # ValueError: of another size
-            raise CorruptChunk(str(error)) from error
-        return out if pixels is place else to_planes(pixels, out)
-
-    def metadata(self) -> list[dict[str, Any]]:
-        """The codecs inside a shard, as they stand in zarr.json."""
-        return [
-            {"name": "transpose", "configuration": {"order": [1, 2, 0]}},
-            {"name": "jpeg", "configuration": {"quality": self.quality}},
-            {"name": "crc32c"},
-        ]
-
-
-def codec_of(metadata: list[dict[str, Any]]) -> Codec:
+def codec_of(metadata: list[dict[str, Any]]) -> ZstdCodec:
     """The codec that wrote this metadata.
 
     Raises:
         ValueError: It is none of this package's.
     """
     by_name = {entry["name"]: entry.get("configuration", {}) for entry in metadata}
-    codec: Codec = JpegCodec(by_name["jpeg"]["quality"]) if "jpeg" in by_name else ZstdCodec(by_name["zstd"]["level"])
+    codec = ZstdCodec(by_name["zstd"]["level"])
     if codec.metadata() != metadata:
         raise ValueError(f"unknown codecs {[entry['name'] for entry in metadata]}")
     return codec

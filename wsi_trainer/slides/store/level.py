@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..order import Order, room
+from ..order import room
 from ..scratch import beside_alignment, new_beside_alignment, scratch
 from ..whole_reads import read_into
-from .codec import Codec, CorruptChunk, ZstdCodec
+from .codec import CorruptChunk, ZstdCodec
 from .layout import CHANNELS, FILL, Layout
 from .shard import ABSENT, Index, read_index
 
@@ -30,7 +30,7 @@ class StoredLevel:
     """
 
     def __init__(
-        self, path: Path, shape: tuple[int, int], layout: Layout, codec: Codec | None = None,
+        self, path: Path, shape: tuple[int, int], layout: Layout, codec: ZstdCodec | None = None,
         listed: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:  # fmt: skip
         self.path = path
@@ -43,11 +43,6 @@ class StoredLevel:
 
     def __reduce__(self) -> tuple[type[StoredLevel], tuple[Any, ...]]:
         return StoredLevel, (self.path, self.shape, self.layout, self._codec, self._listed)
-
-    @property
-    def order(self) -> Order:
-        """How the pixels lie that decoding a chunk makes; see [order] in `order`."""
-        return self._codec.order
 
     def shard_path(self, row: int, column: int) -> Path:
         """The file of a shard, which is absent if the shard holds the fill value only."""
@@ -111,7 +106,7 @@ class StoredLevel:
 
     def read(self, y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:
         """The pixels (c, y, x) of a box inside the image."""
-        out = room(self.order, CHANNELS, height, width)
+        out = room("planes", CHANNELS, height, width)
         for row, column in self.chunks(y, x, height, width):
             self.paste(row, column, out, y, x)
         return out
@@ -128,7 +123,7 @@ class StoredLevel:
 
     def _room(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Memory as a chunk, in the order in which decoding makes pixels: straight into it."""
-        return room(self.order, CHANNELS, self.layout.chunk, self.layout.chunk, memory=memory)
+        return room("planes", CHANNELS, self.layout.chunk, self.layout.chunk, memory=memory)
 
 
 def paste(

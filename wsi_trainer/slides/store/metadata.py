@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .codec import Codec
+from .codec import ZstdCodec
 from .files import replace_file
 from .layout import CHANNELS, FILL, Layout
 
@@ -32,7 +32,7 @@ def array(
     shape: Sequence[int],
     chunk: Sequence[int],
     inner: Sequence[int],
-    codec: Codec,
+    codec: ZstdCodec,
     axes: Sequence[str],
     fill: int = FILL,
 ) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def array(
     }
 
 
-def image_array(shape: tuple[int, int], layout: Layout, codec: Codec) -> dict[str, Any]:
+def image_array(shape: tuple[int, int], layout: Layout, codec: ZstdCodec) -> dict[str, Any]:
     """The zarr.json of one level of the image."""
     shard, chunk = (CHANNELS, layout.shard, layout.shard), (CHANNELS, layout.chunk, layout.chunk)
     return array((CHANNELS, *shape), shard, chunk, codec, "cyx")

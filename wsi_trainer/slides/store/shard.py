@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..whole_reads import read_at
-from .codec import Codec, CorruptChunk, with_checksum, without_checksum
+from .codec import CorruptChunk, ZstdCodec, with_checksum, without_checksum
 from .layout import FILL, Layout
 
 ABSENT = np.uint64(2**64 - 1)
@@ -24,7 +24,7 @@ Index = NDArray[np.uint64]
 class ShardEncoder:
     """Makes the bytes of one shard, of chunks (c, y, x) that come one after the other."""
 
-    def __init__(self, layout: Layout, codec: Codec, fill: int = FILL) -> None:
+    def __init__(self, layout: Layout, codec: ZstdCodec, fill: int = FILL) -> None:
         self._layout, self._codec, self._fill = layout, codec, fill
         self._index: Index = np.full((layout.chunks_aside, layout.chunks_aside, 2), ABSENT, np.uint64)
         self._parts: list[bytes] = []
@@ -44,7 +44,7 @@ class ShardEncoder:
         return [*self._parts, with_checksum(self._index.astype("<u8").tobytes())] if self._parts else []
 
 
-def encode_shard(pixels: NDArray[np.uint8], layout: Layout, codec: Codec, fill: int = FILL) -> list[bytes]:
+def encode_shard(pixels: NDArray[np.uint8], layout: Layout, codec: ZstdCodec, fill: int = FILL) -> list[bytes]:
     """The bytes, in parts, of the shard with these pixels (c, y, x); none if all are the fill value.
 
     The array may be smaller than a shard, at the border of the image; what is missing is the fill value.

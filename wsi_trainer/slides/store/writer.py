@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..resample import halve
-from .codec import Codec
+from .codec import ZstdCodec
 from .complete import files_of
 from .files import replace_file
 from .journal import Entry, Journal
@@ -45,7 +45,7 @@ class PyramidWriter:
         read: ReadChunks,
         journal: Journal,
         layout: Layout,
-        codec: Codec,
+        codec: ZstdCodec,
         *,
         threads: int = 1,
         progress: Callable[[int], None] = lambda pixels: None,
@@ -153,16 +153,11 @@ class PyramidWriter:
             yield queue.popleft()
 
     def _make_level0(self, row: int, column: int) -> bool:
-        encoder = ShardEncoder(self._layout, self._codec)
-        found = self._read_half(row, column, encoder)
-        self._write_later(0, row, column, encoder.parts())
-        return found
-
-    def _read_half(self, row: int, column: int, encoder: ShardEncoder | None) -> bool:
         """Reads a shard of level 0, encodes it and halves it, chunk by chunk: each stays in the processor's cache.
 
         Whether it is more than the fill value.
         """
+        encoder = ShardEncoder(self._layout, self._codec)
         y, x, height, width = self._box(0, row, column)
         size, left_to_do, found = self._layout.chunk, height * width, False
         empty = {(top, left) for top in range(0, height, size) for left in range(0, width, size)}
@@ -175,15 +170,14 @@ class PyramidWriter:
                 halve(planes, half[:, top // 2 :, left // 2 :])
             empty.remove((top, left))
             pixels = planes.shape[1] * planes.shape[2]
-            if encoder is not None:
-                encoder.add(top // size, left // size, planes)
-                self._progress(pixels)
+            encoder.add(top // size, left // size, planes)
+            self._progress(pixels)
             left_to_do -= pixels
         if half is not None:
             for top, left in empty:
                 half[:, top // 2 : (top + size) // 2, left // 2 : (left + size) // 2] = FILL
-        if encoder is not None:
-            self._progress(left_to_do)
+        self._progress(left_to_do)
+        self._write_later(0, row, column, encoder.parts())
         return found
 
     def _box(self, level: int, row: int, column: int) -> tuple[int, int, int, int]:
@@ -244,20 +238,12 @@ class PyramidWriter:
         self._journal.add(Entry(key, sum(map(len, parts)), seal.hexdigest()))
 
     def _half_again(self, level: int, row: int, column: int) -> bool:
-        """The half of a shard that an earlier run made: decoded, or made anew where storing it lost something."""
+        """The half of a shard that an earlier run made."""
         if self._journal.entries[shard_key(level, row, column)].sha256 is None:
             return False
-        if self._codec.lossless:
-            stored = StoredLevel(self._store / str(level), self._shapes[level], self._layout, self._codec)
-            self._halve(level, row, column, stored.read(*self._box(level, row, column)))
-            return True
-        if level == 0:
-            return self._read_half(row, column, None)
-        quarters = [(cell, self._half_again(*cell)) for cell in self._below(level, row, column)]
-        pixels = self._assemble(level, row, column, quarters)
-        self._halve(level, row, column, pixels)
-        self._spares.give(pixels)
-        return pixels is not None
+        stored = StoredLevel(self._store / str(level), self._shapes[level], self._layout, self._codec)
+        self._halve(level, row, column, stored.read(*self._box(level, row, column)))
+        return True
 
 
 def drop_missing(store: Path, journal: Journal) -> None:
