@@ -37,7 +37,7 @@ class Modes(threading.local):
         return lru_cache(maxsize=4096)(self._unbound)
 
     def _unbound(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        with without_modes(), self.recording:
+        with torch.inference_mode(False), without_modes(), self.recording:
             return torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -108,7 +108,7 @@ class LazyImage(LazyTensor):
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")
         target = torch.device(device) if device is not None else torch.device("cpu")
         session = Session(execute, settings, target)
-        with session.mode:
+        with session.faking():
             fake = torch.empty(shape, dtype=source.dtype, device=target)
         self = LazyTensor._wrap(cls, fake, session, requires_grad)
         self._source = source

@@ -60,7 +60,7 @@ class Recorder:
         self.effects: list[tuple[Effect, Sequence[Value]]] = []
 
     def fake(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        with self.session.mode:
+        with self.session.faking():
             return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     def update(

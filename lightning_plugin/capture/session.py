@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -82,6 +83,12 @@ class Session:
     merged: Session | None = field(default=None, init=False)
     #: Shapes of this recording are propagated under this mode; see [Note: threads] in `fakes`.
     mode: FakeTensorMode = field(default_factory=lambda: MODES.recording, init=False)
+
+    @contextmanager
+    def faking(self) -> Iterator[None]:
+        """Tensors made here are fake. None is an inference tensor: of those PyTorch shows composite operators whole."""
+        with torch.inference_mode(False), self.mode:
+            yield
 
     def recorded(self, wanted: Iterable[Value]) -> Recording:
         """What has to run to make the wanted values."""
@@ -181,7 +188,7 @@ class Session:
         # that lives below that device, or waits there for a plan that says where it is to live, is used on it too.
         placed = self.settings is not None and tensor.device.type == "cpu" and self.settings.places(tensor)
         device = self.device if tensor.is_meta or placed else tensor.device
-        with self.mode:
+        with self.faking():
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         value = Value(fake, None, tensor.requires_grad)
         Node(Captured(), (), (value,), "tensor")

@@ -45,7 +45,7 @@ class Watch(TorchDispatchMode):
 
 def watch(session: Session, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Watch]:
     """The result of a call, and what it ran."""
-    with torch.inference_mode(False), torch.no_grad(), session.mode, Watch() as seen:
+    with session.faking(), torch.no_grad(), Watch() as seen:
         out = func(*args, **kwargs)
     return out, seen
 

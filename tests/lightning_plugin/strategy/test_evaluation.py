@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_plugin import Box, LazyImage, SFTStrategy
 from tests.exactness import difference
@@ -77,6 +78,22 @@ def test_predicted_maps_are_tensors_too() -> None:
     actual = trainer(SFTStrategy(**TILES)).predict(module, loader(2))
     assert type(actual[0]["map"]) is Tensor and actual[0]["names"] == ["a", "b"]
     assert difference(actual[0]["map"], expected[0]["map"]) < 1e-9
+
+
+@pytest.mark.parametrize("evaluate", ["validate", "test", "predict"])
+def test_dense_batches_are_evaluated_within_the_budget(evaluate: str) -> None:
+    module, data = Tested().double(), DataLoader(Pictures(2, (128, 160)))
+    module.net = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    expected = getattr(trainer(), evaluate)(module, data)
+    strategy = SFTStrategy(budget="400KiB", tile_over=1)
+    actual = getattr(trainer(strategy), evaluate)(module, data)
+    assert strategy.plan is not None and any(s.forward.tiles > 1 for s in strategy.plan.segments)
+    assert strategy.settings.barriers == () and strategy.peak_bytes <= 400 * 1024
+    for a, e in zip(actual, expected, strict=True):
+        if evaluate == "predict":
+            assert difference(a, e) < 1e-9
+        else:
+            assert a == pytest.approx(e, rel=1e-6)  # logged in single precision
 
 
 def test_evaluation_recomputes_nothing() -> None:
