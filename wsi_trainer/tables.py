@@ -20,6 +20,7 @@ from pathlib import Path
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_bytes
+from wsi_trainer.slides.store.files import replace_file
 from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")
@@ -173,7 +174,7 @@ def lines_of(rows: Iterable[Sequence[object]]) -> bytes:
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], keep: bool = False) -> None:
-    """Write a CSV file for people: a spreadsheet takes no text in it for a formula.
+    """Write a CSV file for people, whole or not at all: a spreadsheet takes no text in it for a formula.
 
     Args:
         path: The file; its folder is made.
@@ -182,7 +183,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[obje
         keep: Write texts as they are, where other programs read the file too, as a manifest.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(lines_of([columns]) + lines_of(row if keep else list(map(inert, row)) for row in rows))
+    replace_file(path, lines_of([columns]) + lines_of(row if keep else list(map(inert, row)) for row in rows))
 
 
 def append_row(path: Path, columns: Sequence[str], row: Sequence[object]) -> None:

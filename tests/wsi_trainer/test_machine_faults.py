@@ -32,6 +32,7 @@ from wsi_trainer.slides.readers.tiff import TiffReader
 from wsi_trainer.slides.store.files import machine, remove_half_written, replace_file
 from wsi_trainer.slides.whole_reads import read_at, read_into
 from wsi_trainer.stopping import Stopped, end_with_parent, ends_at_once, stops_once
+from wsi_trainer.tables import write_table
 
 
 def full(*args: object, **kwargs: object) -> Any:
@@ -92,6 +93,7 @@ def test_a_record_of_the_log_is_written_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("write", [
     lambda path: save_picture(Image.new("RGB", (9, 9)), path, "PNG"),
     lambda path: save_array(np.zeros(9), path),
+    lambda path: write_table(path, ["a"], [["b"]]),
     lambda path: write_weights(path, {"a": torch.zeros(9)}),
 ])  # fmt: skip
 def test_what_is_drawn_and_exported_is_there_whole_or_as_before(

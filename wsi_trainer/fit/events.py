@@ -84,20 +84,16 @@ class EventLog:
 
     def _append(self, record: dict[str, Any]) -> None:
         line = b"".join(map(_line, [*self._owed, record]))
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and size + len(line) > self.limit:
-                os.replace(self.path, older(self.path))
-                os.close(descriptor)
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-                line = b"".join(_line(one) for one in self._head.values() if one is not record) + line
-            elif size and os.pread(descriptor, 1, size - 1) != b"\n":
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size and size + len(line) > self.limit:
+            os.replace(self.path, older(self.path))
+            line = b"".join(_line(one) for one in self._head.values() if one is not record) + line
+        with self.path.open("a+b", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
                 line = b"\n" + line  # the process before this one was killed within a record
             while line:
-                line = line[os.write(descriptor, line) :]
-        finally:
-            os.close(descriptor)
+                line = line[os.write(file.fileno(), line) :]
 
 
 def _line(record: dict[str, Any]) -> bytes:

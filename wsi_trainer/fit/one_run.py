@@ -87,7 +87,8 @@ def alone(
         naming_disks(folder.path),
         naming_workers(),
     ):
-        training.train(model, data, config, folder, resume, progress, [Events(events)] if events else [])
+        if not training.train(model, data, config, folder, resume, progress, [Events(events)] if events else []):
+            return folder
         scores = training.test(model, data, config, folder, split, progress=progress)
     show(scores)
     return folder

@@ -59,7 +59,7 @@ def train(
     resume: str | None = None,
     progress: bool = True,
     watchers: Sequence[Callback] = (),
-) -> None:
+) -> bool:
     """Train the model; leaves config-independent files of the run in its folder.
 
     Args:
@@ -70,6 +70,9 @@ def train(
         resume: A checkpoint to continue from: "last", or a path.
         progress: Whether to show a progress bar.
         watchers: Callbacks that only look on.
+
+    Returns:
+        Whether this process is the first of those that trained: it alone tests and writes.
     """
     folder.path.mkdir(parents=True, exist_ok=True)
     check_settings(model, data, config)
@@ -93,12 +96,13 @@ def train(
         trainer = make_trainer(config, folder.path, callbacks, loggers, progress, devices=config.devices)
         trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=True)
     if not trainer.is_global_zero:
-        raise SystemExit(0)  # the first process alone tests and writes
+        return False
     if not watch.steps and (folder.memory.is_file() or (watch.plan is None and config.budget is not None)):
-        return  # all steps were taken before, and what they needed was written then
+        return True  # all steps were taken before, and what they needed was written then
     if not folder.plan.is_file():
         watch.write_plan()  # which a checkpoint has from a run that died
     write_json(folder.memory, memory_facts(watch, model, slides, config))
+    return True
 
 
 def start_of(folder: RunFolder, resume: str) -> Path | None:

@@ -155,6 +155,8 @@ class SlideClassifier(pl.LightningModule):
         self._spoilt: str | None = None  # the first slide validated whose prediction is not finite
         # Loss and slides of the epoch so far. Lightning's own mean begins anew where a run continues within an epoch.
         self.register_buffer("seen", torch.zeros(2))
+        # Each process sums its own slides; DistributedDataParallel would put the first one's sum in place of it.
+        self._ddp_params_and_buffers_to_ignore = ["seen"]
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self.seen: Tensor

@@ -7,7 +7,7 @@ units round an exponential differently at the end of a row, and a tile would sho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -43,8 +43,9 @@ class StainShift:
     factors: tuple[float, ...] = (1.0, 1.0, 1.0)
     tint: tuple[float, ...] = (0.0, 0.0, 0.0)
 
+    @cached_property
     def matrix(self) -> np.ndarray:
-        """What densities of R, G, B are multiplied by: into stains, scaled, and back."""
+        """Matrix that densities of R, G, B are multiplied by: into stains, scaled, and back."""
         unit = _STAINS / np.linalg.norm(_STAINS, axis=1, keepdims=True)
         return np.asarray(np.linalg.inv(unit) @ np.diag(self.factors) @ unit).T
 
@@ -64,7 +65,7 @@ class StainShift:
         red, green, blue = (density[pixels[:, channel].long()] for channel in range(3))
         # How much of anything there is, from 0 on glass to 1: tint only what is stained.
         amount = ((red + green + blue) * (2 / 3)).clamp_max(1)
-        matrix = self.matrix()
+        matrix = self.matrix
         for channel in range(3):
             mixed = red * float(matrix[channel, 0])
             mixed += green * float(matrix[channel, 1])

@@ -111,13 +111,21 @@ def tell(console: Console, guard: Guard, host: str, browser: bool) -> Callable[[
         link = f"http://{machine if host in ('0.0.0.0', '::') else name}:{port}/{query}"  # noqa: S104
         say(console, f"looking at it: {link}")
         if is_local(host):
-            say(console, f"from another machine: ssh -L {port}:localhost:{port} {getpass.getuser()}@{machine}")
+            say(console, f"from another machine: ssh -L {port}:{name}:{port} {user()}{machine}")
             say(console, f"  and there: http://localhost:{port}/{query}")
         say(console, "Ctrl-C ends it.")
         if browser:
             webbrowser.open(link)
 
     return ready
+
+
+def user() -> str:
+    """The user's name with an @ behind it; empty in containers, where a user may be a number without a name."""
+    try:
+        return f"{getpass.getuser()}@"
+    except (KeyError, OSError):  # KeyError before Python 3.13
+        return ""
 
 
 async def serve(scene: Scene, guard: Guard, listening: socket.socket, ready: Callable[[int], None]) -> None:

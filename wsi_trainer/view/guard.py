@@ -13,14 +13,13 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from wsi_trainer.view.refusals import Forbidden
 
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
+_HOST = re.compile(r"(\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -37,7 +36,7 @@ HEADERS = {
 
 def is_local(host: str) -> bool:
     """Whether only this machine reaches a server at this address."""
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -76,7 +75,7 @@ class Guard:
 
     def check_host(self, host: str | None) -> None:
         """Refuse a name that stands for this machine only by somebody else's word; with a token any may."""
-        if self.token is None and _name_of(host) not in LOCAL_NAMES:
+        if self.token is None and not is_local(_name_of(host)):
             raise Forbidden("this server answers to localhost only; start it with --token to reach it by another name")
 
     @property
@@ -88,7 +87,7 @@ class Guard:
             request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         ) -> web.StreamResponse:
             self.check_host(request.headers.get("Host"))
-            if request.headers.get("Sec-Fetch-Site") == "cross-site" and request.path != "/":
+            if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and request.path != "/":
                 raise Forbidden("another web site asked for this")
             if self.token is None:
                 return await handler(request)
@@ -109,7 +108,5 @@ class Guard:
 
 def _name_of(host: str | None) -> str:
     """The name of a Host header, without the port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host or "")
+    return (found[2] or found[3]) if found else ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.view.asked import Asked
@@ -127,7 +128,13 @@ def make_app(scene: Scene, guard: Guard, workers: int = 4) -> web.Application:
         scene.close()
 
     app.on_cleanup.append(end)
+    logging.getLogger("aiohttp.server").addFilter(_is_request)
     return app
+
+
+def _is_request(record: logging.LogRecord) -> bool:
+    """Drop what aiohttp logs, with a traceback, of bytes that are no HTTP request; they are answered with 400."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _threaded(

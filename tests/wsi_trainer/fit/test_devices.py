@@ -1,9 +1,11 @@
 """Several devices: each has slides of its own, and one of them writes."""
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +47,36 @@ def test_two_processes_train_one_network(words: list[str], square_slides: Path, 
     folder = RunFolder(tmp_path / "run")
     assert read_json(folder.evaluation("test"))["slides"] == 2
     assert torch.load(folder.checkpoint("last"), weights_only=False)["global_step"] == 2 * 3  # of 6 slides, two at once
+
+
+NOTING = """
+import os, sys
+from wsi_trainer.cli import main
+from wsi_trainer.models import SlideClassifier
+step = SlideClassifier.training_step
+def noted(self, batch, batch_idx):
+    loss = step(self, batch, batch_idx)
+    with open(f"losses-{os.environ.get('LOCAL_RANK', 0)}", "a") as file:
+        print(float(loss.detach()), file=file)
+    return loss
+SlideClassifier.training_step = noted
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_all_devices(
+    words: list[str], square_slides: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(NOTING)
+    options = [f"--data.manifest={square_slides}", "--train.budget=64MiB", "--train.devices=2", "--train.epochs=2"]
+    command = [sys.executable, "program.py", "fit", *words, *options, "--train.loggers=[csv]"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = np.array([np.loadtxt(tmp_path / f"losses-{rank}") for rank in range(2)])
+    (table,) = (tmp_path / "run").rglob("metrics.csv")
+    with table.open() as file:
+        said = [float(row["train_loss"]) for row in csv.DictReader(file) if row.get("train_loss")]
+    assert said == pytest.approx(steps.reshape(2, 2, 3).mean(axis=(0, 2)).tolist(), rel=1e-6)
 
 
 @pytest.mark.full

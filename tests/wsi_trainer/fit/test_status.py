@@ -44,6 +44,24 @@ def test_the_log_is_bounded_and_keeps_what_the_run_is(tmp_path: Path) -> None:
     assert not [file for file in tmp_path.iterdir() if file not in (path, older(path))]
 
 
+def test_a_log_that_cannot_be_opened_anew_closes_no_descriptor_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "events.jsonl"
+    events = EventLog(path, limit=200)
+    for step in range(3):
+        events.write("checkpoint", step=step)
+    replace = os.replace
+
+    def taken(source: Path, target: Path) -> None:
+        replace(source, target)
+        path.mkdir()  # what another program may do meanwhile
+
+    monkeypatch.setattr(os, "replace", taken)
+    events.write("checkpoint", step=3)
+    assert "Is a directory" in caplog.text and "Bad file descriptor" not in caplog.text
+
+
 def test_numbers_that_are_not_finite_are_json_too(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     EventLog(path).write("epoch", scores={"val_loss": float("nan")}, step=1)

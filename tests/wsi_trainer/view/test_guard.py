@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
+
 import pytest
+from rich.console import Console
 
 from tests.wsi_trainer.view.conftest import Made, Served, serving
+from wsi_trainer.view.command import tell
 from wsi_trainer.view.guard import Guard, is_local, new_token
 from wsi_trainer.view.pages import ASSETS
 from wsi_trainer.view.scene import Scene
@@ -29,20 +34,26 @@ def test_without_the_token_nothing_is_shown(made: Made, address: str) -> None:
         assert served.get(address, Cookie=cookie.split(";")[0]).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[::1", ""])
+@pytest.mark.parametrize(
+    "host",
+    "evil.example 127.0.0.1.evil.example localhost.evil.example:80 [::1 localhost/.evil.com localhost#.evil.com "
+    "user@localhost ".split(" "),
+)
 def test_another_name_for_this_machine_is_refused(served: Served, host: str) -> None:
     reply = served.get("/contents.json", Host=host)
     assert reply.status in (400, 403)
     assert b"slides" not in reply.body
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9999", "[::1]:80", "LOCALHOST:1"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9999", "[::1]:80", "LOCALHOST:1", "127.0.0.2:8765"])
 def test_a_tunnel_may_have_another_port(served: Served, host: str) -> None:
     assert served.get("/contents.json", Host=host).status == 200
 
 
 def test_other_sites_may_not_use_it(served: Served) -> None:
-    assert served.get("/contents.json", Sec_Fetch_Site="cross-site").status == 403
+    for site in ("cross-site", "same-site"):  # the latter is another port of this machine
+        assert served.get("/contents.json", Sec_Fetch_Site=site).status == 403
+    assert served.get("/contents.json", Sec_Fetch_Site="same-origin").status == 200
     for address in (*ADDRESSES, "/nothing", "/slides/99/about.json"):
         headers = served.get(address).headers
         assert headers["cross-origin-resource-policy"] == "same-origin"
@@ -60,6 +71,32 @@ def test_each_server_has_a_cookie_of_its_own() -> None:
 )
 def test_which_addresses_are_local(host: str, local: bool) -> None:
     assert is_local(host) is local
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 1234"), OSError("No username set")])
+def test_a_user_without_a_name_gets_the_link(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nameless() -> str:
+        raise error
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    tell(Console(), Guard(None), "127.0.0.2", browser=False)(8765)
+    shown = capsys.readouterr().out
+    assert "http://127.0.0.2:8765/" in shown and f"ssh -L 8765:127.0.0.2:8765 {socket.gethostname()}" in shown
+
+
+WRONG = {"version": b"GET / HTTP/9.9", "long": b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000, "TLS": b"\x16\x03\x01"}
+
+
+@pytest.mark.parametrize("sent", WRONG.values(), ids=WRONG)
+def test_what_is_no_request_is_answered_without_a_traceback(
+    served: Served, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+        connection.sendall(sent + b"\r\n\r\n")
+        assert connection.makefile("rb").read().partition(b"\r\n")[0].endswith(b"400 Bad Request")
+    assert "Traceback" not in caplog.text
 
 
 def test_all_files_of_the_page_are_served(served: Served) -> None:
