@@ -37,8 +37,8 @@ def modules(package: str) -> Iterator[str]:
         parts = path.relative_to(ROOT).with_suffix("").parts
         if parts[-1] == "__init__":
             parts = parts[:-1]
-        # A flavour repeats the strategies' classes, and what is private of PyTorch is documented there.
-        hidden = any(part.startswith(("_", "flavour_")) or part == "private" for part in parts)
+        # What is private of PyTorch is documented there.
+        hidden = any(part.startswith("_") or part == "private" for part in parts)
         if not hidden and ast.get_docstring(ast.parse(path.read_text())):
             yield ".".join(parts)
 

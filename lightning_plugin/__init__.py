@@ -1,5 +1,6 @@
 """Train deep networks on whole gigapixel images on one memory-constrained device, exactly."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_plugin.boxes import Box, Grid
@@ -15,15 +16,9 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.make import make_plan
 from lightning_plugin.planner.sweep import Sweep, sweep
 from lightning_plugin.source import TensorSource, TileSource
-from lightning_plugin.strategy.registration import register_all
 
 if TYPE_CHECKING:
-    from lightning_plugin.strategy.flavour_pytorch_lightning import (
-        SFTDDPStrategy,
-        SFTStrategy,
-        StepMonitor,
-        WholeCheckpoints,
-    )
+    from lightning_plugin.strategy import SFTDDPStrategy, SFTStrategy, StepMonitor, WholeCheckpoints
 
 __all__ = [
     "BarrierError",
@@ -56,11 +51,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The strategies and what belongs to them, on demand: they import Lightning, which the engine does not need."""
     if name in ("SFTStrategy", "SFTDDPStrategy", "StepMonitor", "WholeCheckpoints"):
-        from lightning_plugin.strategy import flavour
-
-        return getattr(flavour(), name)
+        return getattr(import_module("lightning_plugin.strategy"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 answer_calls()
-register_all()

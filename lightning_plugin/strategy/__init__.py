@@ -1,25 +1,29 @@
 """Lightning strategies: the engine under any `Trainer`.
 
-Nothing here imports Lightning until it is imported by somebody else or a strategy is asked for; see
-`registration`.
+Importing this package imports Lightning, which the engine itself does not need, and registers the names of `NAMES` for
+``Trainer(strategy=...)``.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from typing import Any
 
+from lightning_plugin.strategy.bases import StrategyRegistry
+from lightning_plugin.strategy.ddp import SFTDDPStrategy
+from lightning_plugin.strategy.monitor import StepMonitor
+from lightning_plugin.strategy.single import SFTStrategy
+from lightning_plugin.strategy.writing import WholeCheckpoints
 
-def flavour() -> Any:
-    """The module with the strategies for the Lightning in use; ``pytorch_lightning`` where both are."""
-    names = ("pytorch_lightning", "lightning.pytorch")
-    present = [n for n in names if n in sys.modules] or [n for n in names if importlib.util.find_spec(n.split(".")[0])]
-    if not present:
-        raise ImportError(
-            "the strategies need PyTorch Lightning: pip install pytorch-lightning (or lightning). "
-            "TiledModule works without it."
-        )
-    suffix = "pytorch_lightning" if present[0] == "pytorch_lightning" else "lightning"
-    return importlib.import_module(f"lightning_plugin.strategy.flavour_{suffix}")
+__all__ = ["NAMES", "SFTDDPStrategy", "SFTStrategy", "StepMonitor", "WholeCheckpoints"]
+
+#: The strategies by name, with the options that each name stands for.
+NAMES: dict[str, tuple[type, dict[str, Any]]] = {
+    "sft": (SFTStrategy, {}),
+    "sft_ddp": (SFTDDPStrategy, {}),
+    "sft_ddp_spawn": (SFTDDPStrategy, {"start_method": "spawn"}),
+    "sft_ddp_fork": (SFTDDPStrategy, {"start_method": "fork"}),
+    "sft_ddp_notebook": (SFTDDPStrategy, {"start_method": "fork"}),
+}
+
+for _name, (_strategy, _options) in NAMES.items():
+    StrategyRegistry.register(_name, _strategy, description=f"{_strategy.__name__} of lightning_plugin", **_options)

@@ -1,4 +1,4 @@
-"""The strategy for several devices and nodes, without its Lightning base class: see `flavour_pytorch_lightning`."""
+"""The strategy for several devices and nodes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lightning_plugin.options import Options, RankWords, Size, Words, documented
+from lightning_plugin.strategy.bases import DDPStrategy
 from lightning_plugin.strategy.layer_sync import revert, synchronize
 from lightning_plugin.strategy.resume import random_state
 from lightning_plugin.strategy.settle import settle
@@ -61,7 +62,7 @@ class DDPWords(RankWords, total=False):
 documented(RankWords, DDPWords)
 
 
-class ParallelTiling(Tiling):
+class SFTDDPStrategy(Tiling, DDPStrategy):
     """Train on images that do not fit, on several devices and nodes, exactly::
 
         Trainer(strategy="sft_ddp", devices=4)

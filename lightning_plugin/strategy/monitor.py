@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_plugin.strategy.bases import Callback
 
-class Monitoring:
+
+class StepMonitor(Callback):
     """Logs, for every step that was run tile by tile, to the Trainer's loggers: predicted and measured peak, the
     share of work that was recomputed, seconds, those of them spent waiting for pixels and for the disk (and their
     share), the number of tiles, and how many of them were identical to another and cost nothing::

@@ -1,4 +1,4 @@
-"""The strategy for one device, without its Lightning base class: see `flavours`."""
+"""The strategy for one device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any, Unpack
 import torch
 
 from lightning_plugin.options import Size, StrategyWords
+from lightning_plugin.strategy.bases import SingleDeviceStrategy
 from lightning_plugin.strategy.tiling import Tiling
 
 
-class SingleTiling(Tiling):
+class SFTStrategy(Tiling, SingleDeviceStrategy):
     """Train on images that do not fit, on one device (CUDA, CPU, MPS), exactly::
 
         Trainer(strategy="sft")                       # within the memory the device has

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from lightning_plugin.strategy.report import StepReport
 from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.settle import settle
 from lightning_plugin.strategy.update import Updates, separable
+from lightning_plugin.strategy.writing import WholeCheckpoints
 from lightning_plugin.units import parse_bytes
 
 #: Networks keep at most about this many bytes for each byte of their input, so smaller inputs need no tiles.
@@ -42,8 +43,6 @@ log = logging.getLogger(__name__)
 class Tiling:
     """Mixed into a Lightning strategy; the methods are those of `pytorch_lightning.strategies.Strategy`."""
 
-    #: Lightning's class of what writes checkpoints, where the user gives none.
-    writes: ClassVar[type[Any]]
     settings: RunSettings
     _checkpoint_io: Any
     _tile_over: Size
@@ -69,9 +68,9 @@ class Tiling:
         """What writes checkpoints: the user's, what the user has wrapped around Lightning's, or `WholeCheckpoints`."""
         found = self._checkpoint_io
         if found is None:
-            found = self._checkpoint_io = self.writes()
+            found = self._checkpoint_io = WholeCheckpoints()
         elif hasattr(found, "checkpoint_io"):
-            found.checkpoint_io = self.writes()
+            found.checkpoint_io = WholeCheckpoints()
         return found
 
     @checkpoint_io.setter

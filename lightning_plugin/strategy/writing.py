@@ -9,8 +9,10 @@ from typing import Any, BinaryIO
 
 import torch
 
+from lightning_plugin.strategy.bases import TorchCheckpointIO
 
-class Writing:
+
+class WholeCheckpoints(TorchCheckpointIO):
     """Checkpoints that are written whole or not at all, tensor by tensor from where each lies.
 
     Lightning makes a second copy of a checkpoint in memory and writes that to the folder for temporary files, which

@@ -1,4 +1,4 @@
-"""The names are there whichever is imported first, and nothing is imported for them."""
+"""The strategies and their names are there whichever is imported first, and Lightning is whole."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 CASES = {
-    "lightning first": "import pytorch_lightning as pl; import lightning_plugin",
-    "this package first": "import lightning_plugin; import pytorch_lightning as pl",
-    "a submodule first": "from pytorch_lightning.strategies import StrategyRegistry; import lightning_plugin\n"
+    "lightning first": "import pytorch_lightning as pl; import lightning_plugin.strategy",
+    "this package first": "import lightning_plugin.strategy; import pytorch_lightning as pl",
+    "a submodule first": "from pytorch_lightning.strategies import StrategyRegistry; import lightning_plugin.strategy\n"
     "import pytorch_lightning as pl",
     "the class first": "from lightning_plugin import SFTStrategy; import pytorch_lightning as pl",
+    "by attribute": "import lightning_plugin; lightning_plugin.SFTStrategy; import pytorch_lightning as pl",
 }
 
 
@@ -32,20 +33,25 @@ def python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[] if n == "lightning first" or n == "the class first" else [pytest.mark.full])
-        for n in CASES
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_names_are_registered(name: str, tmp_path: Path) -> None:
     code = f"""{CASES[name]}
+pl.callbacks.ModelCheckpoint, pl.loggers.CSVLogger, pl.accelerators.CPUAccelerator
 options = dict(accelerator="cpu", logger=False, enable_checkpointing=False)
 for name in ("sft", "SFT"):
     print(type(pl.Trainer(strategy=name, **options).strategy).__name__)
 """
     assert python(code, tmp_path).split() == ["SFTStrategy", "SFTStrategy"]
+
+
+def test_the_engine_alone_imports_no_lightning_and_watches_no_imports(tmp_path: Path) -> None:
+    code = """
+import sys
+before = list(sys.meta_path)
+import lightning_plugin
+print(sys.meta_path == before, "pytorch_lightning" in sys.modules)
+"""
+    assert python(code, tmp_path).split() == ["True", "False"]
 
 
 def test_without_lightning_the_engine_works_and_the_strategy_says_what_is_missing(tmp_path: Path) -> None:
@@ -69,8 +75,8 @@ except ImportError as error:
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="the package lightning is not installed")
 def test_the_other_lightning(tmp_path: Path) -> None:
     code = """
-import lightning_plugin
 import lightning.pytorch as pl
+import lightning_plugin.strategy
 strategy = pl.Trainer(strategy="sft", accelerator="cpu", logger=False, enable_checkpointing=False).strategy
 print(isinstance(strategy, pl.strategies.Strategy), isinstance(strategy, lightning_plugin.SFTStrategy))
 """
