@@ -51,6 +51,10 @@ class DataConfig:
     """
     root: Path | None = None
     """Folder at which relative paths of slides start; by default the manifest's."""
+    stores: Path | None = None
+    """Folder that `wsi-train preprocess` wrote: slides of the manifest are read from their stores there, which are
+    found by the slides' names. Null reads the files that the manifest lists.
+    """
     downsample: int = 1
     """Shrink the slide by this factor in each direction: 1 trains on every pixel, 16 on a thumbnail."""
     context: tuple[int, ...] = ()
@@ -143,6 +147,11 @@ class DataConfig:
         for name, share in (("validation", self.validation), ("test", self.test)):
             if not 0 <= share < 1:
                 raise UserError(f"data.{name} is {share}; it must be at least 0 and below 1")
+
+    def records(self, manifest: Path | None = None, **how: Any) -> list[SlideRecord]:
+        """The slides of the manifest, or of another one, as they are read in training: `read_manifest` says how."""
+        stores = None if self.features is not None else self.stores
+        return read_manifest(manifest or self.manifest, self.root, stores=stores, **how)
 
 
 class SlideDataset(Dataset[SlideBatch]):
@@ -311,9 +320,7 @@ class SlideData(pl.LightningDataModule):
         self.to_image = to_image
         self.tissue_stride = tissue_stride
         self.kept = kept
-        records = kept or read_manifest(
-            config.manifest, config.root, columns=self.task.columns, filled=not self.task.may_be_empty
-        )
+        records = kept or config.records(columns=self.task.columns, filled=not self.task.may_be_empty)
         targets = [target_of(self.task, record) for record in records]
         if config.features is None:
             check_files(records)

@@ -12,12 +12,13 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.slides.stores import StoreIndex
 from wsi_trainer.tables import micrometres, read_table, write_table
 from wsi_trainer.words import clean
 
@@ -66,6 +67,7 @@ def read_manifest(
     labelled: bool = True,
     columns: Sequence[str] = ("label",),
     filled: bool = True,
+    stores: Path | None = None,
 ) -> list[SlideRecord]:
     """Read and check the manifest.
 
@@ -75,6 +77,7 @@ def read_manifest(
         labelled: Whether each slide needs a label.
         columns: The columns with the label.
         filled: Whether none of these may be empty.
+        stores: A folder that `preprocess` wrote, in which each slide is read from its store; None reads the slides.
     """
     needed = ("slide", *columns) if labelled else ("slide",)
     if not path.is_file():
@@ -89,8 +92,31 @@ def read_manifest(
     if not records:
         raise UserError(f"{path} lists no slides; add one line for each")
     _check_unique(path, records)
+    if stores is not None:
+        records = from_stores(records, stores)
     _note_spellings(path, tuple(record.patient for record in records))
     return records
+
+
+def from_stores(records: Sequence[SlideRecord], folder: Path) -> list[SlideRecord]:
+    """The records with the stores of their slides as paths.
+
+    Raises:
+        UserError: A slide has no store, or two slides have one.
+    """
+    index = StoreIndex(folder)
+    found = [index.of(record.path) for record in records]
+    missing = [record.slide for record, store in zip(records, found) if store is None]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of {len(records)} slides have no store in {folder}, the first is {missing[0]}; convert "
+            "them with `wsi-train preprocess`, or give their folder as data.stores (null reads the slides themselves)"
+        )
+    first: dict[Path | None, str] = {}
+    for record, store in zip(records, found):
+        if (other := first.setdefault(store, record.slide)) != record.slide:
+            raise UserError(f"slides {other} and {record.slide} are one store, {store}; take one out of the manifest")
+    return [replace(record, path=store) for record, store in zip(records, found) if store is not None]
 
 
 def one_spelling(patients: Iterable[str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ class DemoSettings:
         """What decides the slides: if it is the same, slides of an earlier demo are used again."""
         return {key: value for key, value in asdict(self).items() if key in ("seed", "slides", "side")}
 
-    def run_options(self, manifest: Path, name: str) -> dict[str, Any]:
+    def run_options(self, name: str) -> dict[str, Any]:
         """The config of one of the two runs, as `wsi-train fit --config` reads it."""
         full = name == "full"
         return {
@@ -51,7 +51,11 @@ class DemoSettings:
                 "task": {"class_path": "wsi_trainer.models.BinaryTask"},
                 "learning_rate": 0.003,
             },
-            "data": {"manifest": str(manifest), "downsample": 1 if full else self.thumbnail},
+            "data": {
+                "manifest": str(self.out / "slides" / "manifest.csv"),
+                "stores": str(self.out / "zarr"),
+                "downsample": 1 if full else self.thumbnail,
+            },
             "train": {
                 "epochs": self.epochs if full else 5 * self.epochs,
                 "seed": self.seed,

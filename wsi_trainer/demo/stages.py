@@ -35,19 +35,18 @@ def make_slides(settings: DemoSettings, console: Console) -> Path:
         )
 
 
-def convert(settings: DemoSettings, manifest: Path) -> Path:
-    """Run `wsi-train preprocess` and return the manifest of the stores."""
+def convert(settings: DemoSettings, manifest: Path) -> None:
+    """Run `wsi-train preprocess`."""
     out = settings.out / "zarr"
     levels = settings.thumbnail.bit_length()  # down to the thumbnail
     if preprocess(str(manifest), out, background="constant", levels=levels, overwrite=True):
         raise UserError(f"slides could not be converted; the reasons are in {out / 'failures.csv'}")
-    return out / "manifest.csv"
 
 
-def train_and_test(settings: DemoSettings, manifest: Path, name: str) -> RunFolder:
+def train_and_test(settings: DemoSettings, name: str) -> RunFolder:
     """Run `wsi-train fit` with the demo's config, which is left beside the runs to be tried again."""
     parser = make_parser("fit", "Train a slide classifier.")
-    options = parser.parse_object(settings.run_options(manifest, name))
+    options = parser.parse_object(settings.run_options(name))
     config = settings.out / "runs" / f"{name}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(parser.dump(options), encoding="utf-8")
@@ -57,7 +56,7 @@ def train_and_test(settings: DemoSettings, manifest: Path, name: str) -> RunFold
 def write_maps(settings: DemoSettings, folder: RunFolder, console: Console) -> None:
     """Write maps of the held-out slides, and compare them with the lesions that were generated."""
     parser = make_parser("heatmap", "Write maps.")
-    options = parser.parse_object(settings.run_options(settings.out / "zarr" / "manifest.csv", "full"))
+    options = parser.parse_object(settings.run_options("full"))
     model, data, config = instantiate(parser, options)
     load_weights(model, folder.checkpoint("best"))
     facts = write_heatmaps(model, data, config, folder, regions=settings.out / "slides" / "lesions")

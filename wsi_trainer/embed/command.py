@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from wsi_trainer.data import DataConfig, check_files, read_manifest
+from wsi_trainer.data import DataConfig, check_files
 from wsi_trainer.embed.layouts import Layout
 from wsi_trainer.embed.slides import Embedder
 from wsi_trainer.errors import UserError
@@ -94,7 +94,7 @@ def write_features(
     else:
         for line in str(model.load_pretrained()).splitlines():
             say(console, line)
-    records = read_manifest(data.manifest, data.root, labelled=False)
+    records = data.records(labelled=False)
     check_files(records)
     out.mkdir(parents=True, exist_ok=True)
     precision = precision_of(config)

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
-from wsi_trainer.data import folds, read_manifest, read_splits, write_folds
+from wsi_trainer.data import DataConfig, folds, read_splits, write_folds
 from wsi_trainer.data.datamodule import target_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.one_run import instantiate, run
@@ -43,7 +43,7 @@ def fit_folds(
     model, data, config = instantiate(parser, options)
     if data.splits is not None:
         raise UserError("--folds divides the slides anew, and data.splits says how: leave one of them out")
-    manifests = divide(model.task, data.manifest, data.root, count, config.seed, data.validation, by, out.path)
+    manifests = divide(model.task, data, count, config.seed, by, out.path)
     split = held_out(manifests)
     out.config.write_text(parser.dump(options), encoding="utf-8")
     console = Console()
@@ -67,14 +67,7 @@ def fit_folds(
 
 
 def divide(
-    task: Task,
-    manifest: Path,
-    root: Path | None,
-    count: int,
-    seed: int,
-    validation: float,
-    by: Literal["patient", "site"],
-    out: Path,
+    task: Task, data: DataConfig, count: int, seed: int, by: Literal["patient", "site"], out: Path
 ) -> list[Path]:
     """Write a manifest with splits for each fold, by the strata of the task. Folds that are there are kept."""
     there = sorted((out / "folds").glob("fold*.csv"), key=lambda path: (len(path.stem), path.stem))
@@ -82,11 +75,11 @@ def divide(
         if len(there) != count:
             raise UserError(f"{out} has {len(there)} folds and --folds is {count}; a cross-validation keeps its folds")
         return there
-    records = read_manifest(manifest, root, columns=task.columns, filled=not task.may_be_empty)
+    records = data.records(columns=task.columns, filled=not task.may_be_empty)
     for record in records:
         target_of(task, record)
     strata = [replace(record, label=task.stratum(record.cells), marks=task.marks(record.cells)) for record in records]
-    divided = folds(strata, count, seed=seed, validation=validation, by=by)
+    divided = folds(strata, count, seed=seed, validation=data.validation, by=by)
     labelled = [[replace(one, label=record.label) for one, record in zip(fold, records)] for fold in divided]
     return write_folds(out / "folds", labelled)
 
@@ -101,7 +94,7 @@ def of_fold(options: Namespace, out: Path, manifest: Path) -> Namespace:
     """The options of one fold's run."""
     mine = options.clone()
     mine.out = out
-    mine.data.manifest, mine.data.root = manifest, None
+    mine.data.manifest, mine.data.root, mine.data.stores = manifest, None, None
     return mine
 
 

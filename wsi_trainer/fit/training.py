@@ -209,7 +209,7 @@ def predict_slides(
 ) -> Path:
     """Write the predictions of slides that need no label; returns the path of the CSV file."""
     load_weights(model, folder.checkpoint(checkpoint))
-    records = read_manifest(manifest, data.root, labelled=False)
+    records = data.records(manifest, labelled=False)
     if data.features is None:
         check_files(records)
     records = grouped(data, records, None)

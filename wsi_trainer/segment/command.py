@@ -46,9 +46,10 @@ def segment(words: Sequence[str]) -> int:
     chosen = SegmentOptions(**{field.name: getattr(options, field.name) for field in fields(SegmentOptions)})
     folder = RunFolder(Path(options.out)).existing()
     load_weights(model, folder.checkpoint(options.checkpoint))
-    manifest = options.slides or folder.splits
-    records = read_manifest(manifest, data.root if options.slides else None, labelled=False)
-    records = [record for record in records if options.slides or record.split == options.split]
+    if options.slides:
+        records = data.records(options.slides, labelled=False)
+    else:
+        records = [one for one in read_manifest(folder.splits, labelled=False) if one.split == options.split]
     if not records:
         raise UserError(f"no slide is in the split {options.split}; the splits of this run are in {folder.splits}")
     check_files(records)

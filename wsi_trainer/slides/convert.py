@@ -15,6 +15,7 @@ from typing import Any
 from PIL import Image
 
 from wsi_trainer import __version__
+from wsi_trainer.foreign import read_json
 from wsi_trainer.places import Place
 from wsi_trainer.places.stored import KEY
 
@@ -69,6 +70,8 @@ class Converted:
     note: str = ""
     rules: Mapping[str, float] = field(default_factory=dict)
     """Of each rule, what it took or put in as a share of the mask it was shown."""
+    source: str = ""
+    """SHA-256 of the slide's file: equal for a slide that was renamed or copied."""
 
 
 class Busy(SlideError):
@@ -169,13 +172,14 @@ def stored(job: Job, out: Path) -> Converted | None:
     store = out / f"{job.name}.zarr"
     try:
         return _row(job, store, skipped=True) if store.exists() else None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None  # damaged: the run that meets it reports it
 
 
 def _row(job: Job, store: Path, *, skipped: bool) -> Converted:
     facts = read_manifest(store)["settings"]["facts"]
-    return Converted(name=job.name, store=f"{job.name}.zarr", skipped=skipped, **facts)
+    source = read_json(store / "zarr.json")["attributes"]["wsi_trainer"]["source"]["sha256"]
+    return Converted(name=job.name, store=f"{job.name}.zarr", skipped=skipped, source=source, **facts)
 
 
 class _Conversion:

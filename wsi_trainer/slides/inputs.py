@@ -38,7 +38,7 @@ def list_slides(slides: str, out: Path | None = None, note: Note = lambda text: 
         UserError: There is nothing, or the manifest is wrong.
     """
     path = Path(slides)
-    if path.is_file() and path.suffix.lower() == ".csv":
+    if is_table(slides):
         listed = _from_manifest(path)
     else:
         walk = Walk(out, note)
@@ -49,6 +49,11 @@ def list_slides(slides: str, out: Path | None = None, note: Note = lambda text: 
     if not listed:
         raise UserError(f"{slides}: no slide there; give a folder, a file, a quoted pattern or a manifest CSV")
     return listed
+
+
+def is_table(slides: str) -> bool:
+    """Whether the user means the slides that a table lists."""
+    return Path(slides).is_file() and Path(slides).suffix.lower() == ".csv"
 
 
 def _from_pattern(pattern: str, walk: Walk) -> list[Path]:

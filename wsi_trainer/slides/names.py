@@ -14,11 +14,16 @@ from .readers import omezarr
 def plain_name(slide: Path) -> str:
     """The name of a slide without its extension, however long that is."""
     name = slide.name if slide.name not in ("", "..") else slide.resolve().name  # "." and ".." are folders, too
+    is_series = slide.is_dir() and not omezarr.claims(slide, b"")  # the name of such a folder has no extension
+    return name if is_series else without_extension(name)
+
+
+def without_extension(name: str) -> str:
+    """The name of a file, or its path, without the extension."""
     for ending in (".ome.tiff", ".ome.tif", ".ome.zarr"):
         if name.lower().endswith(ending):
             return name[: -len(ending)]
-    is_series = slide.is_dir() and not omezarr.claims(slide, b"")  # the name of such a folder has no extension
-    return name if is_series else Path(name).stem
+    return name.removesuffix(Path(name).suffix)
 
 
 def different_names(slides: Sequence[Path], root: Path | None) -> list[str]:

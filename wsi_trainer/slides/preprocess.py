@@ -1,4 +1,4 @@
-"""`wsi-train preprocess`: slides in, checked OME-Zarr stores and a manifest out."""
+"""`wsi-train preprocess`: slides in, checked OME-Zarr stores and a table of them out."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from wsi_trainer.words import is_text
 from .associated import FOLDER as ASSOCIATED
 from .associated import save_associated
 from .bar import slide_bar
-from .cohort import MANIFEST, read_manifest_of, update_tables
-from .convert import THUMBNAILS, Converted, Job, recover, stored
+from .convert import THUMBNAILS, Converted, Job, recover
 from .errors import SlideError
 from .export import FOLDER, export_ngff04
 from .identity import source_bytes
-from .inputs import Listed, check_outlines, list_slides, part_of
+from .inputs import Listed, check_outlines, is_table, list_slides, part_of
 from .pool import Failure, Outcome, Report, run_all, workers_of
-from .results import show, write_failures
+from .results import show, show_notes, write_failures
 from .review.overlay import SUFFIX
 from .review.page import PAGE, Entry, write_page
 from .rules.blur import Blur
@@ -35,8 +34,9 @@ from .rules.fold import Fold
 from .rules.pale import Pale
 from .rules.pen import Pen
 from .settings import Settings
-from .staging import Locked, due, lock
+from .staging import Locked, lock
 from .stall import stall_seconds
+from .stores import TEMPLATE, find_stores, listed_in, unlisted, write_stores
 
 
 def preprocess(
@@ -68,12 +68,13 @@ def preprocess(
     """Convert slides to zarr: checked, resumable, background for free.
 
     What was interrupted continues where it stopped when the same command is given again; what is converted is
-    not touched. A slide that cannot be converted is reported in OUT/failures.csv and the others go on. What you
-    write into OUT/manifest.csv stays: later runs, with other slides too, add rows and fill in empty cells only.
+    not touched. A slide that cannot be converted is reported in OUT/failures.csv and the others go on. Train with your
+    own manifest and --data.stores OUT. Without a manifest of yours OUT/manifest.csv is written once for you to
+    complete, and never again.
 
     Args:
         slides: A folder, a file, a quoted pattern, or a manifest CSV with a column slide (and perhaps mpp).
-        out: Folder for the stores, manifest.csv, failures.csv, summary.csv and thumbnails.
+        out: Folder for the stores, stores.csv, failures.csv and thumbnails.
         mpp: Micrometres per pixel of the result. Without it pixels stay as they are, bit for bit.
         source_mpp: Micrometres per pixel of the slides, where their files do not say it or say it wrong.
         workers: Processes; the default is one for each core, at most 8.
@@ -116,10 +117,11 @@ def preprocess(
     listed = list_slides(slides, out, lambda text: say(console, text))
     part = part_of(listed, shard)
     check_outlines(geojson, len(listed))
-    _check_folder(out, slides)
+    _check_folder(out)
     with ends_at_once():
         recover(out)
         jobs, failures = _readable(part)
+        done: list[int] = []
         new = 0
         try:
             with slide_bar(console, "converting", [_size(job) for job in jobs]) as bar:
@@ -130,24 +132,33 @@ def preprocess(
                         if isinstance(outcome, Failure):
                             failures.append(outcome)
                         else:
+                            done.append(number)
                             new += not outcome.skipped
         except Stopped:
             with suppress(UserError):  # the next run says so too
-                update_tables(out, listed)
+                write_stores(out)
             raise
-        converted = [job for job in jobs if stored(job, out) is not None]
+        converted = [jobs[number] for number in sorted(done)]
         if copy_associated:
             failures += _copy_associated(out, converted, settings)
         failures += _export(console, out, _copied(out, converted, export_ngff is not None))
-        told = update_tables(out, listed)
+        listing = write_stores(out)
         write_failures(out, failures, shard)
-        _show_masks(out, told.stores)
-        names = {item.job.name for item in listed}
-        show(console, out, [row for row in told.stores if row.name in names], failures, new, told)
+        _show_masks(out, listing.stores, failures)
+        failed = {failure.slide for failure in failures}
+        names = [item.job.name for item in listed if str(item.job.slide) not in failed]
+        missing = unlisted(out, names, template=not is_table(slides))
+        there = {job.name for job in converted}
+        show(console, [row for row in listing.stores if row.name in there], failures)
+        show_notes(console, out, listing, missing)
+        how = f"{slides} --data.stores {out}" if is_table(slides) else f"{out / TEMPLATE}, when it has your labels"
+        end = f"; reasons are in {out}/failures*.csv" if failures else ""
+        counts = f"{len(converted)} converted ({new} now), {len(failures)} failed"
+        say(console, f"{counts}. Train with --data.manifest {how}{end}")
     return 1 if failures else 0
 
 
-def _show_masks(out: Path, stores: Sequence[Converted]) -> None:
+def _show_masks(out: Path, stores: Sequence[Converted], failures: Sequence[Failure]) -> None:
     """Writes the page of all masks of the folder."""
     entries = []
     for row in stores:
@@ -156,23 +167,18 @@ def _show_masks(out: Path, stores: Sequence[Converted]) -> None:
             overlay = f"{THUMBNAILS}/{row.name}{SUFFIX}" if row.rules else None
             entries.append(Entry(row.name, thumbnail, overlay, row.tissue, row.rules, row.note))
     if entries:
-        write_page(out / PAGE, out.resolve().name, entries)
+        write_page(out / PAGE, out.resolve().name, entries, [(Path(f.slide).name, f.reason) for f in failures])
 
 
-def _check_folder(out: Path, slides: str) -> None:
-    """Make the folder, and refuse one whose manifest would be lost or cannot be completed, before any work."""
+def _check_folder(out: Path) -> None:
+    """Makes the folder, and refuses one in which a file of somebody else would be replaced, before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be made: {error.strerror}") from error
     if not os.access(out, os.W_OK):
         raise UserError(f"{out} cannot be written to")
-    if (out / MANIFEST).is_file() and Path(slides).is_file() and (out / MANIFEST).samefile(slides):
-        raise UserError(f"{slides} is where the results would be listed; give another folder for the results")
-    table = read_manifest_of(out)
-    stores = table is None or not table.rows or any(row["slide"].strip().endswith(".zarr") for _, row in table.rows)
-    if not stores:
-        raise UserError(f"{out / MANIFEST} lists no stores, so preprocess did not write it; give another folder")
+    listed_in(out)
 
 
 def _readable(part: Sequence[Listed]) -> tuple[list[Job], list[Failure]]:
@@ -201,17 +207,11 @@ def _outcomes(
 
 
 def _copied(out: Path, converted: Sequence[Job], wanted: bool) -> list[Job]:
-    """The stores to copy: all of this run where copies are wanted, and those that have one and may be new."""
-    names = {job.name: job for job in converted}
-    waiting = dict.fromkeys(mark.name for mark in due(out) if mark.name not in names)
-    died = [name for name in waiting if _is_there(out, name)]  # the run, before it copied these
-    earlier = [Job(out / f"{name}.zarr", name) for name in died]
-    there = [job for job in [*converted, *earlier] if (out / FOLDER / f"{job.name}.zarr").exists()]
-    return list(converted) + [job for job in there if job.name not in names] if wanted else there
-
-
-def _is_there(out: Path, name: str) -> bool:
-    return stored(Job(Path(), name), out) is not None
+    """The stores to copy: all of this run where copies are wanted, and all that have a copy, which follows them."""
+    folder = out / FOLDER
+    there = find_stores(folder) if folder.is_dir() else {}
+    names = dict.fromkeys([*(job.name for job in converted if wanted), *there])
+    return [Job(out / f"{name}.zarr", name) for name in names if (out / f"{name}.zarr").is_dir()]
 
 
 def _export(console: Console, out: Path, jobs: Sequence[Job]) -> list[Failure]:

@@ -9,18 +9,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from wsi_trainer.errors import UserError
 from wsi_trainer.tables import inert, table_bytes
 from wsi_trainer.terminal import cell, say
 
-from .cohort import MANIFEST as MANIFEST  # others import it from here
-from .cohort import Told
 from .convert import Converted
 from .pool import Failure
-from .store.files import replace_file
+from .stores import STORES, TEMPLATE, Listing, write_file
 
 _MOST_ROWS = 40
 _MOST_NOTES = 5
+_LEAST = 0.001
+"""Share of tissue, or of glass, below which a mask is doubtful."""
 
 
 def write_failures(out: Path, failures: Sequence[Failure], shard: str | None) -> None:
@@ -29,52 +28,50 @@ def write_failures(out: Path, failures: Sequence[Failure], shard: str | None) ->
     path = out / f"failures{part}.csv"
     names = [field.name for field in fields(Failure)]
     rows = [{name: inert(getattr(failure, name)) for name in names} for failure in failures]
-    try:
-        replace_file(path, table_bytes(names, rows))
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {error.strerror}; what is converted is safe, give the same command again"
-        ) from error
+    write_file(path, table_bytes(names, rows))
 
 
-def show(
-    console: Console, out: Path, done: Sequence[Converted], failures: Sequence[Failure], new: int, told: Told
-) -> None:
-    """The table and the sums at the end of a run."""
+def show(console: Console, done: Sequence[Converted], failures: Sequence[Failure]) -> None:
+    """The table of a run's stores, and what there is to say of its slides."""
     if done and len(done) <= _MOST_ROWS:
-        table = Table("slide", "size", "µm/px", "levels", "tissue", "lost by the mask")
+        table = Table("slide", "width × height", "µm/px", "levels", "tissue", "lost by the mask")
         for row in done:
             share = "" if row.tissue is None else f"{row.tissue:.1%}"
             lost = "" if row.lost is None else f"{row.lost:.2%}"
-            size = f"{row.height} × {row.width}"
+            size = f"{row.width} × {row.height}"
             table.add_row(cell(row.name), size, "" if row.mpp is None else f"{row.mpp:g}", str(row.levels), share, lost)
         console.print(table)
-    for row in [row for row in done if row.note][:_MOST_ROWS]:
-        say(console, f"{row.name}: {row.note}", lead="note")
+    notes = [(row.name, note) for row in done for note in (row.note, _doubt(row)) if note]
+    for name, note in notes[:_MOST_ROWS]:
+        say(console, f"{name}: {note}", lead="note")
     for failure in failures[:_MOST_ROWS]:
         say(console, f"{failure.slide}: {failure.reason} ({failure.kind})", lead="failed", lead_style="red")
     if len(failures) > _MOST_ROWS:
         say(console, f"and {len(failures) - _MOST_ROWS} more")
-    _show_notes(console, out, told)
-    end = f"; reasons are in {out}/failures*.csv" if failures else ""
-    say(
-        console,
-        f"{len(done)} converted ({new} now), {len(failures)} failed. Train with {out / MANIFEST}{end}",
-    )
 
 
-def _show_notes(console: Console, out: Path, told: Told) -> None:
-    for note in told.kept[:_MOST_NOTES]:
-        say(console, note, lead="note", lead_style="yellow")
-    if len(told.kept) > _MOST_NOTES:
-        say(console, f"so do {len(told.kept) - _MOST_NOTES} more cells", lead="note", lead_style="yellow")
-    if told.added:
-        say(console, f"{out / MANIFEST} lacked {told.added} stores of earlier runs; they are in it again", lead="note")
-    if told.gone:
-        say(
-            console,
-            f"{out / MANIFEST} lists {len(told.gone)} stores that are not there, the first is {told.gone[0]}.zarr; "
-            "convert them again or remove their lines",
-            lead="note",
-            lead_style="yellow",
+def _doubt(row: Converted) -> str:
+    """A mask that is hardly right."""
+    if row.tissue is None or _LEAST < row.tissue < 1 - _LEAST:
+        return ""
+    return f"{row.tissue:.1%} of the slide is tissue; look at tissue.html"
+
+
+def show_notes(console: Console, out: Path, listing: Listing, missing: Sequence[str]) -> None:
+    """What a person has to know of the folder: slides that are in it twice, are gone, or are not in its manifest."""
+    notes = [
+        f"{', '.join(names)} were made from the same file; list one of them in your manifest, and remove the others"
+        for names in listing.twins
+    ]
+    if listing.gone:
+        notes.append(f"{out / STORES} listed {len(listing.gone)} stores that are gone, such as {listing.gone[0]}.zarr")
+    if missing:
+        names = ", ".join([*missing[:_MOST_NOTES], *(["..."] if len(missing) > _MOST_NOTES else [])])
+        notes.append(
+            f"{out / TEMPLATE} is yours, and lacks lines for {len(missing)} of the slides: {names}; add those that you "
+            "train with"
         )
+    for note in notes[:_MOST_NOTES]:
+        say(console, note, lead="note", lead_style="yellow")
+    if len(notes) > _MOST_NOTES:
+        say(console, f"and {len(notes) - _MOST_NOTES} more", lead="note", lead_style="yellow")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,43 +13,25 @@ from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.terminal import say
 
 from .bar import slide_bar
-from .cohort import MANIFEST, read_manifest_of
-from .convert import STAGING
-from .export import FOLDER
 from .store.manifest import Damage, find_damage
+from .stores import STORES, find_stores, listed_in
 
 
-def find_stores(out: Path) -> list[Path]:
-    """All stores in a folder: those that are there, and those that its manifest lists."""
+def stores_of(out: Path) -> list[Path]:
+    """All stores in a folder: those that are there, and those that stores.csv lists."""
     if out.suffix == ".zarr":
         return [out]
-    there = set(_walk(out, set()))
-    table = read_manifest_of(out)
-    names = [] if table is None else [row["slide"].strip() for _, row in table.rows]
-    outside = [name for name in names if name.startswith("/") or ".." in Path(name).parts]
+    listed = listed_in(out)
+    outside = [name for name in listed if name.startswith("/") or ".." in Path(name).parts]
     if outside:
-        raise UserError(f"{out / MANIFEST} lists {outside[0]}, which is not in {out}; take that line out")
-    there |= {out / name for name in names if name.endswith(".zarr")}  # other lines are the user's own
-    return sorted(there)
-
-
-def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    found = folder.stat()
-    if (found.st_dev, found.st_ino) in seen:
-        return  # a link led back to it
-    seen.add((found.st_dev, found.st_ino))
-    for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and entry.name not in (STAGING, FOLDER):
-            if entry.suffix == ".zarr":
-                yield entry
-            else:
-                yield from _walk(entry, seen)
+        raise UserError(f"{out / STORES} lists {outside[0]}, which is not in {out}; remove that file")
+    return sorted({*find_stores(out).values(), *(out / f"{name}.zarr" for name in listed)})
 
 
 def check_store(store: Path) -> list[Damage]:
     """What is wrong with one store."""
     if not store.is_dir():
-        return [Damage(store, "", "the store is missing; the manifest of the folder lists it")]
+        return [Damage(store, "", f"the store is missing; {STORES} lists it")]
     return list(find_damage(store))
 
 
@@ -71,7 +52,7 @@ def verify(out: Path, workers: int | None = None) -> int:
         raise UserError(f"--workers {workers}: expected 1 or more")
     if not out.is_dir():
         raise UserError(f"{out} is not a folder; give the one that preprocess wrote")
-    stores = find_stores(out)
+    stores = stores_of(out)
     if not stores:
         raise UserError(f"{out} holds no store (NAME.zarr); give the folder that preprocess wrote")
     console = Console()

@@ -8,12 +8,12 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from wsi_trainer import data
 from wsi_trainer.cli import main
-from wsi_trainer.slides import cohort, staging
+from wsi_trainer.errors import UserError
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.export import export_ngff04, is_current
@@ -39,63 +39,103 @@ def preprocess(*words: object) -> int:
     return main(["preprocess", *map(str, words), "--workers", "1", "--stall_minutes", "0", "--tissue", "none"])
 
 
-def rows(out: Path, name: str = "manifest.csv") -> list[dict[str, str]]:
+def rows(out: Path, name: str = "stores.csv") -> list[dict[str, str]]:
     return [row for _, row in read_table(out / name).rows]
 
 
-# -- what the user wrote (S7)
+# -- the user's table is the user's
 
 
-def test_labels_that_were_written_into_the_manifest_stay(folder: Path, tmp_path: Path) -> None:
+def test_a_template_is_written_once_and_is_the_users(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    assert preprocess(folder, out) == 0
-    path = out / "manifest.csv"
-    path.write_text('slide,label,mpp,note\r\na.zarr,1,0.5,"mine, and"\r\nb.zarr,0,0.25,\r\n')
-    written = path.read_bytes()
-    assert preprocess(folder, out) == 0
-    assert path.read_bytes() == written  # to the byte: nothing was to be added
+    (folder / "bad.svs").write_bytes(b"nothing")
+    assert preprocess(folder, out) == 1
+    assert (out / "manifest.csv").read_text() == "slide,label,patient\na.zarr,,\nb.zarr,,\n"
+    written = b'slide,label,mpp,note\r\na.zarr,1,0.5,"mine, and"\r\n'
+    (out / "manifest.csv").write_bytes(written)
     write_slide(folder / "c.tif", SlideSpec(300, 300, seed=3, tissue=0.3))
-    assert preprocess(folder / "c.tif", out) == 0
-    assert rows(out) == [
-        {"slide": "a.zarr", "label": "1", "mpp": "0.5", "note": "mine, and"},
-        {"slide": "b.zarr", "label": "0", "mpp": "0.25", "note": ""},
-        {"slide": "c.zarr", "label": "", "mpp": "0.5", "note": ""},
-    ]
+    capsys.readouterr()
+    for words in ([folder], [folder / "c.tif"], [folder, "--mpp", "1.0", "--overwrite", "true"]):
+        assert preprocess(words[0], out, *words[1:]) == (0 if words[0] != folder else 1)
+        assert (out / "manifest.csv").read_bytes() == written
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "lacks lines for 2 of the slides: b, c" in printed
+    assert [row["slide"] for row in rows(out)] == ["a", "b", "c"]
     shutil.rmtree(out / "b.zarr")
     assert main(["verify", str(out)]) == 1  # also of a slide of an earlier run
 
 
-def test_a_list_that_says_otherwise_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, given = tmp_path / "out", tmp_path / "list.csv"
-    given.write_text("slide,label,path\nslides/a.tif,1,\nslides/b.tif,,\n")
-    assert preprocess(given, out) == 0
-    assert list(rows(out)[0]) == ["slide", "label", "mpp"]
-    given.write_text("slide,label,site\nslides/a.tif,2,X\nslides/b.tif,0,Y\n")
-    capsys.readouterr()
-    assert preprocess(given, out) == 0
-    assert [(row["label"], row["site"]) for row in rows(out)] == [("1", "X"), ("0", "Y")]
-    assert "keeps label '1' of a.zarr; the list says '2'" in capsys.readouterr().out
+def test_a_users_table_in_the_folder_of_stores_is_no_hindrance(folder: Path) -> None:
+    given = folder / "manifest.csv"
+    given.write_text("slide,label\na.tif,1\nb.tif,0\n")
+    for _ in range(2):
+        assert preprocess(given, folder) == 0
+    assert given.read_text() == "slide,label\na.tif,1\nb.tif,0\n"
+    assert sorted(path.name for path in folder.glob("*.zarr")) == ["a.zarr", "b.zarr"]
 
 
-@pytest.mark.parametrize("text", ['slide,label\n"a.zarr,1\n', "name,label\na.zarr,1\n", "slide,label\nx.svs,1\n"])
-def test_a_manifest_that_cannot_be_completed_is_refused_before_any_work(
-    text: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_table_of_somebody_else_is_not_replaced(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / "manifest.csv").write_text(text)
+    (out / "stores.csv").write_text("shop,street\nBakery,1\n")
     assert preprocess(folder, out) == 2
-    assert "manifest.csv" in capsys.readouterr().err
-    assert (out / "manifest.csv").read_text() == text
-    assert [path.name for path in out.iterdir()] == ["manifest.csv"]
+    assert "stores.csv is not a table of preprocess" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["stores.csv"]
 
 
-def test_the_list_itself_is_not_where_results_go(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = folder / "manifest.csv"
+def test_slides_that_were_renamed_are_named_and_are_in_the_cohort_once(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, given = tmp_path / "out", folder / "list.csv"
     given.write_text("slide,label\na.tif,1\nb.tif,0\n")
-    assert preprocess(given, folder) == 2
-    assert "give another folder for the results" in capsys.readouterr().err
-    assert given.read_text() == "slide,label\na.tif,1\nb.tif,0\n"
+    assert preprocess(given, out) == 0
+    for name in "ab":
+        (folder / f"{name}.tif").rename(folder / f"case_{name}.tif")
+    given.write_text("slide,label\ncase_a.tif,1\ncase_b.tif,0\n")
+    capsys.readouterr()
+    assert preprocess(given, out) == 0
+    assert "a, case_a were made from the same file" in " ".join(capsys.readouterr().out.split())
+    records = data.read_manifest(given, stores=out)
+    assert [(one.slide, one.path) for one in records] == [
+        ("case_a.tif", out / "case_a.zarr"),
+        ("case_b.tif", out / "case_b.zarr"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slide", "found"),
+    [
+        ("a/x.svs", "a/x"), ("/data/b/x.tif", "b/x"), ("y.svs", "sub/y"), ("z.svs", "z.svs"), ("z.tif", "z.tif"),
+        ("w.ome.tiff", "w"), ("w.zarr", "w"), ("sub/y", "sub/y"),
+    ],
+)  # fmt: skip
+def test_a_slide_is_found_by_its_name(slide: str, found: str, tmp_path: Path) -> None:
+    for name in ("a/x", "b/x", "sub/y", "z.svs", "z.tif", "w"):
+        (tmp_path / f"{name}.zarr").mkdir(parents=True)
+    path = tmp_path / "m.csv"
+    path.write_text(f"slide,label\n{slide},1\n")
+    (record,) = data.read_manifest(path, stores=tmp_path)
+    assert record.path == tmp_path / f"{found}.zarr" and record.slide == slide
+
+
+@pytest.mark.parametrize(
+    ("slides", "message"),
+    [
+        (["x.svs"], "may be a/x or b/x"),
+        (["a/x.svs", "none.svs"], "1 of 2 slides have no store in .*, the first is none.svs"),
+        (["a/x.svs", "c/a/x.svs"], "slides a/x.svs and c/a/x.svs are one store"),
+    ],
+)
+def test_a_slide_without_one_store_of_its_own_is_named(slides: list[str], message: str, tmp_path: Path) -> None:
+    for name in ("a/x", "b/x"):
+        (tmp_path / f"{name}.zarr").mkdir(parents=True)
+    (tmp_path / "m.csv").write_text("slide,label\n" + "".join(f"{slide},1\n" for slide in slides))
+    with pytest.raises(UserError, match=message):
+        data.read_manifest(tmp_path / "m.csv", stores=tmp_path)
 
 
 def test_parts_of_a_job_array_give_one_order(folder: Path, tmp_path: Path) -> None:
@@ -105,50 +145,15 @@ def test_parts_of_a_job_array_give_one_order(folder: Path, tmp_path: Path) -> No
         out = tmp_path / parts[0].replace("/", "-")
         for part in parts:
             assert preprocess(folder, out, "--shard", part) == 0
-        assert [row["slide"] for row in rows(out)] == [f"{name}.zarr" for name in "abcdef"]
-        assert [row["name"] for row in rows(out, "summary.csv")] == list("abcdef")
+        assert [row["slide"] for row in rows(out)] == list("abcdef")
+        assert [row["slide"] for row in rows(out, "manifest.csv")] == [f"{name}.zarr" for name in "abcdef"]
 
 
 def test_a_store_of_a_run_that_died_is_listed_by_the_next_whatever_it_is_about(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(Job(folder / "a.tif", "a"), out, SMALL)  # as far as a run that is killed before it writes tables
-    assert [mark.name for mark in staging.due(out)] == ["a"]
     assert preprocess(folder / "b.tif", out) == 0
-    assert sorted(row["slide"] for row in rows(out)) == ["a.zarr", "b.zarr"]
-    assert staging.due(out) == []
-
-
-def test_a_store_that_is_replaced_while_tables_are_written_is_told_of_by_the_next_run(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    convert(Job(folder / "a.tif", "a"), out, SMALL)
-
-    def replaced(*arguments: Any) -> Any:
-        """Another run's store takes the place of the one whose row was just read; its own tables have to wait."""
-        monkeypatch.undo()
-        found = cohort.table_bytes(*arguments)
-        convert(Job(folder / "a.tif", "a"), out, replace(SMALL, mpp=1.0), overwrite=True)
-        return found
-
-    monkeypatch.setattr(cohort, "table_bytes", replaced)
-    cohort.update_tables(out, [])
-    (mark,) = staging.due(out)
-    assert mark.seal == staging.seal_of(out / "a.zarr")
-    cohort.update_tables(out, [])
-    assert rows(out)[0]["mpp"] == "1.0" and staging.due(out) == []
-
-
-def test_the_mark_of_a_store_that_never_came_goes_when_nobody_works_on_it(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(Job(folder / "a.tif", "a"), out, SMALL)
-    staging.note_due(out, "a", "0" * 16)
-    staging.note_due(out, "b", "1" * 16)
-    with staging.lock(out, "a"):
-        cohort.update_tables(out, [])
-        assert [mark.seal for mark in staging.due(out)] == ["0" * 16]
-    cohort.update_tables(out, [])
-    assert staging.due(out) == []
+    assert [row["slide"] for row in rows(out)] == ["a", "b"]
 
 
 def test_the_size_of_a_pixel_follows_a_store_that_is_made_anew(folder: Path, tmp_path: Path) -> None:
@@ -156,7 +161,6 @@ def test_the_size_of_a_pixel_follows_a_store_that_is_made_anew(folder: Path, tmp
     assert preprocess(folder, out) == 0
     assert preprocess(folder / "a.tif", out, "--mpp", "1.0", "--overwrite", "true") == 0
     assert [row["mpp"] for row in rows(out)] == ["1.0", "0.5"]
-    assert [row["mpp"] for row in rows(out, "summary.csv")] == ["1.0", "0.5"]
 
 
 # -- nothing is deleted before what replaces it is there (S9)
@@ -215,7 +219,7 @@ def test_killed_at_every_rename_while_a_store_is_replaced(
         assert preprocess(folder / "b.tif", out) == 0
         facts = read_manifest(out / "a.zarr")["settings"]["facts"]
         assert main(["verify", str(out)]) == 0
-        assert {row["slide"]: float(row["mpp"]) for row in rows(out)} == {"a.zarr": facts["mpp"], "b.zarr": 0.5}
+        assert {row["slide"]: float(row["mpp"]) for row in rows(out)} == {"a": facts["mpp"], "b": 0.5}
     assert seen == {True, False} and step > 5
 
 
@@ -256,7 +260,7 @@ def test_a_copy_follows_its_store(folder: Path, tmp_path: Path) -> None:
 # -- disks (minor rows)
 
 
-@pytest.mark.parametrize("name", ["manifest.csv", "summary.csv", "failures.csv"])
+@pytest.mark.parametrize("name", ["manifest.csv", "stores.csv", "failures.csv"])
 def test_a_full_disk_at_the_end_is_one_line_and_leaves_no_half_file(
     name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,7 +279,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_leaves_no_half_file(
     assert ".part" not in error and not list(out.rglob("*.part"))
     assert preprocess(folder, out) == 0
     assert main(["verify", str(out)]) == 0
-    assert len(rows(out)) == len(rows(out, "summary.csv")) == 2
+    assert len(rows(out)) == len(rows(out, "manifest.csv")) == 2
 
 
 @pytest.mark.parametrize(

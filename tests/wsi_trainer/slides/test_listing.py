@@ -34,8 +34,8 @@ def _listed(slides: Path | str, out: Path | None = None) -> tuple[dict[str, Path
 
 
 def _converted(out: Path) -> set[str]:
-    with (out / "manifest.csv").open() as file:
-        return {row["slide"] for row in csv.DictReader(file)}
+    with (out / "stores.csv").open() as file:
+        return {row["store"] for row in csv.DictReader(file)}
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_folders_of_many_slides_are_not_listed_for_each_of_them(
     for few, many in zip(runs[FEW], runs[MANY], strict=True):
         assert few.listed == many.listed  # a look for each slide would see all others
         assert many.entries <= few.entries * MANY / FEW
-    for name in ("manifest.csv", "summary.csv", "tissue.html"):  # once a run, and not after each slide
+    for name in ("manifest.csv", "stores.csv", "tissue.html"):  # once a run, and not after each slide
         few, many = (runs[count][0].written[name] for count in (FEW, MANY))
         assert 0 < many <= few * MANY / FEW
 

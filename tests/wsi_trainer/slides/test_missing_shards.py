@@ -186,8 +186,9 @@ def test_manifest_with_entries_that_say_nothing(copy: Path, entry: object) -> No
 
 
 @pytest.mark.parametrize("name", ["../other.zarr", "/etc/x.zarr", "a/../../x.zarr"])
-def test_manifest_of_the_folder_stays_inside_it(copy: Path, name: str) -> None:
-    (copy.parent / "manifest.csv").write_text(f"slide,mpp\nslide.zarr,1\n{name},1\n")
+def test_the_table_of_the_folder_stays_inside_it(copy: Path, name: str) -> None:
+    listed = f"slide,store\nslide,slide.zarr\n{name.removesuffix('.zarr')},{name}\n"
+    (copy.parent / "stores.csv").write_text(listed)
     assert main(["verify", str(copy.parent)]) == 2
 
 

@@ -142,9 +142,9 @@ def test_uneven_sides_are_told_and_right_everywhere(
     assert main(["preprocess", str(uneven), str(out), "--tissue", "none", "--workers", "1"]) == 0
     assert "note s: pixels are not square: 0.5 x 0.25 µm (width x height)" in capsys.readouterr().out
     assert _scales(out / "s.zarr")[0] == [1.0, 0.25, 0.5]
-    (summary,), (manifest,) = _rows(out / "summary.csv"), _rows(out / "manifest.csv")
-    assert summary["mpp"] == manifest["mpp"] == ""  # the store says it; a single number would be wrong
-    assert summary["note"].startswith("pixels are not square: 0.5 x 0.25")
+    (listed,) = _rows(out / "stores.csv")
+    assert listed["mpp"] == ""  # the store says it; a single number would be wrong
+    assert listed["note"].startswith("pixels are not square: 0.5 x 0.25")
     assert open_image(out / "s.zarr").mpp == (0.25, 0.5)
 
 

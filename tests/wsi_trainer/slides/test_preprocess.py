@@ -46,7 +46,7 @@ def test_real_slides_are_converted_or_refused_with_the_reason(real_slides: Path,
     assert "not an image" in reasons["broken.svs"]
     assert "does not say how large a pixel is" in reasons["tiled-three-levels-no-mpp.tif"]
     assert "352.858" in reasons["yb10kx5k.zstd.tiff"]
-    stores = [row["slide"] for row in _rows(tmp_path / "manifest.csv")]
+    stores = [row["store"] for row in _rows(tmp_path / "stores.csv")]
     assert sorted(stores) == [
         "CMU-1-Small-Region.zarr", "CMU-1-Small-Region_dicom.zarr", "test3-DAPI-2-(387).zarr",
     ]  # fmt: skip
@@ -54,23 +54,22 @@ def test_real_slides_are_converted_or_refused_with_the_reason(real_slides: Path,
     assert main(["verify", str(tmp_path)]) == 0
 
 
-def test_manifest_in_manifest_out(cohort: Path, tmp_path: Path) -> None:
+def test_the_stores_are_listed(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preprocess", str(cohort), str(tmp_path), "--background", "constant", "--workers", "1"]) == 0
-    before, after = _rows(cohort), _rows(tmp_path / "manifest.csv")
-    assert [row["slide"] for row in after] == [f"{Path(row['slide']).stem}.zarr" for row in before]
-    for column in ("label", "patient", "site", "split"):
-        assert [row[column] for row in after] == [row[column] for row in before]
+    assert f"Train with --data.manifest {cohort} --data.stores {tmp_path}" in capsys.readouterr().out.replace("\n", "")
+    assert not (tmp_path / "manifest.csv").exists()  # the user has one
+    listed = _rows(tmp_path / "stores.csv")
+    assert [row["slide"] for row in listed] == [Path(row["slide"]).stem for row in _rows(cohort)]
     assert _rows(tmp_path / "failures.csv") == []
-    summary = _rows(tmp_path / "summary.csv")
-    assert all(0.4 < float(row["tissue"]) <= 1 for row in summary)
-    assert all(float(row["lost"]) < 0.05 for row in summary)
+    assert all(0.4 < float(row["tissue"]) <= 1 for row in listed)
+    assert all(float(row["lost"]) < 0.05 for row in listed)
 
 
 def test_mpp_of_the_manifest(real_slides: Path, tmp_path: Path) -> None:
     manifest = tmp_path / "m.csv"
     manifest.write_text(f"slide,mpp\n{real_slides / 'XYC_JPEG.ome.tiff'},0.5\n")
     assert main(["preprocess", str(manifest), str(tmp_path / "out")]) == 0
-    assert _rows(tmp_path / "out" / "manifest.csv")[0]["mpp"] == "0.5"
+    assert _rows(tmp_path / "out" / "stores.csv")[0]["mpp"] == "0.5"
 
 
 def test_parts_of_a_job_array_make_the_whole(cohort: Path, tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ def test_parts_of_a_job_array_make_the_whole(cohort: Path, tmp_path: Path) -> No
             "1",
         ]
         assert main(arguments) == 0
-    assert len(_rows(tmp_path / "manifest.csv")) == 6
+    assert len(_rows(tmp_path / "stores.csv")) == 6
     assert {p.name for p in tmp_path.glob("failures*")} == {"failures-1-of-2.csv", "failures-2-of-2.csv"}
     listed = list_slides(str(cohort))
     assert sorted(item.job.name for i in (1, 2, 3) for item in part_of(listed, f"{i}/3")) == sorted(
@@ -104,7 +103,7 @@ def test_rerun_converts_only_what_failed(cohort: Path, tmp_path: Path) -> None:
     (folder / "b.tif").write_bytes(good[1].read_bytes())
     assert main(["preprocess", str(folder), str(tmp_path / "out"), "--workers", "1"]) == 0
     assert (tmp_path / "out" / "a.zarr" / "manifest.json").stat().st_mtime_ns == first
-    assert len(_rows(tmp_path / "out" / "manifest.csv")) == 2
+    assert len(_rows(tmp_path / "out" / "stores.csv")) == 2
     assert _rows(tmp_path / "out" / "failures.csv") == []
 
 
@@ -193,7 +192,7 @@ def test_dask_cluster(cohort: Path, tmp_path: Path) -> None:
         assert main([*arguments, "--workers", "2"]) == 1
     finally:
         (cohort.parent / "slides" / "z.svs").unlink()
-    assert len(_rows(tmp_path / "manifest.csv")) == 6
+    assert len(_rows(tmp_path / "stores.csv")) == 6
     assert [Path(row["slide"]).name for row in _rows(tmp_path / "failures.csv")] == ["z.svs"]
 
 

@@ -52,7 +52,7 @@ def test_nothing_of_it_is_written_or_printed(
     assert main([*command, "--export_ngff", "0.4"]) in (0, 1)
     assert main(["verify", str(out)]) == 0
     files = written(out)
-    assert (out / "s1.zarr" / "zarr.json") in files and (out / "summary.csv") in files
+    assert (out / "s1.zarr" / "zarr.json") in files and (out / "stores.csv") in files
     shown = capsys.readouterr()
     for place, content in {**files, "stdout": shown.out.encode(), "stderr": shown.err.encode()}.items():
         for secret in (NAME, BARCODE, "JANE", "4711"):

@@ -116,7 +116,7 @@ def test_a_process_that_dies_takes_no_other_slide_with_it(
         "slide_0000.geojson", "slide_0001.geojson",
     ]  # fmt: skip
     page = (tmp_path / "out" / "tissue.html").read_text()
-    assert "slide_0001" in page and "slide_0002" not in page
+    assert "slide_0001" in page and "slide_0002.tif</b>: the process that read it died" in page
 
 
 def test_rules_in_preprocess(slides: Path, looked: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_rules_in_preprocess(slides: Path, looked: Path, tmp_path: Path) -> None
     made = json.loads((tmp_path / f"{NAME}.zarr" / "zarr.json").read_text())["attributes"]["wsi_trainer"]
     assert set(made["settings"]["rules"]) == {"pen", "blur"}
     assert made["tissue"]["rules"]["pen"] > 0.05
-    assert "pen " in (tmp_path / "summary.csv").read_text()
+    assert "pen " in (tmp_path / "stores.csv").read_text()
     assert ".rules.png" in (tmp_path / "tissue.html").read_text()
     assert main(words) == 0
     assert main([*words, "--pen.grow=80"]) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.slides.store.manifest import find_damage
-from wsi_trainer.slides.verify import check_store, find_stores
+from wsi_trainer.slides.verify import check_store, stores_of
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_new_files_are_named(copy: Path) -> None:
 
 
 def test_whole_store_that_is_gone_is_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (copy.parent / "manifest.csv").write_text("slide,label\nslide.zarr,1\nother.zarr,0\n")
+    (copy.parent / "stores.csv").write_text("slide,store\nslide,slide.zarr\nother,other.zarr\n")
     assert main(["verify", str(copy.parent)]) == 1
     text = capsys.readouterr().out
     assert "other.zarr" in text
@@ -99,12 +99,12 @@ def test_folders_without_stores(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_staging_is_not_a_store(copy: Path) -> None:
     shutil.copytree(copy, copy.parent / ".staging" / "half.zarr")
-    assert find_stores(copy.parent) == [copy]
+    assert stores_of(copy.parent) == [copy]
 
 
 def test_links_in_a_circle_are_followed_once(store: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(store, out / "sub" / "s.zarr")
     (out / "sub" / "up").symlink_to(out)
-    assert find_stores(out) == [out / "sub" / "s.zarr"]
+    assert stores_of(out) == [out / "sub" / "s.zarr"]
     assert main(["verify", str(out)]) == 0

@@ -109,7 +109,7 @@ def tissue(
             for number, outcome in outcomes:
                 bar.finished(number)
                 (failures if isinstance(outcome, Failure) else entries).append(outcome)  # type: ignore[arg-type]
-    write_page(out / PAGE, out.resolve().name, entries)
+    write_page(out / PAGE, out.resolve().name, entries, [(Path(f.slide).name, f.reason) for f in failures])
     write_failures(out, failures, None)
     for failure in failures[:_MOST_FAILURES]:
         say(console, f"{failure.slide}: {failure.reason} ({failure.kind})", lead="failed", lead_style="red")

@@ -43,9 +43,18 @@ class Entry:
         return quote(self.thumbnail), None if self.overlay is None else quote(self.overlay)
 
 
-def write_page(path: Path, title: str, entries: Sequence[Entry]) -> None:
-    """Writes the page; pictures stay files of their own, and are loaded as they are scrolled to."""
+def write_page(path: Path, title: str, entries: Sequence[Entry], failed: Sequence[tuple[str, str]] = ()) -> None:
+    """Writes the page; pictures stay files of their own, and are loaded as they are scrolled to.
+
+    Args:
+        path: The page.
+        title: Its title.
+        entries: The slides with a mask.
+        failed: Slides without one, and why.
+    """
     used = [row for row in ROWS if any(row.name in entry.rules for entry in entries)]
     ordered = sorted(entries, key=lambda entry: (-entry.removed, entry.name))
-    page = template("wsi_trainer.slides.review", "page.html.j2").render(title=title, entries=ordered, rows=used)
+    page = template("wsi_trainer.slides.review", "page.html.j2").render(
+        title=title, entries=ordered, rows=used, failed=failed
+    )
     replace_file(path, page.encode())
