@@ -33,6 +33,7 @@ from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp
 from lightning_plugin.private import FakeTensor, operator_name, storage_key
+from lightning_plugin.rules.pointwise import zeros
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import alternatives
@@ -96,7 +97,9 @@ class Recorder:
         name: str = "",
         grad: bool = True,
     ) -> tuple[Value, ...]:
-        """Add a node; an output requires grad as PyTorch's would."""
+        """Add a node; an output requires grad as PyTorch's would. A map without positions is a vector."""
+        if layouts is not None and not any(f.numel() for f in fakes):
+            return tuple(zeros(self, f, "nothing") for f in fakes)
         if layouts is None or isinstance(layouts, Layout):
             layouts = [layouts] * len(fakes)
         needs = grad and self.grad and any(v.requires_grad for v in inputs)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lightning_plugin.boxes import Box
 from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.capture.chains import with_chains
 from lightning_plugin.capture.splits import split
@@ -198,8 +199,12 @@ class Session:
         return value
 
     def image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
-        """The map of an image as it is now, bound to a fake tensor."""
+        """The map of an image as it is now, bound to a fake tensor; one without positions is a vector."""
         image = Image.now(source, fake.device)
+        if not fake.numel():
+            empty = self.capture(image.read(Box.whole(image.layout.extent)) if image.here is None else image.here)
+            bind(fake, empty)
+            return empty
         lies: Any = "elsewhere" if image.tensor is None else "memory" if image.here is None else "here"
         layout, axes = image.layout, len(source.shape) - image.instances - 1
         value = Value(fake, layout, requires_grad)

@@ -383,7 +383,7 @@ def layer_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 @API.on_vectors(F.batch_norm, torch.batch_norm)
 def batch_norm_of_vectors(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = batch_norm_arguments(func, args, kwargs)
-    if not a["training"] or a["running_mean"] is None:
+    if not a["training"] or a["running_mean"] is None or 0 in a["input"].shape:  # nothing moves by an empty batch
         return NotImplemented
     operands = [a[name] for name in ("input", "weight", "bias", "eps")]
     targets = [a["running_mean"], a["running_var"]]

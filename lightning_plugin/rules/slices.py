@@ -12,7 +12,6 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules.channels import dim_of
 from lightning_plugin.rules.indexmap import cropped, remap
-from lightning_plugin.rules.pointwise import zeros
 from lightning_plugin.rules.table import ATEN, filled
 from lightning_plugin.rules.views import Reshape
 
@@ -27,8 +26,6 @@ def declined(value: Value | None) -> Any:
 def slice_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, start, end, step = filled(args, None, 0, None, None, 1)
     dim %= len(x.shape)
-    if 0 in outs[0].shape:
-        return zeros(rec, outs[0], "nothing")  # no tile could hold it
     first, stop, step = slice(start, end, step).indices(x.shape[dim])
     return declined(remap(rec, x, {dim: cropped(first, len(range(first, stop, step)), step)}, "slice"))
 
@@ -39,7 +36,7 @@ def split_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     pieces, start = [], 0
     for out in outs:
         size = out.shape[dim]
-        piece = remap(rec, x, {dim: cropped(start, size)}, "split") if size else zeros(rec, out, "nothing")
+        piece = remap(rec, x, {dim: cropped(start, size)}, "split")
         if piece is None:
             return NotImplemented
         pieces.append(piece)

@@ -1,0 +1,71 @@
+"""Batches and maps without positions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import LazyImage, TiledModule, materialize
+from tests.zoo import fill
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "dense": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 2, 3)),
+    "pooled": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("how", [{"tiles": 2}, {"budget": "1MiB"}])
+@pytest.mark.parametrize("name", NETS)
+def test_an_empty_batch_is_plain_pytorchs(name: str, how: dict[str, Any], lazy: bool) -> None:
+    plain = fill(NETS[name]().double())
+    tiled = copy.deepcopy(plain)
+    x, y = (torch.zeros(0, 3, 16, 16, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    expected, actual = plain(x), TiledModule(tiled, **how)(LazyImage.from_tensor(y) if lazy else y)
+    expected.sum().backward()
+    actual.sum().backward()
+    assert torch.equal(materialize(actual), expected)
+    assert x.grad is not None and y.grad is not None and y.grad.shape == x.grad.shape
+    for p, q in zip(plain.parameters(), tiled.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and torch.equal(q.grad, p.grad)
+    for a, b in zip(plain.buffers(), tiled.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+class Picked(nn.Module):
+    """The norm of a part of a map."""
+
+    def __init__(self, part: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.norm, self.part = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.part(self.conv(x)))
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "images": lambda h: h[:0],
+    "rows": lambda h: h[:, :, 3:3],
+    "split": lambda h: h.split([0, 14], 3)[0],
+    "mask": lambda h: h[torch.zeros(2, dtype=torch.bool)],
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_without_positions_is_plain_pytorchs(name: str) -> None:
+    plain = fill(Picked(PARTS[name]).double())
+    tiled = copy.deepcopy(plain)
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    expected, actual = plain(x), TiledModule(tiled, tiles=2)(x)
+    (expected.sum() + 1).backward()
+    (actual.sum() + 1).backward()
+    assert actual.shape == expected.shape
+    for a, b in zip(plain.buffers(), tiled.buffers(), strict=True):
+        assert torch.equal(a, b)
