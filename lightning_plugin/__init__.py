@@ -15,6 +15,7 @@ from lightning_plugin.planner.calibration.calibrate import calibrate, calibrated
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.make import make_plan
 from lightning_plugin.planner.sweep import Sweep, sweep
+from lightning_plugin.rules.pointwise import elementwise
 from lightning_plugin.source import TensorSource, TileSource
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = [
     "calibrate",
     "calibrated",
     "check",
+    "elementwise",
     "make_plan",
     "materialize",
     "sweep",

@@ -25,17 +25,21 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     torch_decomp_decompositions,
 )
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
 from torch.nn.modules.dropout import _DropoutNd as DropoutBase
 from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchModeBase
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = [
+    "BackwardHookFunction",
     "BatchNormBase",
+    "CheckpointFunction",
     "DropoutBase",
     "FakeTensor",
     "FakeTensorMode",
@@ -185,7 +189,9 @@ def repeatable(func: Any) -> bool:
 
 
 def operator_name(func: Any) -> str:
-    """The name of an operator, as in ``torch.ops.aten``."""
+    """The name of an operator, as in ``torch.ops.aten``, or of a custom autograd function."""
+    if function := custom_function(func):
+        return function.__name__
     return str(func._schema.name.removeprefix("aten::"))
 
 
@@ -288,6 +294,36 @@ def collate_first(kind: type, function: Callable[..., Any]) -> None:
     default_collate_fn_map.clear()
     default_collate_fn_map[kind] = function
     default_collate_fn_map.update(entries)
+
+
+_apply: Callable[..., Any] = vars(torch.autograd.Function)["apply"].__func__
+
+#: Classes of tensors that answer calls of custom autograd functions.
+_answering: list[type[Tensor]] = []
+
+
+def _applied(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+    """`Function.apply` as a function that tensors may override; PyTorch's own is none."""
+    for a in (*args, *kwargs.values()):
+        for kind in _answering:
+            if isinstance(a, kind):
+                return kind.__torch_function__(cls.apply, (), args, kwargs)
+    return _apply(cls, *args, **kwargs)
+
+
+torch.autograd.Function.apply = classmethod(_applied)  # type: ignore[method-assign, assignment]
+
+
+def answers_functions(kind: type[Tensor]) -> None:
+    """Have calls of custom autograd functions on a class of tensors go to its `__torch_function__`."""
+    _answering.append(kind)
+
+
+def custom_function(func: Any) -> type[torch.autograd.Function] | None:
+    """The custom autograd function that a call applies, if it is one."""
+    owner = getattr(func, "__self__", None)
+    own = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+    return owner if own else None
 
 
 def forget_step_hooks(optimizer: torch.optim.Optimizer) -> None:

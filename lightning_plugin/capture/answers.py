@@ -13,16 +13,18 @@ from lightning_plugin.capture.calls import call
 from lightning_plugin.capture.gradients import GRADIENTS
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
 from lightning_plugin.capture.materialize import computed, materialize
+from lightning_plugin.capture.paths import module_path
 from lightning_plugin.capture.session import bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.private import parse_to, plain
+from lightning_plugin.private import BackwardHookFunction, CheckpointFunction, answers_functions, parse_to, plain
 from lightning_plugin.trees import tree_map
 
 
 def answer_calls() -> None:
     """Has calls on lazy tensors answered."""
     LazyTensor._answer = answer
+    answers_functions(LazyTensor)
 
 
 def answer(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,7 +65,9 @@ def _to(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse(what: str, way_out: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise RecordingError(f"{what} on a lazy tensor is not possible: {way_out}")
+        path = module_path()
+        where = f" in '{path}'" if path else ""
+        raise RecordingError(f"{what} on a lazy tensor{where} is not possible: {way_out}")
 
     return refuse
 
@@ -107,6 +111,15 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     Tensor.untyped_storage: _refuse("untyped_storage()", "it has no memory."),
     Tensor.set_: _refuse("set_()", "it has no memory."),
     Tensor.resize_: _refuse("resize_()", "it has no memory."),
+    CheckpointFunction.apply: _refuse(
+        "torch.utils.checkpoint with use_reentrant=True",
+        "its computation is hidden from the recording. Pass use_reentrant=False.",
+    ),
+    BackwardHookFunction.apply: _refuse(
+        "a full backward hook on a module",
+        "it would need a map that is nowhere whole. Remove the hook (hooks on parameters work), or call the module on "
+        "materialize(x), a map that is held whole.",
+    ),
 }
 for _name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor"):
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_plugin.capture.calls import call
 from lightning_plugin.capture.gradients import no_gradient
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor
-from lightning_plugin.capture.materialize import computed, foreign, materialize
+from lightning_plugin.capture.materialize import computed, materialize
 from lightning_plugin.capture.session import bind
 from lightning_plugin.private import plain
 from lightning_plugin.rules.replaced import replaced
@@ -54,7 +54,6 @@ HISTORY = ("grad", "grad_fn", "is_leaf", "requires_grad")
 
 def history(self: LazyTensor, name: str) -> Any:
     """What autograd knows of an image's tensor, of a small value that was computed, or of what is still recorded."""
-    foreign(self)
     value = self._value
     real = computed(self, value)
     if real is not None:

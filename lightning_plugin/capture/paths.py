@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from lightning_plugin.private import custom_function
+
 #: The code of a module being called. Compared by identity: code made by torch.compile cannot be hashed.
 _CALL = nn.Module._call_impl.__code__
 _names = threading.local()
@@ -50,8 +52,13 @@ def in_train_mode() -> bool:
 
 def label(func: Callable[..., Any]) -> str:
     """A call as messages name it: the function, and the module that calls it."""
-    name, path = getattr(func, "__name__", str(func)), module_path()
-    return f"{name} in '{path}'" if path else name
+    path = module_path()
+    return f"{name_of_call(func)} in '{path}'" if path else name_of_call(func)
+
+
+def name_of_call(func: Callable[..., Any]) -> str:
+    """A function as its user knows it."""
+    return getattr(custom_function(func) or func, "__name__", str(func))
 
 
 @contextmanager

@@ -7,7 +7,8 @@ become one. Then
 1. a rule for the function itself (`api`) gets the call, where the function is worth more whole than in pieces: a
    normalisation, a dropout, a padding;
 2. else every operator that was seen gets its rule, which turns it into a node;
-3. else, if one has no rule, the function as the user called it becomes a barrier.
+3. else, if one has no rule, the function as the user called it becomes a barrier. So does a custom autograd function,
+   whose derivative is not that of its operators.
 
 A call on vectors alone needs no rule. An in-place operator makes a new value and binds the tensor it wrote to to that
 value; what that means for tensors that share its memory is said in [Note: views] in `alias`.
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from lightning_plugin.capture.alias import current, note_views, rebind, remember_storage, same_memory, view_of
 from lightning_plugin.capture.buffers import await_update
-from lightning_plugin.capture.paths import in_train_mode, module_path
+from lightning_plugin.capture.paths import in_train_mode, module_path, name_of_call
 from lightning_plugin.capture.session import Session, bind, bound
 from lightning_plugin.capture.spelling import IN_PLACE, ON_VECTORS, functional
 from lightning_plugin.capture.watch import Seen, Watch, mutated, watch, written_by
@@ -32,12 +33,18 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp
-from lightning_plugin.private import FakeTensor, operator_name, storage_key
+from lightning_plugin.private import FakeTensor, custom_function, operator_name, storage_key
 from lightning_plugin.rules.pointwise import zeros
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
 from lightning_plugin.rules.uncut import alternatives
 from lightning_plugin.trees import tree_leaves, tree_map
+
+#: Why a custom autograd function is run whole.
+UNDECLARED = (
+    "a custom autograd function has no tiling rule; one that treats every position alike is tiled if it is declared: "
+    "lightning_plugin.elementwise(function)"
+)
 
 
 class Unsettled(Exception):
@@ -54,7 +61,7 @@ class Recorder:
     def __init__(self, session: Session, func: Callable[..., Any], autocast: Autocast):
         self.session = session
         self.func = func
-        self.name = getattr(func, "__name__", str(func))
+        self.name = name_of_call(func)
         self.autocast = autocast
         self.grad = torch.is_grad_enabled()
         self.path = module_path()
@@ -231,7 +238,8 @@ def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[
         raise RecordingError(f"{recorder.name} writes in place into an image that requires grad; clone() it first")
     spatial = any(v.is_map for v in before.values())
     values = None
-    if not spatial and not targets and not makes_views(results, fakes) and not enlarges(session, seen):
+    custom = custom_function(func) is not None
+    if not spatial and not targets and (custom or not (makes_views(results, fakes) or enlarges(session, seen))):
         if rule := API.of_vectors.get(func):
             values = answer(rule(recorder, func, vargs, vkwargs, results))
         if values is None:
@@ -240,7 +248,7 @@ def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[
         values = ask(rule, recorder, func, vargs, vkwargs, results)
     if values is None:
         memory = {id(f): (f, bound(f)) for t in targets for f in session.storages[storage_key(t)]}
-        reason = lower(recorder, seen)
+        reason = UNDECLARED if custom else lower(recorder, seen)
         if reason is None:
             write_back(recorder, targets, before)
             hide_writes(recorder, targets, before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout, canonical
 from lightning_plugin.ops import Call, Kernel, TileOp
 from lightning_plugin.private import operator_name
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import API, ATEN
 
 aten = torch.ops.aten
+
+Custom = TypeVar("Custom", bound=torch.autograd.Function)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def zeros(rec: Any, out: Tensor, name: str) -> Value:
     return rec.vector(torch.zeros, [list(out.shape)], how, [out], name=name, grad=False)[0]
 
 
-def pointwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def pointwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], **how: Any) -> Any:
     """Any operator that treats every position alike."""
     if len(outs) != 1:
         return NotImplemented
@@ -142,7 +144,23 @@ def pointwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
         found[1],
         name=name,
         grad=grad,
+        **how,
     )
+
+
+def elementwise(function: type[Custom]) -> type[Custom]:
+    """Declare that a custom autograd function treats every position alike, forward and backward, so that it runs on
+    tiles. Use it as a decorator of the class, or call it on the class::
+
+        @elementwise
+        class Round(torch.autograd.Function): ...
+    """
+
+    def rule(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+        return pointwise(rec, func, args, kwargs, outs, autocast=rec.autocast)
+
+    API.rule(function.apply, kind="local")(rule)
+    return function
 
 
 #: Operators that cut the gradient.

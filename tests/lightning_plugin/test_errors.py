@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_plugin import LazyImage, TiledModule, materialize
 from lightning_plugin.errors import RecordingError
@@ -145,26 +146,16 @@ def test_a_write_into_a_real_tensor_executes() -> None:
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):  # type: ignore[no-untyped-def]
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
-        return grad * 2
-
-
-def test_custom_autograd_function_is_named() -> None:
-    with pytest.raises(RecordingError, match=r"function Doubled before conv2d in 'out'.*materialize"):
-        net(Doubled.apply)(lazy())
-
-
 def test_full_backward_hook_is_named() -> None:
     model = net()
     model.middle.register_full_backward_hook(lambda module, into, out: None)
-    with pytest.raises(RecordingError, match=r"full backward hook.*Remove the hook"):
+    with pytest.raises(RecordingError, match=r"full backward hook.*in 'middle'.*Remove the hook"):
         model(lazy()).sum().backward()
+
+
+def test_a_reentrant_checkpoint_is_refused_and_the_other_kind_named() -> None:
+    with pytest.raises(RecordingError, match=r"in 'middle'.*Pass use_reentrant=False"):
+        TiledModule(net(lambda x: checkpoint(torch.tanh, x, use_reentrant=True)), tiles=2)(image(True))
 
 
 def penalty(model: nn.Module, x: Tensor) -> None:

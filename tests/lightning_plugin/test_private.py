@@ -290,3 +290,29 @@ def test_operators_of_torch_ops() -> None:
     assert isinstance(torch.ops.aten.add.Tensor, private.OPERATORS)
     assert isinstance(torch.ops.aten.add, private.OPERATORS)
     assert not isinstance(torch.add, private.OPERATORS)
+
+
+def test_a_tensor_answers_calls_of_custom_functions() -> None:
+    class Answers(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return private.custom_function(func), args[1:], kwargs
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, n: int) -> torch.Tensor:
+            return x * n
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> Any:
+            return g * 5, None
+
+    x = torch.ones(2, requires_grad=True)
+    Twice.apply(x, 2).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [5, 5]
+    assert Twice.apply == Twice.apply and private.custom_function(torch.add) is None
+    private.answers_functions(Answers)
+    try:
+        assert Twice.apply(x.detach().as_subclass(Answers), 2) == (Twice, (2,), {})
+    finally:
+        private._answering.remove(Answers)
