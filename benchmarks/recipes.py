@@ -1,8 +1,7 @@
 """Planning for slides of many sizes: `python -m benchmarks.recipes [NAME ...] [--sizes 50]`.
 
 Every size is planned in turn, as a training comes by them. Seconds are processor time on one thread, for planning
-alone: what a user's step records is not counted. Of all sizes, what was looked up is compared with a rehearsal of the
-same plan; of some, with a search of their own.
+alone: what a user's step records is not counted. Of some sizes the plan is compared with a search of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from lightning_plugin.options import Options
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
-from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.settings import Settings
 from lightning_plugin.units import parse_bytes
 from tests.zoo import ZOO
@@ -58,44 +56,24 @@ def measure(case: Case, count: int, searched: int) -> dict[str, Any]:
     rng = random.Random(0)
     sizes = [tuple(int(case.side * rng.uniform(1 - SPREAD, 1 + SPREAD)) for _ in range(2)) for _ in range(count)]
     used = settings_of(case)
-    seconds, over, slower = [], [], []
-    looked_up: list[int] = []
-    searches = 0
+    seconds, slower = [], []
     for i, size in enumerate(track(sizes, case.network)):
         with recorded(net, (1, 3, *size), torch.float32) as (network, _):
-            known, taught = counts(used)
             begin = time.process_time()
             plan = used.choose(network.recording)
             seconds.append(time.process_time() - begin)
-            searches += counts(used)[0] - known
-            if counts(used) == (known, taught):
-                looked_up.append(i)
-            true = rehearse(plan, Network(network.recording, accumulates=True))
-            over.append((plan.peak_bytes - plan.forecast.reserve_bytes) / true.peak)
-            assert plan.budget is not None and true.peak + plan.forecast.reserve_bytes <= plan.budget, size
             if 0 < i <= searched:
                 slower.append(plan.seconds / own(case, network).seconds)
     return {
         "budget": case.budget,
         "side": case.side,
         "sizes": count,
-        "searches": searches,
+        "searches": sum(map(len, used._recipes.values())),
         "seconds of the first": round(seconds[0], 2),
         "seconds of all": round(sum(seconds), 2),
         "median seconds of a further size": round(statistics.median(seconds[1:]), 3),
-        "looked up": len(looked_up),
-        "looked up of the last half": sum(2 * i >= count for i in looked_up),
-        "median seconds of what was looked up": round(statistics.median(seconds[i] for i in looked_up), 3),
-        "least of formula over rehearsal": min(over),
-        "most of formula over rehearsal": max(over),
         "predicted time over that of a search": [min(slower), max(slower)] if slower else [],
     }
-
-
-def counts(used: Settings) -> tuple[int, int]:
-    """How many recipes there are, and how many sizes were rehearsed for them."""
-    recipes = [recipe for recipes in used._recipes.values() for recipe in recipes]
-    return len(recipes), sum(recipe.taught for recipe in recipes)
 
 
 def own(case: Case, network: Network) -> Plan:

@@ -36,8 +36,7 @@ from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_by
 from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recipes import shelf
-from lightning_plugin.planner.recipes.recipe import NEAR, Recipe
-from lightning_plugin.planner.recipes.size import positions
+from lightning_plugin.planner.recipes.recipe import NEAR, Recipe, positions
 from lightning_plugin.planner.search.policies import policy_of
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
@@ -215,13 +214,10 @@ class Settings:
         if about not in self._recipes:
             self._recipes[about] = shelf.load(about)
         recipes = self._recipes[about]
-        taught = sum(recipe.taught for recipe in recipes)
-        found = known_for(recipes, network, self.rates, lower, budget, calls)
-        searched = found is None
+        found = known_for(recipes, network, lower, budget, calls)
         if found is None:
             recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
             found = recipes[-1].plan
-        if searched or shelf.due(taught, sum(recipe.taught for recipe in recipes)):
             shelf.keep(about, recipes)
         return marked(replace(found, shape=shape), recording)
 
@@ -330,19 +326,17 @@ def marked(plan: Plan, recording: Recording) -> Plan:
     return plan if plan.approximation == found else replace(plan, approximation=found)
 
 
-def known_for(
-    recipes: Sequence[Recipe], network: Network, rates: Rates, lower: Lower, budget: int, calls: int
-) -> Plan | None:
+def known_for(recipes: Sequence[Recipe], network: Network, lower: Lower, budget: int, calls: int) -> Plan | None:
     """What the recipe for the nearest size comes to, of those that keep the budget and for whose maps there is room
     below. One that did not for an image is not asked about larger ones."""
-    size = positions(network.nodes)
+    size, room = positions(network.nodes), usable(budget)
     for recipe in sorted(recipes, key=lambda recipe: recipe.distance(network.nodes)):
         if recipe.distance(network.nodes) > NEAR:
             break
         if size >= recipe.too_large:
             continue
-        plan = recipe.at(network, rates, lower, usable(budget))
-        if plan is not None and plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes <= usable(budget):
+        plan = recipe.at(network, lower, room)
+        if plan is not None and plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes <= room:
             return plan
         recipe.too_large = size
     return None

@@ -263,10 +263,6 @@ class Chooser:
             self.rehearsed[said] = rehearsed(plan, found)
         return self.rehearsed[said]
 
-    def recipe(self, plan: Plan) -> Recipe:
-        """A plan that was chosen, for other sizes too."""
-        return Recipe.of(plan, self.network, self.notes[decisions(plan)])
-
     @cached_property
     def frugal(self) -> Plan:
         """The plan with the smallest true peak, to a few percent; it does not depend on what was asked before."""
@@ -357,8 +353,7 @@ def choose_recipe(
     network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"], calls: int = 1
 ) -> Recipe:
     """The same, for other sizes too."""
-    chooser = Chooser(network, rates, lower, policy)
-    return chooser.recipe(chosen(chooser, budget, calls))
+    return Recipe.of(choose_plan(network, rates, budget, lower, policy, calls), network)
 
 
 def chosen(chooser: Chooser, budget: int, calls: int) -> Plan:

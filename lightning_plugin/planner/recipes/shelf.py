@@ -1,7 +1,7 @@
 """Recipes kept in the user's cache: the next process begins with what this one has planned.
 
-A file holds the recipes of one network, budget and machine (`key_of` says what they depend on). It holds what was
-rehearsed, not the formulas: those are made of it again. A file that cannot be read is ignored, and written anew.
+A file holds the recipes of one network, budget and machine (`key_of` says what they depend on). A file that cannot be
+read is ignored, and written anew.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ import torch
 from lightning_plugin.errors import PlanError
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner import cache
-from lightning_plugin.planner.recipes.recipe import Recipe, Rehearsed
-from lightning_plugin.planner.recipes.size import Size, Traits
-from lightning_plugin.planner.rehearsal.account import READ
-from lightning_plugin.stretch import Note
+from lightning_plugin.planner.recipes.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +65,6 @@ def load(key: str) -> list[Recipe]:
         return []
 
 
-def due(before: int, now: int) -> bool:
-    """Whether recipes that have been taught so many sizes are to be kept: when an eighth of them is new, since all are
-    written. A process that dies costs the next one no more than what it had learned since."""
-    step = 1 << max(0, now.bit_length() - 4)
-    return now // step > before // step
-
-
 def keep(key: str, recipes: Sequence[Recipe]) -> None:
     """Keep recipes, where there is a place for them."""
     path = place(key)
@@ -100,43 +90,16 @@ def written(recipe: Recipe) -> dict[str, Any]:
         "image": recipe.image,
         "references": recipe.references,
         "positions": recipe.positions,
-        "rehearsed": [{**one.size.__dict__, "notes": one.notes} for one in recipe.rehearsed],
     }
 
 
 def read(data: dict[str, Any]) -> Recipe:
-    rehearsed = [Rehearsed(size(one), tuple(map(note, one["notes"]))) for one in data["rehearsed"]]
     plan, image, references = Plan.from_json(data["plan"]), sizes(data["image"]), sizes(data["references"])
     if len(references) != len(plan.segments) or not all(all(r) for r in (image, *references)):
         raise ValueError("it is of no image")
-    if any(len(part) != len(plan.segments) for r in rehearsed for part in (r.size.traits, r.size.tiles)):
-        raise ValueError("it is of another plan")
-    if any(len(grids) != 2 for r in rehearsed for grids in r.size.tiles):
-        raise ValueError("a segment has a grid for forward and one for backward")
-    if any(not 0 <= place < len(plan.segments) for r in rehearsed for c in r.chapters for place, _ in c.turns):
-        raise ValueError("a note is of no segment")
     if type(data["positions"]) is not int or data["positions"] < 1:
         raise ValueError(f"it is for {data['positions']!r} positions")
-    return Recipe(plan, image, references, data["positions"], rehearsed)
-
-
-def size(data: dict[str, Any]) -> Size:
-    traits = tuple(Traits(*map(sizes, one)) for one in data["traits"])
-    return Size(sizes(data["image"]), sizes(data["values"]), traits, sizes(data["tiles"]))
-
-
-def note(data: list[Any]) -> Note:
-    what, size, *who = data
-    if not isinstance(what, str) or what not in READ or type(size) is not int:
-        raise ValueError(f"{data!r} is not what a rehearsal notes")
-    return Note(what, size, *map(named, who))
-
-
-def named(thing: Any) -> Any:
-    """Whose a note is: names and numbers, in lists within lists."""
-    if isinstance(thing, dict):
-        raise ValueError(f"{thing!r} names nothing")
-    return tuple(map(named, thing)) if isinstance(thing, list) else thing
+    return Recipe(plan, image, references, data["positions"])
 
 
 def sizes(thing: Any) -> Any:

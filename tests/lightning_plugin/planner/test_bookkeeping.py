@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,14 +33,11 @@ from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, 
 from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
 from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
-from lightning_plugin.planner.recipes.chapter import Chapter, chapter, proportion, size_of
-from lightning_plugin.planner.recipes.formula import Example, Formula
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.offload import paid
 from lightning_plugin.planner.search.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
 from lightning_plugin.planner.search.ways import Tiled, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments
-from lightning_plugin.stretch import Note
 
 # What is live
 
@@ -214,49 +210,6 @@ def test_what_a_tiled_segment_holds_in_each_way() -> None:
     alone = Tiled("recompute", (grid, cost), None, ends=13, stored=17)
     assert (alone.carried, alone.forward_bytes, alone.backward_bytes, alone.peak) == (0, 24, 0, 24)
     assert (alone.seconds, alone.work) == (1.0, 2.0)
-
-
-def test_notes_are_in_proportion_to_what_grew_as_they_did() -> None:
-    assert proportion((6, 6), [(1, 2)]) == 6, "what is the same at all sizes is no proportion"
-    assert proportion((4, 10), [(2, 5), (2, 4), (0, 0), (3, 3), (8, 20)]) == ((0, Fraction(2)), (4, Fraction(1, 2)))
-    assert proportion((4, 9), [(2, 4)]) is None
-    assert size_of(7, (1, 2)) == 7
-    assert size_of(((0, Fraction(1, 2)), (1, Fraction(2))), (9, 2)) == 5, "rounded up, and the one that says most"
-
-
-#: The maps of a tile, in bytes; and what is held at some time: numbers that are always the same, and some maps.
-MAPS = st.lists(st.integers(0, 40), min_size=4, max_size=4)
-TIMES = st.lists(st.tuples(st.integers(0, 30), st.lists(st.sampled_from(range(4)), max_size=6)), min_size=1, max_size=4)
-
-
-@given(st.lists(MAPS, min_size=1, max_size=3), st.lists(st.lists(MAPS, min_size=1, max_size=3), min_size=1, max_size=6),
-       TIMES)  # fmt: skip
-def test_what_tiles_need_lies_between_what_examples_say(
-    here: list[list[int]], seen: list[list[list[int]]], times: list[tuple[int, list[int]]]
-) -> None:
-    def need(tiles: list[list[int]]) -> int:
-        return max(always + sum(tile[m] for m in maps) for tile in tiles for always, maps in times)
-
-    def frozen(tiles: list[list[int]]) -> Any:
-        return (tuple(map(tuple, tiles)),)
-
-    examples = sorted((Example((need(tiles),), frozen(tiles)) for tiles in seen), key=lambda e: e.weight)
-    bounds = Formula(Chapter((), ()), (None,), tuple(examples)).needs(frozen(here))
-    if bounds is not None:
-        (least,), (most,) = bounds
-        assert least <= need(here) <= most
-        if here in seen:
-            assert most <= 1.0002 * least + 1
-
-
-def test_where_each_tensor_of_a_tile_is_noted_tiles_are_as_large_as_an_example_s() -> None:
-    """Nothing tells what tensors of tiles are in proportion to."""
-    seen = (Example((), (((1000, 10),),)),)
-    alone = chapter([Note("enter", 0, (0, "forward")), Note("made", 8)])
-    told = [Formula(alone, (0, 8), seen).needs((((size, 10),),)) for size in (1000, 999, 1001, 900)]
-    assert told == [([], []), ([], []), None, None]
-    summed = chapter([Note("enter", 0, (0, "forward")), Note("passing", 8)])
-    assert Formula(summed, (0, None), (Example((8000,), seen[0].tiles),)).needs((((1100, 11),),)) == ([8000], [8801])
 
 
 def test_tiers_below_are_filled_one_after_the_other() -> None:

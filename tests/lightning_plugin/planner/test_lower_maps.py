@@ -163,7 +163,7 @@ def test_maps_go_to_the_disk_where_a_larger_image_leaves_no_room_on_the_host(hos
     tiers = []
     for size in [(208, 218), (236, 240), (150, 160)]:
         with recorded(module, (1, 3, *size), torch.float32) as (network, _):
-            plan = recipe.at(network, RATES_OF_DEVICE, lower)
+            plan = recipe.at(network, lower)
             assert plan is not None
         tiers.append(on_host(plan))
         assert ran(plan, module, size, host) <= lower.host
@@ -172,7 +172,7 @@ def test_maps_go_to_the_disk_where_a_larger_image_leaves_no_room_on_the_host(hos
             assert (slower < 1) == (tiers[-1] > on_host(recipe.plan)), size
     assert tiers[2] > tiers[0] >= on_host(recipe.plan) >= tiers[1]
     with recorded(module, (1, 3, 240, 250), torch.float32) as (network, _):
-        assert recipe.at(network, RATES_OF_DEVICE, Lower(lower.host, disk=False)) is None
+        assert recipe.at(network, Lower(lower.host, disk=False)) is None
 
 
 def test_parameters_on_the_host_leave_less_room_for_maps() -> None:
