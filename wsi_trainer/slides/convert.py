@@ -74,6 +74,18 @@ class Converted:
     """SHA-256 of the slide's file: equal for a slide that was renamed or copied."""
 
 
+@dataclass(frozen=True)
+class Conversion:
+    """The work of a pool that converts slides."""
+
+    out: Path
+    settings: Settings
+    overwrite: bool = False
+
+    def __call__(self, job: Job, threads: int, progress: Callable[[int, int], None]) -> Converted:
+        return convert(job, self.out, self.settings, threads=threads, overwrite=self.overwrite, progress=progress)
+
+
 class Busy(SlideError):
     """Another process converts this slide right now."""
 

@@ -1,8 +1,7 @@
-"""Working on many slides at once, in processes of their own, and outliving any of these.
+"""Work on many slides at once, in processes that may crash or hang without harm to the others.
 
-A reader's C code may crash on a broken slide, or the system may kill a process that needs too much memory.
-Then the slides that were being worked on are tried again one by one, so that the guilty one is found and the
-others are done. A process that makes no progress for long is ended, and its slide is given up.
+A reader's C code may crash on a broken slide, or the system may end a process for want of memory: its slide is tried
+once more when nothing else runs, and then reported. A slide that makes no progress for long is given up.
 """
 
 from __future__ import annotations
@@ -10,24 +9,23 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.stopping import end_children, end_with_parent
 
-from .convert import Converted, Job, convert
-from .serving import serving
-from .settings import Settings
-from .stall import StallWatch, end
+from .convert import Job
 
 _POLL = 0.3  # seconds between looks at the progress
 _AHEAD = 2  # jobs handed out for each process: a million at once would be searched through at every look
+_STALL = 30 * 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -40,38 +38,24 @@ class Failure:
 
 
 Done = TypeVar("Done")
-Work = Callable[[Job, Path, Settings, int, bool, Callable[[int, int], None]], Done]
-"""What is done to a slide: with the folder, settings, threads, whether to do it anew, and what hears of progress."""
-Outcome = Converted | Failure
+Progress = Callable[[int, int], None]
+"""Called with how much of a slide is done, and how much there is."""
+Work = Callable[[Job, int, Progress], Done]
+"""A function of a job, a number of threads and what hears of progress; other processes import it."""
 Report = Callable[[int, float], None]
 """Called with the number of a job and the share of it that is done."""
 
 _SPAWN = multiprocessing.get_context("spawn")
-_FIELDS = 3  # numbers for each job in shared memory: what is done, of how much, and the process that does it
+_FIELDS = 2  # numbers for each job in shared memory: what is done, and of how much
 _progress: Any = None  # in a worker: that memory
 
 
 def attempt(
-    job: Job, out: Path, settings: Settings, threads: int, overwrite: bool,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Outcome:  # fmt: skip
-    """Converts a slide; what is wrong with it is returned and not raised."""
-    return attempt_work(_convert, job, out, settings, threads, overwrite, progress)
-
-
-def _convert(
-    job: Job, out: Path, settings: Settings, threads: int, overwrite: bool, progress: Callable[[int, int], None]
-) -> Converted:
-    return convert(job, out, settings, threads=threads, overwrite=overwrite, progress=progress)
-
-
-def attempt_work(
-    work: Work[Done], job: Job, out: Path, settings: Settings, threads: int, overwrite: bool,
-    progress: Callable[[int, int], None],
-) -> Done | Failure:  # fmt: skip
-    """Does it to a slide; what is wrong with the slide is returned and not raised."""
+    work: Work[Done], job: Job, threads: int = 1, progress: Progress = lambda done, total: None
+) -> Done | Failure:
+    """Works on a slide; what is wrong with it is returned and not raised."""
     try:
-        return work(job, out, settings, threads, overwrite, progress)
+        return work(job, threads, progress)
     except UserError as error:
         reason = getattr(error, "reason", str(error))
         return Failure(str(job.slide), type(error).__name__, reason)
@@ -91,165 +75,127 @@ def workers_of(asked: int | None) -> int:
     return workers
 
 
+def stall_seconds(minutes: float | None) -> float | None:
+    """After how many seconds a slide is given up that makes no progress; None for never."""
+    if minutes is None:
+        return _STALL
+    if not 0 <= minutes < float("inf"):
+        raise UserError(f"--stall_minutes {minutes:g}: expected minutes, or 0 to wait for ever")
+    return minutes * 60 or None
+
+
+def work_on_all(
+    work: Work[Done], jobs: Sequence[Job], *, workers: int, report: Report, stall: float | None = None
+) -> Generator[tuple[int, Done | Failure], None, None]:
+    """Works on the slides of all jobs; yields the number and the outcome of each as it comes.
+
+    Args:
+        work: What is done to each.
+        jobs: The slides.
+        workers: Processes; a single job is done in this one, by as many threads.
+        report: Hears how far each job is.
+        stall: Seconds without progress after which a slide is given up. None waits for ever, as does a run of one
+            slide, where nobody waits for the next.
+    """
+    if len(jobs) <= 1 or (workers == 1 and stall is None):
+        for number, job in enumerate(jobs):
+            yield number, attempt(work, job, workers, _reporter(report, number))
+        return
+    threads = max(1, workers // len(jobs))
+    shared = _SPAWN.Array("q", _FIELDS * len(jobs), lock=False)
+    died: list[int] = []
+    with _processes(min(workers, len(jobs)), shared) as pool:
+        run = _Run(pool, work, jobs, threads, shared, report, stall)
+        for number, outcome in run.outcomes(range(len(jobs)), _AHEAD * workers):
+            if outcome is None:
+                died.append(number)
+            else:
+                yield number, outcome
+        for number, outcome in run.outcomes(died, 1):
+            reason = "the process that read it died: a crash in a reader, or too little memory"
+            yield number, outcome or Failure(str(jobs[number].slide), "ProcessDied", reason)
+
+
+def _reporter(report: Report, number: int) -> Progress:
+    return lambda done, total: report(number, done / max(1, total))
+
+
+@dataclass
+class _Run:
+    """Jobs in a pool of processes."""
+
+    pool: ProcessPool
+    work: Work[Any]
+    jobs: Sequence[Job]
+    threads: int
+    shared: Any
+    report: Report
+    stall: float | None
+    seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """The last progress of each job, and when it was made."""
+
+    def outcomes(self, numbers: Iterable[int], most: int) -> Iterator[tuple[int, Any]]:
+        """Runs jobs, so many handed out at a time; yields the outcome of each, or None if its process died."""
+        waiting = iter(numbers)
+        running: dict[ProcessFuture[Any], int] = {}
+        while True:
+            for number in itertools.islice(waiting, most - len(running)):
+                self.seen[number] = (-1, time.monotonic())
+                arguments = (number, self.work, self.jobs[number], self.threads)
+                running[self.pool.schedule(_attempt_in_worker, args=arguments)] = number
+            if not running:
+                return
+            done, _ = wait(running, timeout=_POLL, return_when=FIRST_COMPLETED)
+            for future, number in list(running.items()):
+                if future in done:
+                    del running[future]
+                    try:
+                        yield number, future.result()
+                    except ProcessExpired:
+                        yield number, None
+                elif reason := self.stalled(number):
+                    del running[future]
+                    future.cancel()  # its process is ended
+                    yield number, Failure(str(self.jobs[number].slide), "Stalled", reason)
+
+    def stalled(self, number: int) -> str | None:
+        """Reports the progress of a job; why it is given up, if it has made none for too long."""
+        done, total = self.shared[_FIELDS * number : _FIELDS * (number + 1)]
+        if total:
+            self.report(number, done / total)
+        before, since = self.seen[number]
+        now = time.monotonic()
+        if done != before or not total:  # it waits for its turn
+            self.seen[number] = (done, now)
+        elif self.stall is not None and now - since > self.stall:
+            return f"no progress for {self.stall / 60:g} minutes, at {done / total:.0%} of the slide"
+        return None
+
+
+def _attempt_in_worker(number: int, work: Work[Done], job: Job, threads: int) -> Done | Failure:
+    def note(done: int, total: int) -> None:
+        _progress[_FIELDS * number : _FIELDS * (number + 1)] = [done, max(1, total)]
+
+    note(0, 1)
+    return attempt(work, job, threads, note)
+
+
 def _start_worker(shared: Any) -> None:
     global _progress
     _progress = shared
     end_with_parent()
 
 
-def _attempt_in_worker(
-    number: int, job: Job, work: Work[Done], out: Path, settings: Settings, threads: int, overwrite: bool
-) -> Done | Failure:
-    def note(done: int, total: int) -> None:
-        _progress[_FIELDS * number : _FIELDS * (number + 1)] = [done, max(1, total), os.getpid()]
-
-    note(0, 1)
-    return attempt_work(work, job, out, settings, threads, overwrite, note)
-
-
-def _shared(jobs: int) -> Any:
-    """Memory in which processes note how far they are with each job."""
-    return _SPAWN.Array("q", _FIELDS * jobs, lock=False)
-
-
 @contextmanager
-def _processes(workers: int, shared: Any) -> Iterator[Executor]:
+def _processes(workers: int, shared: Any) -> Iterator[ProcessPool]:
     others = frozenset(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=_SPAWN, initializer=_start_worker, initargs=(shared,))
+    pool = ProcessPool(workers, initializer=_start_worker, initargs=(shared,), context=_SPAWN)
     try:
         yield pool
+        pool.close()
     except BaseException:
         end_children(since=others)  # what they do can be continued, and nobody waits for it any more
+        pool.stop()
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def run_all(
-    jobs: Sequence[Job], out: Path, settings: Settings, *, workers: int, overwrite: bool, report: Report,
-    stall: float | None = None,
-) -> Generator[tuple[int, Outcome], None, None]:  # fmt: skip
-    """Converts all jobs: `work_on_all` says how."""
-    yield from work_on_all(
-        _convert, jobs, out, settings, workers=workers, overwrite=overwrite, report=report, stall=stall
-    )
-
-
-def work_on_all(
-    work: Work[Done], jobs: Sequence[Job], out: Path, settings: Settings, *, workers: int, overwrite: bool,
-    report: Report, stall: float | None = None,
-) -> Generator[tuple[int, Done | Failure], None, None]:  # fmt: skip
-    """Does it to the slides of all jobs; yields the number and the outcome of each as it comes.
-
-    `work` is a function of a module, which other processes import. `stall` is after how many seconds without progress
-    a slide is given up; None waits for ever, as does a run of one slide, where nobody waits for the next.
-    """
-    if len(jobs) <= 1 or (workers == 1 and stall is None):
-        for number, job in enumerate(jobs):
-            note = _notes(report, number)
-            yield number, attempt_work(work, job, out, settings, workers, overwrite, note)
-        return
-    threads = max(1, workers // len(jobs))
-    left = dict(enumerate(jobs))
-    arguments = (work, out, settings, threads, overwrite)
-    while left:
-        pool = _Pool(dict(left), min(workers, len(left)), arguments, report, stall)
-        for number, outcome in pool.run():
-            del left[number]
-            yield number, outcome
-        for number in pool.died:
-            yield number, _run_alone(number, left.pop(number), arguments, report, stall)
-
-
-def _notes(report: Report, number: int) -> Callable[[int, int], None]:
-    return lambda done, total: report(number, done / max(1, total))
-
-
-class _Pool:
-    """One pool of processes with its jobs: which are handed out, how far each is, and which have ended.
-
-    Where a process was ended because it had stalled, its slide has an outcome, and the others may simply go on.
-    """
-
-    def __init__(
-        self, jobs: dict[int, Job], workers: int, arguments: tuple[Any, ...], report: Report, stall: float | None
-    ) -> None:
-        self.jobs = jobs
-        self.workers = workers
-        self.arguments = arguments
-        self.report = report
-        self.watch = StallWatch(stall)
-        self.shared = _shared(max(jobs) + 1)
-        self.futures: dict[Future[Any], int] = {}
-        self.finished: set[int] = set()
-        self.stalled = self.broken = False
-
-    def run(self) -> Generator[tuple[int, Any], None, None]:
-        """Runs jobs until all are done or a process dies; yields the number and the outcome of each as it comes."""
-        ahead = iter(self.jobs.items())
-        try:
-            with serving() as served, _processes(self.workers, self.shared) as pool:
-                while self.hand_out(pool, ahead):
-                    done, _ = wait(self.futures, timeout=_POLL, return_when=FIRST_COMPLETED)
-                    if not done:
-                        served.check()
-                    yield from self.look()
-                    yield from self.outcomes(done)
-        except BrokenProcessPool:
-            self.broken = True
-
-    def hand_out(self, pool: Executor, ahead: Iterator[tuple[int, Job]]) -> bool:
-        """Hands out the next jobs, as long as the pool is whole; whether any are out."""
-        try:
-            for number, job in itertools.islice(ahead, 0 if self.broken else _AHEAD * self.workers - len(self.futures)):
-                self.futures[pool.submit(_attempt_in_worker, number, job, *self.arguments)] = number
-        except BrokenProcessPool:
-            self.broken = True
-        return bool(self.futures)
-
-    def look(self) -> Iterator[tuple[int, Failure]]:
-        """Reports the progress of what is out, and gives up the first slide that makes none."""
-        for number in set(self.futures.values()) - self.finished:
-            ready, total, pid = self.shared[_FIELDS * number : _FIELDS * (number + 1)]
-            if not total:
-                continue
-            self.report(number, ready / total)
-            if not self.stalled and self.watch.is_stalled(number, ready):
-                yield number, self.give_up(number, pid, ready / total)
-
-    def give_up(self, number: int, pid: int, share: float) -> Failure:
-        """Ends the process of a slide that makes no progress."""
-        self.stalled = True  # ending one process breaks the pool, and all others begin anew
-        self.finished.add(number)
-        failure = Failure(str(self.jobs[number].slide), "Stalled", self.watch.reason(pid, share))
-        end(pid)
-        return failure
-
-    def outcomes(self, done: Iterable[Future[Any]]) -> Iterator[tuple[int, Any]]:
-        """What has come of jobs, but not of those whose process died, or whose slide was given up."""
-        for future in done:
-            number = self.futures.pop(future)
-            try:
-                outcome = future.result()
-            except BrokenProcessPool:
-                self.broken = True
-                continue
-            if number not in self.finished:
-                self.finished.add(number)
-                yield number, outcome
-
-    @property
-    def died(self) -> list[int]:
-        """The jobs that were being worked on when a process died by itself, one at least."""
-        if self.stalled or not self.broken:
-            return []
-        started = [n for n in self.jobs if self.shared[_FIELDS * n + 1] and n not in self.finished]
-        return started or [min(self.jobs.keys() - self.finished)]
-
-
-def _run_alone(number: int, job: Job, arguments: tuple[Any, ...], report: Report, stall: float | None) -> Any:
-    """One job in a fresh process: if that dies too, the slide is the reason."""
-    for _, outcome in _Pool({number: job}, 1, arguments, report, stall).run():
-        return outcome
-    reason = "the process that read it died: a crash in a reader, or too little memory"
-    return Failure(str(job.slide), "ProcessDied", reason)
+        pool.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
@@ -18,12 +18,13 @@ from wsi_trainer.words import is_text
 from .associated import FOLDER as ASSOCIATED
 from .associated import save_associated
 from .bar import slide_bar
-from .convert import THUMBNAILS, Converted, Job, recover
+from .convert import THUMBNAILS, Conversion, Converted, Job, recover
+from .dask import work_on_dask
 from .errors import SlideError
 from .export import FOLDER, export_ngff04
 from .identity import source_bytes
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
-from .pool import Failure, Outcome, Report, run_all, workers_of
+from .pool import Failure, stall_seconds, work_on_all, workers_of
 from .results import show, show_notes, write_failures
 from .review.overlay import SUFFIX
 from .review.page import PAGE, Entry, write_page
@@ -35,7 +36,6 @@ from .rules.pale import Pale
 from .rules.pen import Pen
 from .settings import Settings
 from .staging import Locked, lock
-from .stall import stall_seconds
 from .stores import TEMPLATE, find_stores, listed_in, unlisted, write_stores
 
 
@@ -125,7 +125,11 @@ def preprocess(
         new = 0
         try:
             with slide_bar(console, "converting", [_size(job) for job in jobs]) as bar:
-                outcomes = _outcomes(jobs, out, settings, workers, overwrite, scheduler, stall, bar.part)
+                conversion = Conversion(out if scheduler is None else out.resolve(), settings, overwrite)
+                if scheduler is None:
+                    outcomes = work_on_all(conversion, jobs, workers=workers, report=bar.part, stall=stall)
+                else:
+                    outcomes = work_on_dask(conversion, jobs, workers=workers, report=bar.part, address=scheduler)
                 with closing(outcomes):
                     for number, outcome in outcomes:
                         bar.finished(number)
@@ -192,18 +196,6 @@ def _readable(part: Sequence[Listed]) -> tuple[list[Job], list[Failure]]:
         else:
             jobs.append(job)
     return jobs, failures
-
-
-def _outcomes(
-    jobs: Sequence[Job], out: Path, settings: Settings, workers: int, overwrite: bool, scheduler: str | None,
-    stall: float | None, report: Report,
-) -> Generator[tuple[int, Outcome], None, None]:  # fmt: skip
-    if scheduler is None:
-        return run_all(jobs, out, settings, workers=workers, overwrite=overwrite, report=report, stall=stall)
-    from .dask import run_on_dask
-
-    address = None if scheduler == "dask" else scheduler
-    return run_on_dask(jobs, out, settings, address=address, workers=workers, overwrite=overwrite, report=report)
 
 
 def _copied(out: Path, converted: Sequence[Job], wanted: bool) -> list[Job]:

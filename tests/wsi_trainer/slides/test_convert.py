@@ -294,6 +294,7 @@ def test_file_that_was_cut_in_staging_is_made_again(slide: Path, tmp_path: Path,
 def test_full_disk_is_named_and_nothing_is_lost(slide: Path, tmp_path: Path, monkeypatch) -> None:
     import errno
 
+    from wsi_trainer.slides.convert import Conversion
     from wsi_trainer.slides.pool import Failure, attempt
 
     calls = 0
@@ -308,7 +309,7 @@ def test_full_disk_is_named_and_nothing_is_lost(slide: Path, tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(journal_module.os, "fsync", full)
-        outcome = attempt(Job(slide, "s"), tmp_path, SMALL, 1, False)
+        outcome = attempt(Conversion(tmp_path, SMALL), Job(slide, "s"))
     assert isinstance(outcome, Failure)
     assert outcome.reason == "No space left on device"
     assert not (tmp_path / "s.zarr").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -11,12 +10,11 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.slides.bar import slide_bar
-from wsi_trainer.slides.convert import Job
 from wsi_trainer.slides.identity import source_bytes
 from wsi_trainer.slides.inputs import check_outlines, list_slides
-from wsi_trainer.slides.pool import Failure, work_on_all, workers_of
+from wsi_trainer.slides.pool import Failure, stall_seconds, work_on_all, workers_of
 from wsi_trainer.slides.results import write_failures
-from wsi_trainer.slides.review.one import EDITED, RECORDS, look_at
+from wsi_trainer.slides.review.one import EDITED, RECORDS, Looking
 from wsi_trainer.slides.review.page import PAGE, Entry, write_page
 from wsi_trainer.slides.rules.blur import Blur
 from wsi_trainer.slides.rules.choice import Rules
@@ -25,7 +23,6 @@ from wsi_trainer.slides.rules.fold import Fold
 from wsi_trainer.slides.rules.pale import Pale
 from wsi_trainer.slides.rules.pen import Pen
 from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.stall import stall_seconds
 from wsi_trainer.slides.store.files import remove_half_written
 from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.terminal import say
@@ -102,9 +99,8 @@ def tissue(
     failures: list[Failure] = []
     sizes = [source_bytes(job.slide) if job.slide.exists() else 0 for job in jobs]
     with ends_at_once(), slide_bar(console, "looking at", sizes) as bar:
-        outcomes = work_on_all(
-            _look, jobs, out, settings, workers=workers, overwrite=overwrite, report=bar.part, stall=stall
-        )
+        work = Looking(out, settings, overwrite)
+        outcomes = work_on_all(work, jobs, workers=workers, report=bar.part, stall=stall)
         with closing(outcomes):
             for number, outcome in outcomes:
                 bar.finished(number)
@@ -117,10 +113,3 @@ def tissue(
     kept = f", {edited} of them edited by hand" if edited else ""
     say(console, f"{len(entries)} slides{kept}, {len(failures)} failed. Look at {out / PAGE}")
     return 1 if failures else 0
-
-
-def _look(
-    job: Job, out: Path, settings: Settings, threads: int, overwrite: bool, progress: Callable[[int, int], None]
-) -> Entry:
-    """What a process does to a slide. A mask is found by one thread and all at once: there is no progress to tell."""
-    return look_at(job, out, settings, overwrite)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,18 @@ RECORDS = "records"
 TISSUE = PathClass("Tissue", (0, 160, 0))
 EDITED = "edited by hand"
 _BAND = 512  # rows of a mask whose outlines are joined at a time
+
+
+@dataclass(frozen=True)
+class Looking:
+    """The work of a pool that finds masks. A mask is found by one thread and all at once, without progress."""
+
+    out: Path
+    settings: Settings
+    overwrite: bool = False
+
+    def __call__(self, job: Job, threads: int, progress: Callable[[int, int], None]) -> Entry:
+        return look_at(job, self.out, self.settings, self.overwrite)
 
 
 def look_at(job: Job, out: Path, settings: Settings, overwrite: bool = False) -> Entry:
