@@ -73,9 +73,18 @@ def storage_key(t: Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
-def version(t: Tensor) -> int | None:
-    """How often a tensor was written to; tensors made for inference do not say."""
-    return None if t.is_inference() else t._version
+#: How often a tensor was written to, and which memory it lies in, or -1 if that does not matter.
+Version = tuple[int, int]
+
+
+def version(t: Tensor) -> Version | None:
+    """What changes when a tensor is written to, or its ``.data`` replaced; tensors made for inference do not say."""
+    return None if t.is_inference() else (t._version, storage_key(t) if t.layout == torch.strided else -1)
+
+
+def written(t: Tensor) -> Version | None:
+    """The same, of whatever memory."""
+    return None if t.is_inference() else (t._version, -1)
 
 
 def is_view(t: Tensor) -> bool:

@@ -15,7 +15,7 @@ from lightning_plugin.constants import LEAST, SHORTEST, Constants, value_key
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather
-from lightning_plugin.private import version
+from lightning_plugin.private import Version, version
 from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood, version_of
 
 #: An image is asked for glass in no more parts than this, on an axis and in all.
@@ -107,7 +107,7 @@ class Capture:
     """The tensor behind a `Captured`: a parameter, a buffer, a target; ``version`` is the one that was recorded."""
 
     tensor: Tensor
-    version: int | None
+    version: Version | None
 
     @property
     def changed(self) -> bool:

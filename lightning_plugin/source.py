@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.private import version
+from lightning_plugin.private import FakeTensor, Version, version
 
 
 @runtime_checkable
@@ -44,6 +44,9 @@ class TileSource(Protocol):
 
     def constant(self, box: Box) -> Tensor | None: ...
 
+
+#: Of each dimension of a tensor so many elements are looked at, to see whether it was filled anew.
+SAMPLED = 4
 
 #: How many channels an image can have to be recognised with its channels elsewhere than in dimension 1.
 COLOURS = (1, 3, 4)
@@ -97,6 +100,16 @@ def version_of(image: TileSource) -> Any:
     return getattr(image, "version", None)
 
 
+def sampled(tensor: Tensor) -> bytes:
+    """Some elements of a tensor in a processor's memory: they show that others have filled it anew, NumPy say, of which
+    PyTorch knows nothing."""
+    if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor):
+        return b""
+    steps = [max(1, -(-size // SAMPLED)) for size in tensor.shape]
+    some = tensor.detach()[tuple(slice(step // 2, None, step) for step in steps)]
+    return some.contiguous().view(torch.uint8).numpy().tobytes() if some.numel() else b""
+
+
 @dataclass(frozen=True, eq=False)
 class TensorSource:
     """A tensor that is already in memory, read where it lies; a box of space alone is read of all its images."""
@@ -113,8 +126,9 @@ class TensorSource:
         return self.tensor.dtype
 
     @property
-    def version(self) -> int | None:
-        return version(self.tensor)
+    def version(self) -> tuple[Version, bytes] | None:
+        found = version(self.tensor)
+        return None if found is None else (found, sampled(self.tensor))
 
     def read(self, box: Box) -> Tensor:
         parts = [slice(lo, hi) for lo, hi in box.intervals()]

@@ -17,7 +17,7 @@ from lightning_plugin.capture.record import record
 from lightning_plugin.capture.session import Session, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
-from lightning_plugin.private import NEEDS_DATA, version
+from lightning_plugin.private import NEEDS_DATA, Version, version
 from lightning_plugin.trees import tree_map
 
 INPLACE_DUNDERS = {
@@ -89,7 +89,7 @@ def call_whole(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> A
     Raises:
         RecordingError: It has written to a map, which nobody would see: what it was given is a copy.
     """
-    copies: list[tuple[Tensor, int | None]] = []
+    copies: list[tuple[Tensor, Version | None]] = []
 
     def whole(a: Any) -> Any:
         found = materialize(a)

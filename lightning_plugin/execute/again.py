@@ -28,28 +28,31 @@ from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.streams import Saved, Streams
 from lightning_plugin.graph import Value
-from lightning_plugin.private import version
+from lightning_plugin.private import Version, version, written
 from lightning_plugin.program.program import Program
 from lightning_plugin.residency.boundary import Boundary
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors that were used once and will be used again, and what they were; copies of streamed ones by name."""
+    """Tensors that were used once and will be used again, and what they were; copies of streamed ones by name. A copy
+    lies in other memory each time."""
 
     kept: Sequence[Tensor | Saved]
-    versions: Sequence[int | None]
+    versions: Sequence[Version | None]
 
     @staticmethod
     def of(tensors: Sequence[Tensor], streams: Streams | None) -> Inputs:
         kept = tensors if streams is None else list(map(streams.pack, tensors))
-        return Inputs(kept, list(map(version, tensors)))
+        return Inputs(
+            kept, [written(t) if isinstance(k, Saved) else version(t) for t, k in zip(tensors, kept, strict=True)]
+        )
 
     def tensors(self) -> list[Tensor]:
         """The tensors; refuses to go on where one of them was changed."""
         found = [t if isinstance(t, Tensor) else t.again() for t in self.kept]
         for t, before in zip(found, self.versions, strict=True):
-            if version(t) != before:
+            if before not in (version(t), written(t)):
                 raise RecordingError(
                     f"a tensor of shape {tuple(t.shape)} that the forward pass used was changed in place before "
                     "backward (an optimizer step between forward and backward, say). Its old value is needed."

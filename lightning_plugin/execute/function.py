@@ -24,7 +24,6 @@ from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import first_order
-from lightning_plugin.private import version
 from lightning_plugin.program.parts import parts_of
 from lightning_plugin.program.scan import scanned
 from lightning_plugin.residency.boundary import Boundary
@@ -149,7 +148,7 @@ class SegmentFunction(torch.autograd.Function):
         results = [made.results[v] for v in (*run.outputs, *run.stored)]
         # Copies: the user may write to the results, and backward needs them as they were.
         ctx.results = [r.clone() for r in results[: len(run.outputs)]]
-        ctx.versions = list(map(version, inputs))
+        ctx.versions = Inputs.of(inputs, frame.streams).versions
         ctx.save_for_backward(marker, *inputs)
         ctx.set_materialize_grads(False)
         dead = [r for r, v in zip(results, [*run.outputs, *run.stored], strict=True) if not v.requires_grad]

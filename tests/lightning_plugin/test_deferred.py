@@ -510,3 +510,25 @@ def test_an_update_that_failed_is_not_waited_for():
     out = layer(image)
     assert out.shape == image.shape
     assert torch.equal(layer.running_mean, torch.zeros(3))
+
+
+CHANGES: dict[str, Callable[[nn.Conv2d, Tensor], object]] = {
+    "data replaced": lambda conv, x: setattr(conv.weight, "data", conv.weight.data + 1),
+    "bias replaced": lambda conv, x: setattr(conv.bias, "data", conv.bias.data + 1),  # type: ignore[union-attr]
+    "image refilled": lambda conv, x: x.numpy().__iadd__(1.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_pytorch_does_not_see_between_forward_and_backward_is_refused(name: str) -> None:
+    """A tensor in other memory, and an image that was filled anew by NumPy."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).double()
+    conv, x = net[0], torch.randn(1, 3, 20, 22, dtype=torch.float64)
+    assert isinstance(conv, nn.Conv2d)
+    tiled = TiledModule(net, tiles=2)
+    for _ in range(2):
+        out = tiled(x)
+        CHANGES[name](conv, x)
+        with pytest.raises(RecordingError, match="changed in place"):
+            out.sum().backward()
+    tiled(x).sum().backward()  # as it is now

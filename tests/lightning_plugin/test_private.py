@@ -57,7 +57,9 @@ def test_a_version_counts_writes() -> None:
     x = torch.zeros(3)
     before = private.version(x)
     x.add_(1)
-    assert before is not None and private.version(x) == before + 1
+    assert before is not None and private.version(x) == (before[0] + 1, before[1])
+    x.data = torch.zeros(3)
+    assert private.version(x) != (before[0] + 1, before[1]) and private.written(x) == (before[0] + 1, -1)
     with torch.inference_mode():
         assert private.version(torch.zeros(3)) is None
 
