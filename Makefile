@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
-# Its networks are tested here. It asks for torchvision, of which they need nothing: hence without what it asks for.
-TIMM := timm==1.0.22
+# The extra `networks` without torchvision: its wheel may not fit the torch that is installed, and the tests need none.
+NETWORKS := timm==1.0.22 segmentation-models-pytorch==0.5.0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # Two test workers of one thread each use two cores fully; more threads in each would only fight for them.
@@ -26,7 +26,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --editable '.[dev]'
-	$(PIP_INSTALL) --no-deps $(TIMM)
+	$(PIP_INSTALL) --no-deps $(NETWORKS)
 	@touch $@
 
 $(READY_DOCS): $(READY)
@@ -70,7 +70,7 @@ viewer: $(READY) ## fetch OpenSeadragon anew with npm, and check its hash
 constraints: $(READY) ## pin everything anew, keeping what need not change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	cp constraints.txt $(VENV)/pins.txt
-	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --python-version 3.11 --quiet \
+	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --no-emit-package torchvision --python-version 3.11 --quiet \
 	  --no-annotate --no-header --output-file $(VENV)/pins.txt
 	grep '^#' constraints.txt > $(VENV)/constraints.txt
 	grep -vE '^(#|nvidia-|cuda-|triton==)' $(VENV)/pins.txt >> $(VENV)/constraints.txt

@@ -7,6 +7,7 @@ libraries; each writes a file of benchmarks/results.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,6 @@ from tests.lightning_plugin.architectures import ARCHITECTURES, examine
 from tests.lightning_plugin.cases import GRIDS, noting, still
 from tests.lightning_plugin.models_of_transformers import MODELS
 from tests.lightning_plugin.models_of_transformers import examine as examine_model
-from tests.lightning_plugin.stubs import timm_alone
 from tests.zoo import STRUCTURED, ZOO, ZooEntry, fill
 
 KINDS = ["zoo", "timm", "transformers"]
@@ -48,8 +48,11 @@ def zoo() -> list[dict[str, Any]]:
 
 
 def timm() -> list[dict[str, Any]]:
-    with timm_alone() as module:
-        return [examine(module, a) for a in track(ARCHITECTURES, "timm")]
+    import tests.torchvision_stub  # noqa: F401  # before timm
+
+    library = importlib.import_module("timm")
+
+    return [examine(library, a) for a in track(ARCHITECTURES, "timm")]
 
 
 def transformers() -> list[dict[str, Any]]:

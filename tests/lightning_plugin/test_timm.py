@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
 from tests.lightning_plugin.architectures import ARCHITECTURES, SAMPLED, Architecture, examine
-from tests.lightning_plugin.stubs import timm_alone
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is not installed")
 
 
 @pytest.fixture(scope="module")
-def timm() -> Iterator[ModuleType]:
-    with timm_alone() as module:
-        yield module
+def timm() -> ModuleType:
+    import tests.torchvision_stub  # noqa: F401
+
+    return importlib.import_module("timm")
 
 
 @pytest.mark.parametrize(

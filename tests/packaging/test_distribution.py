@@ -68,8 +68,10 @@ def test_importing_the_engine_imports_neither_the_application_nor_lightning():
     assert [name for name in ("wsi_trainer", "openslide", "pytorch_lightning", "lightning") if name in modules] == []
 
 
-def test_no_requirement_brings_torchvision():
+def test_only_the_extra_of_networks_brings_torchvision():
     assert "torchvision" not in (ROOT / "constraints.txt").read_text()
+    lines = [line for line in (ROOT / "pyproject.toml").read_text().splitlines() if '"torchvision' in line]
+    assert len(lines) == 1 and lines[0].startswith("networks = ")
 
 
 def test_constraints_name_no_cuda_package():

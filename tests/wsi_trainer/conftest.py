@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from docstring_parser.attrdoc import AttributeDocstrings
 
+import tests.torchvision_stub  # noqa: F401  # before anything imports timm
+
 
 @pytest.fixture(autouse=True, scope="session")
 def documented_once() -> Iterator[None]:

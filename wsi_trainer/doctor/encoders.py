@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wsi_trainer.doctor.check import Check, Status
-from wsi_trainer.models.encoders import ENCODERS, encoder_named
-from wsi_trainer.models.encoders.build import outline, shapes_of
+from wsi_trainer.models.encoders import ENCODERS, encoder_named, outline, shapes_of
 from wsi_trainer.models.pretrained import compare
 from wsi_trainer.terminal import cell, say
 

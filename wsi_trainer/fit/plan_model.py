@@ -16,7 +16,7 @@ from lightning_plugin import BudgetError
 from wsi_trainer import models
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import Backbone, SlideClassifier
-from wsi_trainer.models.backbones.timm import import_timm
+from wsi_trainer.models.backbones import import_timm
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from jsonargparse._common import parsing_settings
 from wsi_trainer import data, models
 from wsi_trainer.data import PatchConfig
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.encoders.registry import is_encoder
+from wsi_trainer.models.encoders import is_encoder
 
 FLAG = "--trust"
 WHY = f"a config that names other code runs it; read the config, and give {FLAG} if you trust who wrote it"

@@ -1,19 +1,6 @@
 """Slide classifiers: backbones, heads, tasks, and the LightningModule that joins them."""
 
-from wsi_trainer.models.backbones import (
-    FPN,
-    VGG,
-    Backbone,
-    ConvNeXt,
-    DarkNet,
-    EfficientNet,
-    FrozenFeatures,
-    PatchEncoder,
-    ResNet,
-    TimmBackbone,
-    UNet,
-    UNetEncoder,
-)
+from wsi_trainer.models.backbones import VGG, Backbone, FrozenFeatures, ResNet, SegmentationBackbone, TimmBackbone, UNet
 from wsi_trainer.models.bag_heads import DualStreamPooling, MeanMLP, TransformerPooling, TransMILPooling
 from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.classifier import SlideClassifier
@@ -26,6 +13,7 @@ from wsi_trainer.models.heads import (
     Pooling,
     TopKPooling,
 )
+from wsi_trainer.models.patch_encoder import PatchEncoder
 from wsi_trainer.models.tasks import (
     BinaryTask,
     ClassTask,
@@ -41,7 +29,6 @@ from wsi_trainer.models.tasks import (
 )
 
 __all__ = [
-    "FPN",
     "VGG",
     "AttentionPooling",
     "AveragePooling",
@@ -49,11 +36,8 @@ __all__ = [
     "BinaryTask",
     "ClassAttentionPooling",
     "ClassTask",
-    "ConvNeXt",
     "CoxTask",
-    "DarkNet",
     "DualStreamPooling",
-    "EfficientNet",
     "FrozenFeatures",
     "GeneralisedMeanPooling",
     "HazardTask",
@@ -66,6 +50,7 @@ __all__ = [
     "Pooling",
     "RegressionTask",
     "ResNet",
+    "SegmentationBackbone",
     "SegmentationTask",
     "SlideBatch",
     "SlideClassifier",
@@ -76,5 +61,4 @@ __all__ = [
     "TransMILPooling",
     "TransformerPooling",
     "UNet",
-    "UNetEncoder",
 ]

@@ -17,13 +17,12 @@ from torch.nn import functional
 from lightning_plugin import materialize
 from wsi_trainer.errors import UserError
 from wsi_trainer.metrics.table import PredictionsError
-from wsi_trainer.models.backbones import make_backbone
-from wsi_trainer.models.backbones.base import describe
-from wsi_trainer.models.backbones.unet import fitted
+from wsi_trainer.models.backbones import fitted, make_backbone
 from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.gathered import Gathered
 from wsi_trainer.models.heads import AveragePooling, Pooling
 from wsi_trainer.models.layers import BranchLinear
+from wsi_trainer.models.network_facts import describe
 from wsi_trainer.models.optimizer import freeze, parameter_groups
 from wsi_trainer.models.pretrained import Match, load_pretrained
 from wsi_trainer.models.schedule import warmup_cosine

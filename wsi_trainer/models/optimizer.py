@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from wsi_trainer.models.backbones import stages_of
+from wsi_trainer.models.network_facts import stages_of
 
 
 def freeze(backbone: nn.Module, count: int) -> list[nn.Module]:

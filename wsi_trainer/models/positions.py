@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from wsi_trainer.models.backbones.timm import import_timm
+from wsi_trainer.models.backbones import import_timm
 
 POSITIONS = ("pos_embed", "position_embeddings")
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.backbones.patches import PatchEncoder
 from wsi_trainer.models.low_rank import low_rank_names
+from wsi_trainer.models.patch_encoder import PatchEncoder
 from wsi_trainer.models.positions import as_timm, resampled, trunk_of
 from wsi_trainer.models.weights import read_weights
 

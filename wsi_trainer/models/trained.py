@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import nn
 
-from wsi_trainer.models.backbones import stages_of
 from wsi_trainer.models.low_rank import add_low_rank
+from wsi_trainer.models.network_facts import stages_of
 
 Trained = Literal["all", "last", "lora", "norms", "none"]
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)

@@ -5,23 +5,15 @@ from typing import get_args
 import pytest
 import torch
 
-from wsi_trainer.models import FPN, VGG, Backbone, ConvNeXt, DarkNet, EfficientNet, ResNet, UNet, UNetEncoder
-from wsi_trainer.models.backbones import stages_of
-from wsi_trainer.models.backbones.base import describe
+from wsi_trainer.models import VGG, Backbone, ResNet, UNet
 from wsi_trainer.models.blocks import NormKind, StandardisedConv2d
+from wsi_trainer.models.network_facts import describe, stages_of
 
 BACKBONES = (
     VGG(widths=(4, 8)),
     VGG(widths=(4, 8, 8), convs=1, stem_stride=2),
     ResNet(widths=(4, 8), norm="group"),
-    ConvNeXt(widths=(4, 8), depths=(1, 1)),
-    DarkNet(widths=(4, 8, 8), blocks=(1, 2, 1)),
-    EfficientNet(widths=(4, 6, 8), depths=(1, 2, 1)),
-    UNetEncoder(widths=(4, 8, 8)),
     UNet(widths=(4, 6, 8)),
-    UNet(encoder=VGG(widths=(4, 6), convs=1)),
-    FPN(width=5, encoder=ConvNeXt(widths=(4, 8), depths=(1, 1))),
-    FPN(width=5, encoder=EfficientNet(widths=(4, 6, 8), depths=(1, 2, 1))),
 )
 
 
@@ -38,8 +30,8 @@ def test_takes_slides_whose_sides_no_stride_divides(backbone: Backbone) -> None:
 
 
 @pytest.mark.parametrize("norm", get_args(NormKind))
-@pytest.mark.parametrize("make", [VGG, ResNet, UNetEncoder])
-def test_every_norm_trains_every_parameter(make: type[VGG] | type[ResNet] | type[UNetEncoder], norm: NormKind) -> None:
+@pytest.mark.parametrize("make", [VGG, ResNet, UNet])
+def test_every_norm_trains_every_parameter(make: type[VGG] | type[ResNet] | type[UNet], norm: NormKind) -> None:
     torch.manual_seed(0)
     backbone = make(widths=(4, 8), norm=norm)
     optimizer = torch.optim.SGD(backbone.parameters(), lr=0.01)
@@ -90,13 +82,9 @@ def test_what_an_unknown_network_returns_is_found_out() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="2 widths but 1 blocks"):
-        DarkNet(widths=(4, 8), blocks=(1,))
-    with pytest.raises(ValueError, match="2 widths but 1 depths"):
-        EfficientNet(widths=(4, 8), depths=(1,))
     with pytest.raises(ValueError, match="widths is"):
         VGG(widths=())
-    with pytest.raises(ValueError, match="3 widths but 1 depths"):
-        ConvNeXt(widths=(4, 8, 16), depths=(1,))
+    with pytest.raises(ValueError, match="widths is"):
+        UNet(widths=(4, 0))
     with pytest.raises(ValueError, match="norm is 'layer'"):
         VGG(norm="layer")  # type: ignore[arg-type]

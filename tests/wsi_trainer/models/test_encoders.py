@@ -17,11 +17,20 @@ from tests.exactness import assert_same_step
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
-from wsi_trainer.models.backbones.base import answer
-from wsi_trainer.models.backbones.timm import import_timm, timm_network
-from wsi_trainer.models.encoders import ENCODERS, encoder_named
-from wsi_trainer.models.encoders.build import build_encoder, import_transformers, outline, shapes_of
-from wsi_trainer.models.encoders.tokens import AttentionPooler, ClassAndMean, PlainAttentionPooler, Pooled
+from wsi_trainer.models.backbones import import_timm, timm_network
+from wsi_trainer.models.encoders import (
+    ENCODERS,
+    AttentionPooler,
+    ClassAndMean,
+    PlainAttentionPooler,
+    Pooled,
+    build_encoder,
+    encoder_named,
+    import_transformers,
+    outline,
+    shapes_of,
+)
+from wsi_trainer.models.network_facts import answer
 from wsi_trainer.models.pretrained import compare, load_pretrained
 
 pytestmark = pytest.mark.skipif(

@@ -1,54 +1,41 @@
 """Backbones by name: timm's, any import path, and what is said where one is missing."""
 
-import builtins
-import subprocess
-import sys
+import importlib
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
-from tests.lightning_plugin.stubs import timm_alone
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import VGG, ResNet, SlideClassifier
-from wsi_trainer.models.backbones import make_backbone, stages_of
+from wsi_trainer.models.backbones import make_backbone
+from wsi_trainer.models.network_facts import stages_of
 
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a package look as if it were not installed."""
+    original = importlib.import_module
 
     def remove(missing: str) -> None:
-        original = builtins.__import__
-
-        def fail(name: str, *args: Any, **kwargs: Any) -> Any:
-            if name == "timm":
+        def fail(name: str, *args: Any) -> Any:
+            if name == missing:
                 raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-            return original(name, *args, **kwargs)
+            return original(name, *args)
 
-        monkeypatch.setattr(builtins, "__import__", fail)
+        monkeypatch.setattr(importlib, "import_module", fail)
 
     return remove
 
 
 def test_timm_without_what_it_needs_says_what_is_missing(without: Any) -> None:
     without("timm")
-    with pytest.raises(UserError, match="timm is not installed: pip install --no-deps timm"):
+    with pytest.raises(UserError, match=r"timm is not installed: pip install 'wsi-trainer\[networks\]'"):
         make_backbone("timm:resnet18")
-    without("huggingface_hub")
-    with pytest.raises(UserError, match="without huggingface_hub, which is missing: pip install huggingface_hub"):
-        make_backbone("timm:resnet18")
-
-
-@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
-def test_timm_is_imported_without_torchvision_and_leaves_it_absent() -> None:
-    code = (
-        "from wsi_trainer.models.backbones import make_backbone; import sys; from importlib.util import find_spec; "
-        "before = find_spec('torchvision') is None; make_backbone('timm:resnet10t'); "
-        "assert before == (find_spec('torchvision') is None); assert before == ('torchvision' not in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(UserError, match="segmentation_models_pytorch is not installed"):
+        without("segmentation_models_pytorch")
+        make_backbone("smp:unet:resnet18")
 
 
 def test_an_import_path_makes_a_backbone() -> None:
@@ -73,15 +60,14 @@ def test_a_name_that_is_none_is_refused(name: str, message: str) -> None:
 
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 def test_a_network_of_timm_trains_as_a_backbone() -> None:
-    with timm_alone():
-        backbone = make_backbone("timm:resnet10t")
-        assert (backbone.out_channels, backbone.stride) == (512, 32)
-        assert len(stages_of(backbone)) == 6
-        model = SlideClassifier(backbone=backbone, frozen_stages=2)
-        model(torch.zeros(1, 3, 96, 64, dtype=torch.uint8)).sum().backward()
-        first, last = stages_of(backbone)[0], stages_of(backbone)[-1]
-        assert all(p.grad is None for p in first.parameters()) and all(p.grad is not None for p in last.parameters())
-        with pytest.raises(UserError, match=r"timm has no model 'resnet18x'; near are resnet18"):
-            make_backbone("timm:resnet18x")
-        with pytest.raises(UserError, match="timm:vit_tiny_patch16_224 returns no map of features"):
-            make_backbone("timm:vit_tiny_patch16_224")
+    backbone = make_backbone("timm:resnet10t")
+    assert (backbone.out_channels, backbone.stride) == (512, 32)
+    assert len(stages_of(backbone)) == 6
+    model = SlideClassifier(backbone=backbone, frozen_stages=2)
+    model(torch.zeros(1, 3, 96, 64, dtype=torch.uint8)).sum().backward()
+    first, last = stages_of(backbone)[0], stages_of(backbone)[-1]
+    assert all(p.grad is None for p in first.parameters()) and all(p.grad is not None for p in last.parameters())
+    with pytest.raises(UserError, match=r"timm has no model 'resnet18x'; near are resnet18"):
+        make_backbone("timm:resnet18x")
+    with pytest.raises(UserError, match="timm:vit_tiny_patch16_224 returns no map of features"):
+        make_backbone("timm:vit_tiny_patch16_224")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
 from tests.exactness import assert_same_step
-from tests.lightning_plugin.stubs import timm_alone
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import (
     AttentionPooling,
@@ -28,12 +26,6 @@ from wsi_trainer.models import (
 
 HEADS = (AttentionPooling, AveragePooling, MaxPooling, TopKPooling, GeneralisedMeanPooling, ClassAttentionPooling)
 VIT = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 2}
-
-
-@pytest.fixture
-def timm() -> Iterator[None]:
-    with timm_alone():
-        yield
 
 
 def check(encoder: PatchEncoder, head: type[Pooling], count: int) -> None:
@@ -55,7 +47,7 @@ def test_every_head_pools_a_bag(head: type[Pooling]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_a_vit_of_timm(timm: None, count: int) -> None:
+def test_a_vit_of_timm(count: int) -> None:
     torch.manual_seed(0)
     encoder = PatchEncoder("timm:vit_tiny_patch16_224", 32, VIT)
     assert encoder.out_channels == 24
@@ -73,7 +65,7 @@ def test_the_map_has_a_position_for_each_patch() -> None:
         torch.testing.assert_close(features[0, :, number, 0], alone)
 
 
-def test_a_patch_that_a_network_does_not_take_is_told_when_it_is_built(timm: None) -> None:
+def test_a_patch_that_a_network_does_not_take_is_told_when_it_is_built() -> None:
     with pytest.raises(UserError, match=r"does not take patches of 48 × 48 \(.*\); set model\.backbone\.size"):
         PatchEncoder("timm:vit_tiny_patch16_224", 48, VIT)
 

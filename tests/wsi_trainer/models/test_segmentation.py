@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_plugin import LazyImage, TensorSource, TiledModule, materialize
-from wsi_trainer.models import FPN, VGG, ResNet, SegmentationTask, SlideClassifier, UNet
+from wsi_trainer.models import ResNet, SegmentationTask, SlideClassifier, UNet
 from wsi_trainer.regions import IGNORED
 
 MiB = 2**20
@@ -97,16 +97,12 @@ NETWORKS = {
     "u-net": (lambda: UNet((4, 6)), 8 * MiB),
     "deeper u-net": (lambda: UNet((4, 6, 8)), 8 * MiB),
     "u-net with statistics": (lambda: UNet((4, 6), norm="batch"), 8 * MiB),
-    "u-net over a resnet": (lambda: UNet(encoder=ResNet((4, 6), stem_stride=1, norm="weight")), 8 * MiB),
-    "fpn": (lambda: FPN(4, encoder=VGG((4, 6), convs=1)), 8 * MiB),
-    "fpn over an encoder with a stride": (lambda: FPN(6, encoder=ResNet((4, 8), norm="weight")), 4 * MiB),
     "an encoder with a stride": (lambda: ResNet((4, 8), norm="weight"), 4 * MiB),
 }
 """Each with a budget that plain PyTorch exceeds."""
 
 
-SLOW = ("deeper u-net", "u-net with statistics", "u-net over a resnet", "fpn", "fpn over an encoder with a stride",
-        "an encoder with a stride")  # fmt: skip
+SLOW = ("deeper u-net", "u-net with statistics", "an encoder with a stride")
 """Planning takes up to half a minute for each."""
 
 

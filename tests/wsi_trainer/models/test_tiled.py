@@ -13,9 +13,6 @@ from wsi_trainer.models import (
     AveragePooling,
     Backbone,
     ClassAttentionPooling,
-    ConvNeXt,
-    DarkNet,
-    EfficientNet,
     GeneralisedMeanPooling,
     MaxPooling,
     MultiClassTask,
@@ -23,7 +20,6 @@ from wsi_trainer.models import (
     ResNet,
     SlideClassifier,
     TopKPooling,
-    UNetEncoder,
 )
 
 BACKBONES: dict[str, Callable[[], Backbone]] = {
@@ -32,17 +28,9 @@ BACKBONES: dict[str, Callable[[], Backbone]] = {
     "VGG, LayerNorm": lambda: VGG((4, 8), norm="channel"),
     "ResNet, BatchNorm": lambda: ResNet((4, 8)),
     "ResNet, GroupNorm": lambda: ResNet((4, 8), norm="group"),
-    "ConvNeXt": lambda: ConvNeXt((4, 8), (1, 1)),
 }
 HEADS = (AveragePooling, MaxPooling, GeneralisedMeanPooling, AttentionPooling, TopKPooling)
 PAIRS = [(backbone, head) for backbone in BACKBONES for head in HEADS]
-MORE: dict[str, Callable[[], Backbone]] = {
-    "DarkNet": lambda: DarkNet((4, 8), (1, 1)),
-    "EfficientNet": lambda: EfficientNet((4, 6), (1, 2)),
-    "U-Net encoder": lambda: UNetEncoder((4, 8), norm="group"),
-}
-BACKBONES |= MORE
-PAIRS += [(backbone, AttentionPooling) for backbone in MORE]
 
 
 @pytest.mark.parametrize(("backbone", "head"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.__name__)

@@ -16,7 +16,7 @@ from wsi_trainer.models.low_rank import LowRankLinear, merge_low_rank
 from wsi_trainer.models.optimizer import parameter_groups
 from wsi_trainer.models.pretrained import load_pretrained
 
-timm = pytest.importorskip("wsi_trainer.models.backbones.timm")
+timm = pytest.importorskip("wsi_trainer.models.backbones")
 pytestmark = pytest.mark.skipif(__import__("importlib.util").util.find_spec("timm") is None, reason="timm is absent")
 SMALL = {"img_size": 16, "patch_size": 8, "depth": 3, "embed_dim": 12, "num_heads": 2}
 

@@ -1,8 +1,11 @@
-"""What a head, a heat map and an optimizer need to know of a backbone."""
+"""Facts about any network: its stages, the channels and stride of its map, strides of its parts.
+
+An unknown network is asked with an image on the meta device, so that nothing is computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,60 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 SIDE = 256
-"""Pixels of the image, without storage, by which an unknown network is asked what it returns."""
-
-
-class Backbone(nn.Module):
-    """A map from (N, 3, H, W) to (N, out_channels, H / stride, W / stride), in stages.
-
-    Attributes:
-        out_channels: Channels of the map.
-        stride: Pixels of the slide for one position of the map.
-        layers: The layers in order.
-        lengths: How many of the layers each stage has, the stem with the first.
-    """
-
-    out_channels: int
-    stride: int
-    layers: nn.Sequential
-    lengths: Sequence[int]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-    def stages(self) -> list[nn.Module]:
-        """The stages in order."""
-        layers, start = list(self.layers), 0
-        found: list[nn.Module] = []
-        for length in self.lengths:
-            found.append(nn.ModuleList(layers[start : start + length]))
-            start += length
-        return found
-
-    def maps_at(self, x: Tensor, places: Sequence[int]) -> list[Tensor]:
-        """The maps behind the layers at these places, in order."""
-        found = []
-        for place, layer in enumerate(self.layers):
-            x = layer(x)
-            if place in places:
-                found.append(x)
-        return found
-
-    def sizes(self) -> list[tuple[int, int]]:
-        """Channels and stride of the map behind each layer."""
-        side = max(SIDE, self.stride)
-        return [(found.shape[1], side // found.shape[2]) for found in answer(_EachMap(self), side=side)]
-
-
-class _EachMap(nn.Module):
-    """A backbone that returns the maps behind all its layers."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return self.backbone.maps_at(x, range(len(self.backbone.layers)))
+"""Pixels along a side of the image by which an unknown network is asked."""
 
 
 def stages_of(backbone: nn.Module) -> list[nn.Module]:
@@ -175,10 +125,3 @@ def _shape_of_map(backbone: nn.Module) -> torch.Size:
             f"(N, channels, height, width); take off its own pooling and classifier, or {advice}"
         )
     return shape
-
-
-def check_widths(widths: Sequence[int]) -> list[int]:
-    """The widths as a list; an error where they make no network."""
-    if not widths or any(width < 1 for width in widths):
-        raise ValueError(f"widths is {list(widths)}; give at least one positive number of channels")
-    return list(widths)

@@ -9,12 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.backbones.base import answer, blocks_as_stages, stages_of
-from wsi_trainer.models.backbones.named import make_backbone
-from wsi_trainer.models.backbones.timm import timm_network
-from wsi_trainer.models.encoders.build import build_encoder, from_transformers
-from wsi_trainer.models.encoders.entry import Colours, Encoder
-from wsi_trainer.models.encoders.registry import encoder_named, is_encoder
+from wsi_trainer.models.backbones import make_backbone, timm_network
+from wsi_trainer.models.encoders import Colours, Encoder, build_encoder, encoder_named, from_transformers, is_encoder
+from wsi_trainer.models.network_facts import answer, blocks_as_stages, stages_of
 
 
 class PatchEncoder(nn.Module):

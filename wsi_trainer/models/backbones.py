@@ -1,0 +1,385 @@
+"""Backbones: from a slide to a map of features. They know nothing of tiles.
+
+Two small networks and a U-Net of this package need PyTorch alone. Published architectures are timm's (`timm:NAME`) and
+those of segmentation-models-pytorch (`smp:ARCHITECTURE:ENCODER`), from `pip install 'wsi-trainer[networks]'`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wsi_trainer.errors import UserError
+from wsi_trainer.models.blocks import NormKind, StandardisedConv2d, conv3x3, conv_norm_relu, make_norm
+from wsi_trainer.models.network_facts import describe, stages_of
+
+INSTALL = "pip install 'wsi-trainer[networks]'"
+
+
+class Backbone(nn.Module):
+    """A map from (N, 3, H, W) to (N, out_channels, H / stride, W / stride), in stages.
+
+    Attributes:
+        out_channels: Channels of the map.
+        stride: Pixels of the slide for one position of the map.
+        layers: The layers in order.
+        lengths: How many of the layers each stage has, the stem with the first.
+    """
+
+    out_channels: int
+    stride: int
+    layers: nn.Sequential
+    lengths: Sequence[int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def stages(self) -> list[nn.Module]:
+        """The stages in order."""
+        layers, start = list(self.layers), 0
+        found: list[nn.Module] = []
+        for length in self.lengths:
+            found.append(nn.ModuleList(layers[start : start + length]))
+            start += length
+        return found
+
+
+def check_widths(widths: Sequence[int]) -> list[int]:
+    """The widths as a list; an error where they make no network."""
+    if not widths or any(width < 1 for width in widths):
+        raise ValueError(f"widths is {list(widths)}; give at least one positive number of channels")
+    return list(widths)
+
+
+class VGG(Backbone):
+    """Stages of 3×3 convolutions, each stage ended by a 2×2 maximum."""
+
+    def __init__(
+        self,
+        widths: Sequence[int] = (16, 32, 64, 128),
+        convs: int = 2,
+        stem_stride: int = 1,
+        norm: NormKind = "weight",
+    ) -> None:
+        """Build the network.
+
+        Args:
+            widths: Channels of each stage.
+            convs: Convolutions in each stage.
+            stem_stride: Stride of the first convolution; 2 makes everything after it four times cheaper.
+            norm: Normalisation after each convolution.
+        """
+        super().__init__()
+        widths = check_widths(widths)
+        layers: list[nn.Module] = []
+        inputs = 3
+        for stage, width in enumerate(widths):
+            for index in range(convs):
+                stride = stem_stride if stage == index == 0 else 1
+                layers.append(conv_norm_relu(inputs, width, norm, stride))
+                inputs = width
+            layers.append(nn.MaxPool2d(2))
+        self.layers = nn.Sequential(*layers)
+        self.lengths = [convs + 1] * len(widths)
+        self.out_channels = widths[-1]
+        self.stride = stem_stride * 2 ** len(widths)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut, as in ResNet-18."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: NormKind) -> None:
+        super().__init__()
+        self.first = conv_norm_relu(inputs, outputs, norm, stride)
+        self.second = nn.Sequential(conv3x3(outputs, outputs, norm), make_norm(norm, outputs))
+        last = self.second[0]
+        # Without a norm the sum grows from block to block: start each block as its shortcut.
+        if isinstance(last, StandardisedConv2d):
+            nn.init.zeros_(last.gain)
+        elif norm == "none" and isinstance(last, nn.Conv2d):
+            nn.init.zeros_(last.weight)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), make_norm(norm, outputs)
+            )
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.second(self.first(x)) + self.shortcut(x))
+
+
+class ResNet(Backbone):
+    """A residual network with a strided 3×3 stem; `widths=(64, 128, 256, 512), blocks=2` has ResNet-18's
+    stages.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int] = (16, 32, 64, 128),
+        blocks: int = 1,
+        stem_stride: int = 2,
+        norm: NormKind = "batch",
+    ) -> None:
+        """Build the network.
+
+        Args:
+            widths: Channels of each stage; each stage after the first halves the map.
+            blocks: Residual blocks in each stage.
+            stem_stride: Stride of the first convolution.
+            norm: Normalisation after each convolution. With one slide a step, "batch" normalises by that
+                slide.
+        """
+        super().__init__()
+        widths = check_widths(widths)
+        layers: list[nn.Module] = [conv_norm_relu(3, widths[0], norm, stem_stride)]
+        inputs = widths[0]
+        for stage, width in enumerate(widths):
+            for index in range(blocks):
+                stride = 2 if stage > 0 and index == 0 else 1
+                layers.append(ResidualBlock(inputs, width, stride, norm))
+                inputs = width
+        self.layers = nn.Sequential(*layers)
+        self.lengths = [blocks + 1] + [blocks] * (len(widths) - 1)
+        self.out_channels = widths[-1]
+        self.stride = stem_stride * 2 ** (len(widths) - 1)
+
+
+class _ContractingPath(Backbone):
+    """Two 3×3 convolutions in each stage, a 2×2 maximum between stages."""
+
+    def __init__(self, widths: Sequence[int], norm: NormKind) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for stage, width in enumerate(widths):
+            if stage:
+                layers.append(nn.MaxPool2d(2))
+            layers += [conv_norm_relu(inputs, width, norm), conv_norm_relu(width, width, norm)]
+            inputs = width
+        self.layers = nn.Sequential(*layers)
+        self.lengths = [2] + [3] * (len(widths) - 1)
+
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """The last map of each stage, from fine to coarse."""
+        found = []
+        for layer in self.layers:
+            if isinstance(layer, nn.MaxPool2d):
+                found.append(x)
+            x = layer(x)
+        return [*found, x]
+
+
+class UNet(Backbone):
+    """A small U-Net: a class for each pixel (SegmentationTask).
+
+    The slide is continued at its end, by repeating the last row and column, until the coarsest stride divides its
+    sides, so that the maps lie exactly on each other.
+    """
+
+    stride = 1
+
+    def __init__(self, widths: Sequence[int] = (16, 32, 64, 128), norm: NormKind = "weight") -> None:
+        """Build the network.
+
+        Args:
+            widths: Channels of each stage; the last is the bottleneck.
+            norm: Normalisation after each convolution. A statistic over the slide (batch) is one more pass over all
+                tiles each time, so weight is much faster.
+        """
+        super().__init__()
+        widths = check_widths(widths)
+        self.encoder = _ContractingPath(widths, norm)
+        self.decoder = nn.ModuleList(
+            nn.Sequential(conv_norm_relu(below + width, width, norm), conv_norm_relu(width, width, norm))
+            for width, below in reversed(list(pairwise(widths)))
+        )
+        self.out_channels = widths[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        *skips, x = self.encoder.maps(padded(x, 2 ** len(self.decoder)))
+        for block in self.decoder:
+            x = block(torch.cat([skips.pop(), functional.interpolate(x, scale_factor=2.0)], dim=1))
+        return x[:, :, :height, :width]
+
+    def stages(self) -> list[nn.Module]:
+        """The stages in order: down, then up."""
+        return [*self.encoder.stages(), *self.decoder]
+
+
+def padded(x: Tensor, stride: int) -> Tensor:
+    """The slide, continued at its end by its last row and column until the stride divides its sides."""
+    return functional.pad(x, (0, -x.shape[3] % stride, 0, -x.shape[2] % stride), mode="replicate")
+
+
+def fitted(x: Tensor, like: Tensor) -> Tensor:
+    """The map in the height and width of another: what is missing at the end repeats the last, what is over goes."""
+    height, width = like.shape[2:]
+    x = x[:, :, :height, :width]
+    missing = (0, width - x.shape[3], 0, height - x.shape[2])
+    return functional.pad(x, missing, mode="replicate") if any(missing) else x
+
+
+class TimmBackbone(nn.Module):
+    """A network of timm without its pooling and classifier; in a config also `timm:NAME`.
+
+    Its weights are random: a file of weights is given as `model.pretrained`, so that a run needs no network.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Build the network.
+
+        Args:
+            name: The model's name in timm, such as resnet18.
+        """
+        super().__init__()
+        self.name = name
+        self.network = timm_network(name, global_pool="")
+        try:
+            self.out_channels, self.stride = describe(self.network)
+        except TypeError as error:
+            raise UserError(
+                f"timm:{name} returns no map of features, as convolutional networks do; choose another model"
+            ) from error
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+    def stages(self) -> list[nn.Module]:
+        """The direct parts of the network that have parameters."""
+        return stages_of(self.network)
+
+
+class SegmentationBackbone(nn.Module):
+    """A decoder of segmentation-models-pytorch over an encoder, without its head; in a config `smp:unet:resnet34`.
+
+    Weights are random: a file of weights, of the whole or of the encoder alone, is given as `model.pretrained`.
+    """
+
+    def __init__(self, architecture: str, encoder: str = "resnet18") -> None:
+        """Build the network.
+
+        Args:
+            architecture: The name of the decoder, such as unet, fpn, deeplabv3plus or segformer.
+            encoder: The name of the encoder; `tu-NAME` names a network of timm.
+        """
+        super().__init__()
+        smp = import_smp()
+        try:
+            network = smp.create_model(architecture, encoder, encoder_weights=None)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"segmentation-models-pytorch makes no {architecture} over {encoder} ({error}); give "
+                "smp:ARCHITECTURE:ENCODER, such as smp:unet:resnet34 or smp:fpn:tu-convnext_atto"
+            ) from error
+        self.encoder, self.decoder = network.encoder, network.decoder
+        self.coarsest = int(network.encoder.output_stride)
+        self.out_channels, self.stride = describe(nn.Sequential(self.encoder, self.decoder))
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2:]
+        found: Tensor = self.decoder(self.encoder(padded(x, self.coarsest)))
+        return found[:, :, : -(-height // self.stride), : -(-width // self.stride)]
+
+    def stages(self) -> list[nn.Module]:
+        """The direct parts of the encoder, then of the decoder, that have parameters."""
+        return [*stages_of(self.encoder), *stages_of(self.decoder)]
+
+
+class FrozenFeatures(nn.Module):
+    """No encoder at all: the head pools features that are read from files (`data.features`).
+
+    Attributes:
+        prepared: Says that the input is features, which no colours are normalised of.
+    """
+
+    prepared = True
+    stride = 1
+
+    def __init__(self, width: int = 1024) -> None:
+        """Say what the files hold.
+
+        Args:
+            width: Entries of the vector of a patch, such as 1536.
+        """
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"width is {width}; it must be at least 1")
+        self.out_channels = width
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.shape[1] != self.out_channels:
+            raise UserError(
+                f"a file of features has {features.shape[1]} for each patch, and model.backbone.width is "
+                f"{self.out_channels}; set it to that"
+            )
+        return features
+
+    def stages(self) -> list[nn.Module]:
+        """None: nothing is trained here."""
+        return []
+
+
+def make_backbone(named: nn.Module | str | None) -> nn.Module:
+    """The module itself, or one by name: `timm:NAME`, `smp:ARCHITECTURE:ENCODER`, an import path; else a small VGG."""
+    if named is None:
+        return VGG()
+    if isinstance(named, nn.Module):
+        return named
+    kind, _, rest = named.partition(":")
+    if kind == "timm":
+        return TimmBackbone(rest)
+    if kind == "smp":
+        return SegmentationBackbone(*rest.split(":", 1))
+    module_name, _, name = named.rpartition(".")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"model.backbone: nothing can be imported as {named!r} ({error}); give timm:NAME, "
+            "smp:ARCHITECTURE:ENCODER, or the import path of a class such as wsi_trainer.models.ResNet"
+        ) from error
+    made = factory() if callable(factory) else factory
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model.backbone: {named} makes a {type(made).__name__}, not a torch module")
+    return made
+
+
+def timm_network(name: str, **arguments: Any) -> nn.Module:
+    """A network of timm by its name, with random weights and without its classifier."""
+    timm = import_timm()
+    if name not in timm.list_models() and not timm.is_model(name):
+        near = get_close_matches(name, timm.list_models(), n=3)
+        raise UserError(f"timm has no model {name!r}" + (f"; near are {', '.join(near)}" if near else ""))
+    network: nn.Module = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
+    return network
+
+
+def import_timm() -> Any:
+    """timm, or an error that says how to get it."""
+    return _imported("timm")
+
+
+def import_smp() -> Any:
+    """segmentation-models-pytorch, or an error that says how to get it."""
+    return _imported("segmentation_models_pytorch")
+
+
+def _imported(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed: {INSTALL}") from error
+    except RuntimeError as error:  # torchvision, which both import, was built for another torch
+        raise UserError(
+            f"{package} cannot be imported: {error}; torchvision has to be built for the torch that is installed: "
+            "pip install torchvision from the index that torch came from"
+        ) from error
