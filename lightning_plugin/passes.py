@@ -18,9 +18,10 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.private import graph_task, graph_task_keeps_graph, graph_task_runs
+from lightning_plugin.private import batched, graph_task, graph_task_keeps_graph, graph_task_runs
 
 
 def current_pass() -> int:
@@ -49,6 +50,11 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
             raise RecordingError(
                 "backward with create_graph=True was asked of a tiled computation: gradients of gradients would need "
                 "every tile at once. Compute the penalty on a crop with plain PyTorch instead."
+            )
+        if any(isinstance(a, Tensor) and batched(a) for a in args):
+            raise RecordingError(
+                "several gradients at once (is_grads_batched, vmap) were asked of a tiled computation, whose tiles are "
+                "computed for one. Call backward for each in turn, with retain_graph=True."
             )
         return backward(*args)
 

@@ -305,6 +305,17 @@ def collate_first(kind: type, function: Callable[..., Any]) -> None:
     default_collate_fn_map.update(entries)
 
 
+def transforms() -> bool:
+    """Whether a transformation of `torch.func` is under way, in which tensors have no memory."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def batched(t: Tensor) -> bool:
+    """Whether a tensor stands for several gradients at once."""
+    functions = torch._C._functorch
+    return functions.is_batchedtensor(t) or functions.is_legacy_batchedtensor(t)
+
+
 _apply: Callable[..., Any] = vars(torch.autograd.Function)["apply"].__func__
 
 #: Classes of tensors that answer calls of custom autograd functions.

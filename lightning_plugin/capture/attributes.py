@@ -48,6 +48,13 @@ def read_attribute(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
+class Recorded:
+    """What a recorded map has for a ``grad_fn``: it has no place in autograd's graph, and says so when it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_gradient(f"'.grad_fn.{name}' of a recorded map was asked for (by a FLOP counter, say, or a hook)")
+
+
 #: What autograd knows of a tensor.
 HISTORY = ("grad", "grad_fn", "is_leaf", "requires_grad")
 
@@ -60,6 +67,8 @@ def history(self: LazyTensor, name: str) -> Any:
         return getattr(real, name)
     if name == "requires_grad":
         return value.requires_grad
+    if name == "grad_fn" and value.requires_grad and not isinstance(self, LazyImage):
+        return Recorded()
     if name == "is_leaf":
         return isinstance(self, LazyImage)
     source = getattr(self, "_source", None) if name == "grad" else None

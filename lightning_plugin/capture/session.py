@@ -22,7 +22,7 @@ from lightning_plugin.graph import Effect, Node, Value, ancestors
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains
 from lightning_plugin.plan import Plan
-from lightning_plugin.private import FakeTensorMode, plain, version
+from lightning_plugin.private import FakeTensorMode, plain, transforms, version
 from lightning_plugin.recording import Bindings, Capture, Image, Recording
 from lightning_plugin.source import TileSource, prefetches, together
 from lightning_plugin.splitting import Splitting
@@ -180,6 +180,7 @@ class Session:
             return self._capture(tensor)
 
     def _capture(self, tensor: Tensor) -> Value:
+        refuse_transforms()
         now = version(tensor)
         key = id(tensor), tensor.requires_grad
         known = self.captured.get(key)
@@ -200,6 +201,7 @@ class Session:
 
     def image(self, source: TileSource, fake: Tensor, requires_grad: bool = False) -> Value:
         """The map of an image as it is now, bound to a fake tensor; one without positions is a vector."""
+        refuse_transforms()
         image = Image.now(source, fake.device)
         if not fake.numel():
             empty = self.capture(image.read(Box.whole(image.layout.extent)) if image.here is None else image.here)
@@ -254,6 +256,16 @@ class Session:
             self.key = int(torch.randint(2**62, (1,)).item())
         self.random_calls += 1
         return self.key, self.random_calls
+
+
+def refuse_transforms() -> None:
+    """Refuse to record within a transformation of `torch.func`."""
+    if transforms():
+        raise RecordingError(
+            "a tiled computation was asked for within torch.func (grad, jacrev, jvp, vmap, ...), whose tensors have no "
+            "memory that tiles could be read from. Use torch.autograd.grad and backward, give a batch in place of "
+            "vmap, or transform the module itself, untiled."
+        )
 
 
 def bind(fake: Tensor, value: Value | Stale) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_plugin import LazyImage, TiledModule, materialize
 from lightning_plugin.errors import RecordingError
@@ -189,6 +190,40 @@ def test_gradients_of_gradients_are_refused_in_chains_and_below_the_device() -> 
     for options in ({"chains": "always", "budget": "400KiB"}, {"parameters": "disk", "budget": "300KiB"}):
         with pytest.raises(RecordingError, match=r"create_graph.*gradients of gradients.*crop"):
             penalty(TiledModule(model, **options), image(True))
+
+
+def by_batches(model: nn.Module, x: Tensor) -> None:
+    z = x.requires_grad_()
+    torch.autograd.grad(model(z)[0], z, torch.eye(2, dtype=x.dtype), is_grads_batched=True)
+
+
+def counted(model: nn.Module, x: Tensor) -> None:
+    with FlopCounterMode(display=False):
+        model(x)
+
+
+#: Ways to call a module within a transformation, and the way out that is named.
+TRANSFORMED: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
+    "grad": (lambda model, x: torch.func.grad(lambda z: model(z).sum())(x), "torch.autograd.grad"),
+    "grad of parameters": (
+        lambda model, x: torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(
+            {name: p.detach() for name, p in model.named_parameters()}
+        ),
+        "torch.autograd.grad",
+    ),
+    "jacrev": (lambda model, x: torch.func.jacrev(model)(x), "torch.autograd.grad"),
+    "jvp": (lambda model, x: torch.func.jvp(model, (x,), (x,)), "torch.autograd.grad"),
+    "vmap": (lambda model, x: torch.vmap(model)(x[None]), "give a batch"),
+    "several gradients": (by_batches, "retain_graph"),
+    "FLOPs": (counted, "materialize"),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformations_are_refused_with_a_way_out(name: str) -> None:
+    transform, way_out = TRANSFORMED[name]
+    with pytest.raises(RecordingError, match=way_out):
+        transform(TiledModule(net(), tiles=(2, 2)), image())
 
 
 def test_a_parameter_changed_before_its_operator_ran() -> None:

@@ -318,3 +318,24 @@ def test_a_tensor_answers_calls_of_custom_functions() -> None:
         assert Twice.apply(x.detach().as_subclass(Answers), 2) == (Twice, (2,), {})
     finally:
         private._answering.remove(Answers)
+
+
+def test_transformations_are_known() -> None:
+    seen = []
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> Any:
+            seen.append(private.batched(g))
+            return g
+
+    x = torch.ones(2, requires_grad=True)
+    torch.autograd.grad(Looks.apply(x), x, torch.eye(2), is_grads_batched=True)
+    torch.autograd.grad(Looks.apply(x).sum(), x)
+    assert seen == [True, False] and not private.transforms()
+    torch.func.grad(lambda z: (seen.append(private.transforms()), z.sum())[1])(torch.ones(2))
+    assert seen[-1]
