@@ -10,7 +10,7 @@ from rich.table import Table
 
 from wsi_trainer.fit.memory import format_bytes, process_peak
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import Interval, Predictions, auc, paired_difference, score_intervals
+from wsi_trainer.metrics import ClassPredictions, Interval, auc, paired_difference, score_intervals
 from wsi_trainer.terminal import say
 
 
@@ -28,8 +28,8 @@ class Summary:
     @staticmethod
     def of(full: RunFolder, thumbnail: RunFolder, seconds: float, report: Path) -> Summary:
         """Gather the numbers from the two runs."""
-        first = Predictions.read(full.predictions("test"))
-        second = Predictions.read(thumbnail.predictions("test"))
+        first = ClassPredictions.read(full.predictions("test"))
+        second = ClassPredictions.read(thumbnail.predictions("test"))
         return Summary(
             full=score_intervals(first, {"auc": auc})["auc"],
             thumbnail=score_intervals(second, {"auc": auc})["auc"],
@@ -45,7 +45,7 @@ class Summary:
         table.add_row("full resolution", str(self.full))
         table.add_row("thumbnail", str(self.thumbnail))
         verdict = "excludes 0" if self.difference.excludes(0) else "includes 0"
-        table.add_row("difference, paired", f"{self.difference} {verdict}")
+        table.add_row("difference, paired", f"{self.difference}{'' if self.difference.absent else f' {verdict}'}")
         if peak := self.memory.get("step_peak_bytes"):
             table.add_row("memory of a step, measured", format_bytes(peak))
         if plain := self.memory.get("plain_bytes"):

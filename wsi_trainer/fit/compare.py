@@ -19,7 +19,7 @@ from wsi_trainer.fit.estimate import duration
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers
 from wsi_trainer.fit.run_folder import RunFolder, read_json, write_json
-from wsi_trainer.metrics import AnyPredictions, join, paired_difference, read_predictions
+from wsi_trainer.metrics import Interval, Predictions, joined_folds, paired_difference, read_predictions
 from wsi_trainer.models import FrozenFeatures
 from wsi_trainer.report.render import write_report
 from wsi_trainer.terminal import cell, say
@@ -168,12 +168,14 @@ def _facts(
     }
 
 
-def predictions_of(folder: RunFolder, split: str | None) -> AnyPredictions:
+def predictions_of(folder: RunFolder, split: str | None) -> Predictions:
     """What a run said of a split; of a cross-validation, what each fold said of the slides that it held out."""
     if split is not None:
         return read_predictions(folder.predictions(split))
     facts = read_json(folder.cross_validation)
-    return join([read_predictions(RunFolder(folder.path / name).predictions(facts["split"])) for name in facts["runs"]])
+    return joined_folds(
+        [read_predictions(RunFolder(folder.path / name).predictions(facts["split"])) for name in facts["runs"]]
+    )
 
 
 def step_bytes(folder: RunFolder) -> int:
@@ -182,7 +184,7 @@ def step_bytes(folder: RunFolder) -> int:
     return max((one.get("step_peak_bytes", one.get("plain_bytes", 0)) for one in facts), default=0)
 
 
-def _of(predictions: AnyPredictions, slides: set[str]) -> AnyPredictions:
+def _of(predictions: Predictions, slides: set[str]) -> Predictions:
     return predictions.take(np.array([row for row, name in enumerate(predictions.slides) if name in slides], np.int64))
 
 
@@ -218,9 +220,8 @@ def _show(facts: dict[str, Any]) -> None:
     table = Table("score", *runs, "difference, 95 % interval", title=cell(title), title_justify="left")
     for name, found in facts["scores"].items():
         first, second = found["values"]
-        gain = found["difference"]
-        interval = f"{gain['value']:+.3f} ({gain['low']:+.3f} to {gain['high']:+.3f})"
-        table.add_row(cell(name), f"{first:.3f}", f"{second:.3f}", interval)
+        gain = Interval(**found["difference"])
+        table.add_row(cell(name), f"{first:.3f}", f"{second:.3f}", f"{gain.value:+.3f} ({gain.bounds})")
     console.print(table)
     for name, said in _lines(facts).items():
         say(console, f"{name}: {said}")

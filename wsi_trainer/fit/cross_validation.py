@@ -19,7 +19,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.one_run import instantiate, run
 from wsi_trainer.fit.reach import trust_words
 from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.metrics import cross_validation, read_predictions
+from wsi_trainer.metrics import Interval, cross_validation, read_predictions
 from wsi_trainer.models import Task
 from wsi_trainer.terminal import cell
 
@@ -132,6 +132,6 @@ def show(facts: dict[str, Any], console: Console) -> None:
     for name, mean in facts["mean"].items():
         pooled = facts["pooled"][name]
         each = " ".join(f"{fold['slide'][name]:.3f}" for fold in facts["folds"])
-        interval = f"{pooled['value']:.3f} ({pooled['low']:.3f} to {pooled['high']:.3f})"
+        interval = str(Interval(**pooled))
         table.add_row(cell(name), f"{mean:.3f} ± {facts['sd'][name]:.3f}", interval, each)
     console.print(table)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from wsi_trainer.data import SlideData, SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.metrics import SCORES, AnyPredictions, Score, summarise
+from wsi_trainer.metrics import SCORES, Predictions, Score, summarise
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.tasks.base import Owners
 
 
-def predict(trainer: pl.Trainer, model: SlideClassifier, data: SlideData, split: str) -> AnyPredictions:
+def predict(trainer: pl.Trainer, model: SlideClassifier, data: SlideData, split: str) -> Predictions:
     """The model's predictions of all slides of a split that can be read."""
     records = data.of(split)
     if not records:
@@ -42,7 +42,7 @@ def owners_of(records: Sequence[SlideRecord]) -> Owners:
 
 
 def evaluate(
-    predictions: AnyPredictions, resamples: int = 1000, seed: int = 0, scores: dict[str, Score] | None = None
+    predictions: Predictions, resamples: int = 1000, seed: int = 0, scores: dict[str, Score] | None = None
 ) -> dict[str, Any]:
     """All scores with their intervals, as `wsi_trainer.metrics.summarise` returns them."""
     return summarise(predictions, SCORES if scores is None else scores, resamples, seed)

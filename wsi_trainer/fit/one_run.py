@@ -28,6 +28,7 @@ from wsi_trainer.fit.ranks import is_first
 from wsi_trainer.fit.reach import about, check_backbone, denied
 from wsi_trainer.fit.run_folder import RunFolder, write_text
 from wsi_trainer.foreign import yaml_of
+from wsi_trainer.metrics import Interval
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.stopping import GRACE, Stopped, ends_at_once
 from wsi_trainer.terminal import say
@@ -141,4 +142,4 @@ def show(scores: dict[str, Any]) -> None:
     console = Console()
     say(console, f"{scores['slides']} slides of {scores['patients']} patients in the split {scores['split']}:")
     for name, interval in scores["slide"].items():
-        say(console, f"  {name:18} {interval['value']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})")
+        say(console, f"  {name:23} {Interval(**interval)}")

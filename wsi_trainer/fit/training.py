@@ -77,6 +77,9 @@ def train(
     folder.path.mkdir(parents=True, exist_ok=True)
     check_settings(model, data, config)
     slides = make_data(model, data, config, folder if resume is not None and folder.begun else None)
+    if lack := model.task.lack(slides.targets_of("train")):
+        raise UserError(f"the split train has {lack}: nothing can be learnt; look at the labels, or divide them anew")
+    warn_of_lack(model, slides, "val")
     model.task.prepare(slides.targets_of("train"))
     if is_first():
         if slides.kept is None:
@@ -103,6 +106,12 @@ def train(
         watch.write_plan()  # which a checkpoint has from a run that died
     write_json(folder.memory, memory_facts(watch, model, slides, config))
     return True
+
+
+def warn_of_lack(model: SlideClassifier, slides: SlideData, split: str) -> None:
+    """Warn where scores that compare classes are not defined on a split."""
+    if slides.of(split) and (lack := model.task.lack(slides.targets_of(split))):
+        log.warning("the split %s has %s: scores that compare slides are not defined there", split, lack)
 
 
 def start_of(folder: RunFolder, resume: str) -> Path | None:
@@ -189,7 +198,9 @@ def test(
     failures = failure_log(data, folder)
     with logged_to(folder.log):
         trainer = evaluator(config, folder, progress, failures)
-        predictions = predict(trainer, model, make_data(model, data, config, folder), split)
+        slides = make_data(model, data, config, folder)
+        predictions = predict(trainer, model, slides, split)
+        warn_of_lack(model, slides, split)
     predictions.write(folder.predictions(split))
     scores: dict[str, object] = {"split": split, "checkpoint": checkpoint, "task": type(model.task).__name__}
     scores |= evaluate(predictions, config.resamples, scores=dict(model.task.scores))

@@ -1,45 +1,85 @@
-"""Scores of slide classifiers, with confidence intervals by bootstrap over patients.
+"""Predictions as tables of slides, their scores, and 95 % intervals that count patients.
 
-What was predicted is one of six frozen dataclasses, each with `slides`, `patients`, `sites`, `take(rows)`,
-`by_patient()`, `write(path)` and `read(path)`:
+A kind of predictions is a frozen dataclass, one file of CSV, and knows its scores, words, errors and figures:
+`ClassPredictions` (exclusive classes, ordered ones too), `MultiLabelPredictions`, `ValuePredictions` (a number),
+`RiskPredictions` (survival), `AreaPredictions` (a class for each pixel), `JointPredictions` (pixels, and a target of
+the slide). Two more judge the regions that `wsi-train segment` finds: `BorderPredictions` and `LesionPredictions`.
 
-- `Predictions`: exclusive classes (`classes`, `labels`, `probabilities`); ordered classes too.
-- `MultiLabelPredictions`: labels that do not exclude each other; `of(name)` gives one as `Predictions`.
-- `ValuePredictions`: a number (`targets`, `values`).
-- `RiskPredictions`: survival (`times`, `events`, `risks`).
-- `AreaPredictions`: a class for each pixel (`pixels`).
-- `JointPredictions`: a class for each pixel (`areas`) and one of the others (`labels`).
-
-Two more judge the regions that `wsi-train segment` finds, `BorderPredictions` (`pixels` of borders) and
-`LesionPredictions` (`marks`: lesions and false positives).
-
-A score is a function from predictions to a float; `SCORES`, `ORDINAL_SCORES`, `MULTI_LABEL_SCORES`, `VALUE_SCORES`,
-`RISK_SCORES`, `AREA_SCORES`, `BORDER_SCORES` and `FROC_SCORES` list those of a kind by name. `summarise` computes all
-of them as JSON, `score_intervals` those asked for, `paired_difference` compares two models, `cross_validation` joins
-folds.
+`read_predictions` reads a file of any kind, `summarise` computes all scores as JSON, `score_intervals` those asked for,
+`paired_difference` compares two models, `cross_validation` joins folds. A new kind is a file here and a row of `KINDS`.
 """
 
-from wsi_trainer.metrics.areas import AREA_SCORES, AreaPredictions
-from wsi_trainer.metrics.bootstrap import Interval, paired_difference, score_intervals
-from wsi_trainer.metrics.borders import BORDER_SCORES, BorderPredictions
-from wsi_trainer.metrics.curves import Calibration, PrBand, RocBand, calibration, pr_band, roc_band
-from wsi_trainer.metrics.folds import cross_validation, join
-from wsi_trainer.metrics.froc import FROC_SCORES, FrocBand, froc_band
-from wsi_trainer.metrics.joint import JointPredictions, joint_scores
-from wsi_trainer.metrics.kinds import AnyPredictions, read_predictions
-from wsi_trainer.metrics.lesions import MISSED, LesionPredictions, Marks
-from wsi_trainer.metrics.multilabel import MULTI_LABEL_SCORES, MultiLabelPredictions
-from wsi_trainer.metrics.predictions import Predictions
-from wsi_trainer.metrics.regression import VALUE_SCORES, ValuePredictions
-from wsi_trainer.metrics.scores import LOWER_IS_BETTER, ORDINAL_SCORES, SCORES, Score, auc, confusion, quadratic_kappa
-from wsi_trainer.metrics.summary import summarise
-from wsi_trainer.metrics.survival import RISK_SCORES, RiskPredictions, c_index, kaplan_meier
-from wsi_trainer.metrics.table import PredictionsError
+from pathlib import Path
+
+from wsi_trainer.metrics.classes import (
+    MULTI_LABEL_SCORES,
+    ORDINAL_SCORES,
+    SCORES,
+    ClassPredictions,
+    MultiLabelPredictions,
+    area_under_roc,
+    auc,
+    confusion,
+    precision_averaged,
+    quadratic_kappa,
+)
+from wsi_trainer.metrics.curves import Band, Calibration, calibration, froc_band, pr_band, roc_band
+from wsi_trainer.metrics.intervals import (
+    Interval,
+    cross_validation,
+    joined_folds,
+    paired_difference,
+    score_intervals,
+    summarise,
+)
+from wsi_trainer.metrics.lesions import FROC_SCORES, MISSED, LesionPredictions, Marks
+from wsi_trainer.metrics.pixels import (
+    AREA_SCORES,
+    BORDER_SCORES,
+    AreaPredictions,
+    BorderPredictions,
+    JointPredictions,
+    joint_scores,
+)
+from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
+from wsi_trainer.metrics.values import (
+    RISK_SCORES,
+    VALUE_SCORES,
+    RiskPredictions,
+    ValuePredictions,
+    c_index,
+    kaplan_meier,
+    log_rank,
+)
+
+KINDS: tuple[type[Predictions], ...] = (RiskPredictions, ValuePredictions, ClassPredictions, MultiLabelPredictions)
+"""Kinds of predictions of slides; a file may hold `AreaPredictions` beside one of them."""
+
+LOWER_IS_BETTER = frozenset({"loss", "brier", "calibration_error", "mean_absolute_error", "root_mean_squared_error"})
+"""Of all other scores the higher value is the better one."""
+
+
+def read_predictions(path: Path) -> Predictions:
+    """The predictions of a file that any task wrote, told apart by its columns."""
+    table = Table.read(path)
+    labels = next((kind for kind in KINDS if kind.claims(table.columns)), None)
+    areas = AreaPredictions.claims(table.columns)
+    if labels is None and not areas:
+        raise PredictionsError(f"{path} has none of the columns label, label_<class>, value, risk and drawn_<class>")
+    try:
+        if labels is None:
+            return AreaPredictions.of_table(table)
+        said = labels.of_table(table)
+        return JointPredictions.of(AreaPredictions.of_table(table), said) if areas else said
+    except PredictionsError as error:  # of values that do not go together, which are checked without the file's name
+        raise error if str(path) in str(error) else PredictionsError(f"{path}: {error}") from error
+
 
 __all__ = [
     "AREA_SCORES",
     "BORDER_SCORES",
     "FROC_SCORES",
+    "KINDS",
     "LOWER_IS_BETTER",
     "MISSED",
     "MULTI_LABEL_SCORES",
@@ -47,34 +87,36 @@ __all__ = [
     "RISK_SCORES",
     "SCORES",
     "VALUE_SCORES",
-    "AnyPredictions",
     "AreaPredictions",
+    "Band",
     "BorderPredictions",
     "Calibration",
-    "FrocBand",
+    "ClassPredictions",
     "Interval",
     "JointPredictions",
     "LesionPredictions",
     "Marks",
     "MultiLabelPredictions",
-    "PrBand",
     "Predictions",
     "PredictionsError",
     "RiskPredictions",
-    "RocBand",
     "Score",
     "ValuePredictions",
+    "Words",
+    "area_under_roc",
     "auc",
     "c_index",
     "calibration",
     "confusion",
     "cross_validation",
     "froc_band",
-    "join",
+    "joined_folds",
     "joint_scores",
     "kaplan_meier",
+    "log_rank",
     "paired_difference",
     "pr_band",
+    "precision_averaged",
     "quadratic_kappa",
     "read_predictions",
     "roc_band",

@@ -1,117 +1,99 @@
-"""Curves for pictures: ROC and precision over recall with a band, and calibration."""
+"""Curves for pictures, with bands from resampled patients: ROC, precision over recall, calibration, FROC."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn import config_context
-from sklearn.metrics import precision_recall_curve, roc_curve
 
-from wsi_trainer.metrics.bootstrap import resamples
-from wsi_trainer.metrics.predictions import Predictions
+from wsi_trainer.metrics.classes import ClassPredictions, counts_above
+from wsi_trainer.metrics.intervals import resamples, wilson
+from wsi_trainer.metrics.lesions import LesionPredictions, sensitivity
 
-
-@dataclass(frozen=True)
-class RocBand:
-    """True positive rate at each false positive rate, with the bounds that hold 95 % of the resampled
-    curves.
-    """
-
-    false_positive_rate: NDArray[np.float64]
-    true_positive_rate: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
+FIRST, LAST = 1 / 8, 16.0
+"""False positives for each slide at the ends of a FROC curve."""
+Floats = NDArray[np.float64]
+Line = Callable[[NDArray[np.bool_], Floats, Floats], Floats]
 
 
 @dataclass(frozen=True)
-class PrBand:
-    """Precision at each recall, with the bounds that hold 95 % of the resampled curves."""
+class Band:
+    """A curve, and the bounds that hold 95 % of the resampled curves."""
 
-    recall: NDArray[np.float64]
-    precision: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    prevalence: float
-    """The share of the class among the slides: the precision of a model without any aim."""
+    x: Floats
+    y: Floats
+    low: Floats
+    high: Floats
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was said and what happened, in bins of equal width; bins without a slide are left out."""
+    """Probabilities and frequencies in bins of equal width; bins without a slide are left out."""
 
-    said: NDArray[np.float64]
+    said: Floats
     """Mean predicted probability of the slides of the bin."""
-    happened: NDArray[np.float64]
+    happened: Floats
     """The share of them that has the class."""
     slides: NDArray[np.int64]
-    low: NDArray[np.float64]
+    low: Floats
     """Lower bound of the 95 % Wilson interval of `happened`."""
-    high: NDArray[np.float64]
+    high: Floats
 
 
-def roc_band(predictions: Predictions, positive: int = 1, count: int = 500, seed: int = 0) -> RocBand:
-    """The ROC curve of one class against the rest, its band from resampled patients."""
-    grid = np.linspace(0, 1, 101)
-    curve, low, high = _band(predictions, positive, _roc, grid, count, seed, "ROC")
-    return RocBand(grid, curve, low, high)
+def roc_band(predictions: ClassPredictions, positive: int = 1, count: int = 500, seed: int = 0) -> Band:
+    """True positive rate over false positive rate of one class against the rest."""
+    return _of_class(predictions, positive, _roc, "ROC", count, seed)
 
 
-def pr_band(predictions: Predictions, positive: int = 1, count: int = 500, seed: int = 0) -> PrBand:
-    """The precision-recall curve of one class against the rest, its band from resampled patients."""
-    grid = np.linspace(0, 1, 101)
-    curve, low, high = _band(predictions, positive, _precision, grid, count, seed, "precision-recall")
-    return PrBand(grid, curve, low, high, float((predictions.labels == positive).mean()))
+def pr_band(predictions: ClassPredictions, positive: int = 1, count: int = 500, seed: int = 0) -> Band:
+    """Precision over recall of one class against the rest."""
+    return _of_class(predictions, positive, _precision, "precision-recall", count, seed)
 
 
-def calibration(predictions: Predictions, positive: int = 1, bins: int = 10) -> Calibration:
+def froc_band(predictions: LesionPredictions, count: int = 500, seed: int = 0) -> Band | None:
+    """Sensitivity over false positives for each slide, of the first class; None where no lesion is drawn."""
+    grid = np.geomspace(FIRST, LAST, 113)  # sixteen steps for each doubling
+    curve = sensitivity(predictions, 0, grid)
+    if np.isnan(curve).any():
+        return None
+    parts = (sensitivity(predictions.take(rows), 0, grid) for rows in resamples(predictions.patients, count, seed))
+    return _band(grid, curve, (part for part in parts if not np.isnan(part).any()))
+
+
+def calibration(predictions: ClassPredictions, positive: int = 1, bins: int = 10) -> Calibration:
     """How often one class is the label where its probability lies in each of `bins` bins of equal width."""
     said = predictions.probabilities[:, positive]
-    truth = predictions.labels == positive
     place = np.minimum((said * bins).astype(int), bins - 1)
     slides = np.bincount(place, minlength=bins)
     used = slides > 0
     n = slides[used]
-    share = np.bincount(place, truth, bins)[used] / n
-    low, high = _wilson(share, n)
-    return Calibration(np.bincount(place, said, bins)[used] / n, share, n, low, high)
+    share = np.bincount(place, predictions.labels == positive, bins)[used] / n
+    return Calibration(np.bincount(place, said, bins)[used] / n, share, n, *wilson(share, n))
 
 
-Curve = Callable[[NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+def _of_class(predictions: ClassPredictions, positive: int, line: Line, name: str, count: int, seed: int) -> Band:
+    grid = np.linspace(0, 1, 101)
+    truth, said = predictions.labels == positive, predictions.probabilities[:, positive]
+    if not truth.any() or truth.all():
+        raise ValueError(f"no slide, or every one, is {predictions.classes[positive]!r}: no {name} curve")
+    parts = (rows for rows in resamples(predictions.patients, count, seed) if 0 < truth[rows].sum() < len(rows))
+    return _band(grid, line(truth, said, grid), (line(truth[rows], said[rows], grid) for rows in parts))
 
 
-def _band(
-    predictions: Predictions, positive: int, curve: Curve, grid: NDArray[np.float64], count: int, seed: int, name: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    truths, said = predictions.labels == positive, predictions.probabilities[:, positive]
-    drawn = []
-    # What is resampled was checked when it was read; a check for each resample would be most of the time.
-    with config_context(assume_finite=True, skip_parameter_validation=True):
-        for rows in resamples(predictions.patients, count, seed):
-            if truths[rows].any() and not truths[rows].all():
-                drawn.append(curve(truths[rows], said[rows], grid))
-    if not drawn:
-        raise ValueError(f"no resample holds both {predictions.classes[positive]!r} and another class: no {name} curve")
-    low, high = np.quantile(np.stack(drawn), [0.025, 0.975], axis=0)
-    return curve(truths, said, grid), low, high
+def _band(x: Floats, y: Floats, drawn: Iterable[Floats]) -> Band:
+    low, high = np.quantile(np.stack(list(drawn) or [y]), [0.025, 0.975], axis=0)
+    return Band(x, y, low, high)
 
 
-def _roc(truth: NDArray[np.bool_], said: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    false_positive, true_positive, _ = roc_curve(truth, said)
-    return np.interp(grid, false_positive, true_positive)
+def _roc(truth: NDArray[np.bool_], said: Floats, grid: Floats) -> Floats:
+    right, wrong = counts_above(truth, said)
+    return np.interp(grid, np.append(0, wrong) / wrong[-1], np.append(0, right) / right[-1])
 
 
-def _precision(truth: NDArray[np.bool_], said: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.float64]:
+def _precision(truth: NDArray[np.bool_], said: Floats, grid: Floats) -> Floats:
     """The precision at the first threshold that reaches each recall; between thresholds nothing is interpolated."""
-    precision, recall, _ = precision_recall_curve(truth, said)
-    precision, recall = precision[::-1], recall[::-1]
-    return precision[np.minimum(np.searchsorted(recall, grid - 1e-12), len(recall) - 1)]
-
-
-def _wilson(share: NDArray[np.float64], n: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    z = 1.959964
-    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    reach = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return centre - reach, centre + reach
+    right, wrong = counts_above(truth, said)
+    recall, precision = np.append(0, right / right[-1]), np.append(1, right / (right + wrong))
+    return np.asarray(precision[np.minimum(np.searchsorted(recall, grid - 1e-12), len(recall) - 1)])

@@ -1,26 +1,24 @@
-"""Which lesions were detected, and what was detected that is none, as arrays and as a CSV file."""
+"""Detected lesions and false positives, their file, and FROC as CAMELYON16 counts it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from wsi_trainer.metrics.table import (
-    PredictionsError,
-    check_rows,
-    owners_of_rows,
-    read_rows,
-    rows_of_patients,
-    write_rows,
-)
+from wsi_trainer.metrics.pixels import mean
+from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table
 
 MISSED = -np.inf
 """The probability of a lesion that no detection lies in."""
+RATES: Mapping[str, float] = {"1/4": 1 / 4, "1/2": 1 / 2, "1": 1.0, "2": 2.0, "4": 4.0, "8": 8.0}
+"""False positives for each slide at which sensitivity is said."""
 _LESIONS, _FALSE = "lesions_", "false_"
+_WHOLE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +31,44 @@ class Marks:
     """The probability of each detection that lies in no lesion."""
 
 
+def sensitivity(predictions: LesionPredictions, place: int, rates: ArrayLike) -> NDArray[np.float64]:
+    """The share of a class's lesions that is detected where there may be so many false positives for each slide.
+
+    The threshold is the lowest that makes no more of them: between thresholds nothing is interpolated. NaN where there
+    is no lesion.
+    """
+    marks = predictions.all_of(place)
+    allowed = np.floor(np.asarray(rates, np.float64) * predictions.images.sum() + _WHOLE).astype(np.int64)
+    if not len(marks.lesions):
+        return np.full(allowed.shape, np.nan)
+    # What is false has to stay below the threshold from here on: the first that is too many, if there is one.
+    beyond = np.append(np.sort(marks.false)[::-1], MISSED)
+    lowest = beyond[np.minimum(allowed, len(marks.false))]
+    return (marks.lesions > lowest[..., None]).mean(axis=-1)
+
+
+def found_at(predictions: LesionPredictions, rate: float) -> float:
+    """The mean over classes of the sensitivity at a rate."""
+    return mean(np.array([sensitivity(predictions, place, rate) for place in range(len(predictions.classes))]))
+
+
+def froc(predictions: LesionPredictions) -> float:
+    """The mean over classes of the mean sensitivity at `RATES`: the score of CAMELYON16."""
+    rates = list(RATES.values())
+    return mean(np.array([sensitivity(predictions, place, rates).mean() for place in range(len(predictions.classes))]))
+
+
+FROC_SCORES: Mapping[str, Score] = {
+    "froc": froc,
+    **{name: partial(found_at, rate=rate) for name, rate in RATES.items()},
+}
+
+
 @dataclass(frozen=True)
-class LesionPredictions:
+class LesionPredictions(Predictions):
     """The marks of each class, one row for each slide (or each patient)."""
+
+    SCORES = FROC_SCORES
 
     slides: tuple[str, ...]
     patients: tuple[str, ...]
@@ -47,13 +80,10 @@ class LesionPredictions:
     sites: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_rows(len(self.slides), self.patients, self.sites)
+        self.check("images")
         wrong = [slide for slide, row in zip(self.slides, self.marks, strict=True) if len(row) != len(self.classes)]
         if wrong:
             raise PredictionsError(f"slide {wrong[0]} has not the marks of {len(self.classes)} classes")
-
-    def __len__(self) -> int:
-        return len(self.slides)
 
     @staticmethod
     def of_slides(
@@ -68,21 +98,19 @@ class LesionPredictions:
 
     @property
     def truth(self) -> NDArray[np.int64]:
-        """What is true of each row: how many lesions are drawn."""
+        """How many lesions of each class are drawn."""
         return np.array([[len(one.lesions) for one in row] for row in self.marks], np.int64)
 
-    def take(self, rows: NDArray[np.int64]) -> LesionPredictions:
-        """The rows with these indices, in this order, repeats included."""
-        marks = tuple(self.marks[i] for i in rows)
-        return replace(self, **owners_of_rows(self, rows), marks=marks, images=self.images[rows])
+    def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """The marks of all slides."""
+        marks = tuple(self._together(rows, place) for place in range(len(self.classes)))
+        return {"marks": marks, "images": self.images[rows].sum()}
 
-    def by_patient(self) -> LesionPredictions:
-        """One row for each patient: the marks of all slides."""
-        rows = rows_of_patients(self.patients).values()
-        first = self.take(np.array([index[0] for index in rows]))
-        marks = tuple(tuple(self._together(index, place) for place in range(len(self.classes))) for index in rows)
-        images = np.array([self.images[index].sum() for index in rows], np.int64)
-        return replace(first, slides=first.patients, marks=marks, images=images)
+    def groups(self) -> list[NDArray[np.bool_]]:
+        return [*(self.truth > 0).T]
+
+    def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
+        return {"per_class": {name: (self.of(name), dict(scores)) for name in self.classes}}
 
     def of(self, name: str) -> LesionPredictions:
         """One class by itself."""
@@ -97,29 +125,24 @@ class LesionPredictions:
         marks = [self.marks[row][place] for row in rows]
         return Marks(*(np.concatenate([getattr(m, kind) for m in marks]) for kind in ("lesions", "false")))
 
-    def write(self, path: Path) -> None:
-        """Write the CSV file: slide, patient, lesions_<class> ..., false_<class> ..., probabilities with spaces."""
-        columns = [f"{kind}{name}" for kind in (_LESIONS, _FALSE) for name in self.classes]
-        lines = [[*(_text(one.lesions) for one in row), *(_text(one.false) for one in row)] for row in self.marks]
-        write_rows(path, self, columns, lines)
+    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
+        """For each class lesions_<class>, then false_<class>: probabilities with spaces between."""
+        names = [f"{kind}{name}" for kind in (_LESIONS, _FALSE) for name in self.classes]
+        return names, [[*(_text(m.lesions) for m in row), *(_text(m.false) for m in row)] for row in self.marks]
 
-    @staticmethod
-    def read(path: Path) -> LesionPredictions:
-        """Read what `write` wrote of slides."""
-        table = read_rows(path)
-        classes = tuple(name.removeprefix(_LESIONS) for name in table.columns if name.startswith(_LESIONS))
-        absent = [_FALSE + name for name in classes if _FALSE + name not in table.columns]
-        if absent or not classes:
-            raise PredictionsError(f"{path} lacks the columns {absent or [_LESIONS + '<class>']}")
+    @classmethod
+    def of_table(cls, table: Table) -> LesionPredictions:
+        classes = table.classes(_LESIONS)
+        table.need(*(_FALSE + name for name in classes))
         marks = []
         for line, row in enumerate(table.rows, start=2):
             try:
                 marks.append(tuple(Marks(_numbers(row[_LESIONS + n]), _numbers(row[_FALSE + n])) for n in classes))
-            except (ValueError, AttributeError) as error:
+            except ValueError as error:
                 raise PredictionsError(
-                    f"{path}, line {line}: marks are numbers with spaces between ({error})"
+                    f"{table.path}, line {line}: marks are numbers with spaces between ({error})"
                 ) from error
-        return LesionPredictions.of_slides(table.texts("slide"), table.texts("patient"), classes, marks, table.sites)
+        return cls.of_slides(*table.owners, classes, marks, table.sites)
 
 
 def _text(values: NDArray[np.float64]) -> str:

@@ -1,11 +1,11 @@
-"""The CSV file of predictions, whatever was predicted: one line for each slide, its name and patient first."""
+"""Base of all kinds of predictions: one row for each slide, and the CSV file that holds them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,92 +13,196 @@ from numpy.typing import NDArray
 from wsi_trainer.errors import UserError
 from wsi_trainer.tables import lively, read_table, write_table
 
+Score = Callable[[Any], float]
+"""From predictions of one kind to a number; NaN where they do not define it."""
+Owner = tuple[str, ...]
+FIXED = ("classes",)
+"""Fields that are the same for all rows."""
+
 
 class PredictionsError(UserError):
     """A file of predictions that cannot be used, with the column or line to change."""
 
 
-Columns = tuple[list[str], Sequence[Sequence[Any]]]
-"""Names of columns, and row by row their values."""
+@dataclass(frozen=True)
+class Words:
+    """A label and a prediction as a reader reads them."""
+
+    label: str
+    predicted: str
+    probability: float | None = None
+    """Of the predicted class, where there are exclusive classes."""
+    wrong: bool = False
+    """Whether another class is predicted than the label; never where there are no classes."""
 
 
-class Owned(Protocol):
-    """Rows of slides, each of a patient and perhaps of a site."""
+class Predictions:
+    """Rows of one kind. A kind is a frozen dataclass with `slides`, `patients`, its arrays, and `sites` last.
 
-    @property
-    def slides(self) -> tuple[str, ...]: ...
+    A new kind defines what is documented here and joins `KINDS` in `wsi_trainer.metrics`; files, patients, intervals,
+    reports and folds follow from that.
+    """
 
-    @property
-    def patients(self) -> tuple[str, ...]: ...
+    SCORES: ClassVar[Mapping[str, Score]]
+    """The scores of the kind by name; the first stands for all."""
+    ERROR: ClassVar[str]
+    """Meaning of `errors`, for readers."""
+    FIGURES: ClassVar[tuple[str, ...]] = ()
+    """Names of the figures of a report."""
+    slides: Owner
+    patients: Owner
+    sites: Owner
 
-    @property
-    def sites(self) -> tuple[str, ...]: ...
+    @classmethod
+    def claims(cls, columns: Sequence[str]) -> bool:
+        """Whether a file with these columns holds this kind."""
+        raise NotImplementedError
 
+    @classmethod
+    def of_table(cls, table: Table) -> Self:
+        """The predictions of a file."""
+        raise NotImplementedError
 
-class Rows(Owned, Protocol):
-    """What all kinds of predictions have."""
+    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
+        """The columns of the file that are of this kind, and row by row their values."""
+        raise NotImplementedError
 
     @property
     def truth(self) -> NDArray[Any]:
-        """What is true of each row, whatever was predicted."""
-        ...
+        """The target of each row."""
+        raise NotImplementedError
 
-    def __len__(self) -> int: ...
+    def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """The fields of the one row that stands for all rows of a patient."""
+        raise NotImplementedError
 
-    def take(self, rows: NDArray[np.int64]) -> Self: ...
+    def errors(self) -> NDArray[np.float64]:
+        """The error of each prediction, the worst highest."""
+        raise NotImplementedError
 
-    def by_patient(self) -> Self: ...
+    def words(self, row: int) -> Words:
+        """The label and the prediction of a row."""
+        raise NotImplementedError
+
+    def groups(self) -> list[NDArray[np.bool_]]:
+        """The rows of each group of which a score needs some, such as each class."""
+        return []
+
+    @property
+    def positives(self) -> NDArray[np.bool_] | None:
+        """The rows of the second of two classes, or with an event; None where there is no such thing."""
+        return None
+
+    def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
+        """By a heading of the summary, and by class: the predictions and the scores of one class against the rest.
+
+        Args:
+            scores: The scores of all classes.
+        """
+        return {}
+
+    @property
+    def of_slide(self) -> Predictions:
+        """The part that is about slides, not about pixels."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self.slides)
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        """The rows with these indices, in this order, repeats included."""
+        return replace(self, **{name: _taken(value, rows) for name, value in _each(self)})  # type: ignore[type-var]
+
+    def by_patient(self) -> Self:
+        """One row for each patient."""
+        rows = rows_of_patients(self.patients)
+        first = self.take(np.array([index[0] for index in rows.values()]))
+        found = [self.of_patient(index) for index in rows.values()]
+        made = {name: _stacked([one[name] for one in found], getattr(self, name)) for name in found[0]}
+        return replace(first, slides=first.patients, **made)  # type: ignore[type-var]
+
+    def aligned(self, slides: Sequence[str]) -> Self:
+        """The rows of these slides in this order; an error names the first that is missing."""
+        index = {slide: row for row, slide in enumerate(self.slides)}
+        missing = [slide for slide in slides if slide not in index]
+        if missing:
+            raise PredictionsError(f"{len(missing)} slides have no prediction, the first is {missing[0]}")
+        return self.take(np.array([index[slide] for slide in slides], dtype=np.int64))
+
+    def write(self, path: Path) -> None:
+        """Write the CSV file: slide, patient, site (where known), then the kind's columns, bit for bit."""
+        names, values = self.columns()
+        owners = [self.slides, self.patients, *([self.sites] if self.sites else [])]
+        cells = (
+            [*owner, *(value if isinstance(value, str) else float(value) for value in line)]
+            for owner, line in zip(zip(*owners, strict=True), values, strict=True)
+        )
+        write_table(path, ["slide", "patient", *(["site"] if self.sites else []), *names], cells)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote."""
+        return cls.of_table(Table.read(path))
+
+    def check(self, *arrays: str, shape: tuple[int, ...] = ()) -> None:
+        """Raise an error where owners or arrays do not go with the slides.
+
+        Args:
+            arrays: Names of fields.
+            shape: Their shape behind the first dimension.
+        """
+        rows = len(self.slides)
+        if len(self.patients) != rows:
+            raise PredictionsError(f"{rows} slides have {len(self.patients)} patients; each slide has one")
+        if self.sites and len(self.sites) != rows:
+            raise PredictionsError(f"{rows} slides have {len(self.sites)} sites; each slide has one, or none has")
+        for name in arrays:
+            found = getattr(self, name).shape
+            if found != (rows, *shape):
+                raise PredictionsError(f"{rows} slides have {name} of shape {found}, not {(rows, *shape)}")
 
 
-AnyRows = TypeVar("AnyRows", bound=Rows)
+Kind = TypeVar("Kind", bound=Predictions)
 
 
-def owners_of_rows(rows: Owned, index: NDArray[np.int64]) -> dict[str, tuple[str, ...]]:
-    """Slides, patients and sites of the rows with these indices, by the names of their fields."""
-    sites = tuple(rows.sites[i] for i in index) if rows.sites else ()
-    return {
-        "slides": tuple(rows.slides[i] for i in index),
-        "patients": tuple(rows.patients[i] for i in index),
-        "sites": sites,
-    }
+def join(parts: Sequence[Kind]) -> Kind:
+    """The rows of all parts."""
+    first = parts[0]
+    return replace(  # type: ignore[type-var]
+        first, **{name: _joined([getattr(part, name) for part in parts]) for name, _ in _each(first)}
+    )
 
 
-def aligned(predictions: AnyRows, slides: Sequence[str]) -> AnyRows:
-    """The rows of these slides in this order; an error names the first that is missing."""
-    index = {slide: row for row, slide in enumerate(predictions.slides)}
-    missing = [slide for slide in slides if slide not in index]
-    if missing:
-        raise PredictionsError(f"{len(missing)} slides have no prediction, the first is {missing[0]}")
-    return predictions.take(np.array([index[slide] for slide in slides], dtype=np.int64))
+def _each(predictions: Predictions) -> Iterator[tuple[str, Any]]:
+    for field in fields(predictions):  # type: ignore[arg-type]
+        if field.name not in FIXED:
+            yield field.name, getattr(predictions, field.name)
+
+
+def _taken(value: Any, rows: NDArray[np.int64]) -> Any:
+    if isinstance(value, Predictions):
+        return value.take(rows)
+    if isinstance(value, tuple):
+        return tuple(value[row] for row in rows) if value else ()
+    return value[rows]
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Predictions):
+        return join(values)
+    return np.concatenate(values) if isinstance(values[0], np.ndarray) else tuple(x for value in values for x in value)
+
+
+def _stacked(rows: Sequence[Any], like: Any) -> Any:
+    return np.array(rows, dtype=like.dtype) if isinstance(like, np.ndarray) else tuple(rows)
 
 
 def rows_of_patients(patients: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     """The rows of each patient, in the order in which patients come first."""
-    owners = np.array(patients)
-    return {patient: np.flatnonzero(owners == patient) for patient in dict.fromkeys(patients)}
-
-
-def check_rows(rows: int, patients: Sequence[str], sites: Sequence[str]) -> None:
-    """Raise an error where patients or sites do not go with the slides."""
-    if len(patients) != rows:
-        raise PredictionsError(f"{rows} slides have {len(patients)} patients; each slide has one")
-    if sites and len(sites) != rows:
-        raise PredictionsError(f"{rows} slides have {len(sites)} sites; each slide has one, or none has")
-
-
-def write_rows(path: Path, rows: Rows, columns: Sequence[str], values: Sequence[Sequence[Any]]) -> None:
-    """Write slide, patient and site (where known), then these columns; numbers are written bit for bit."""
-    site = ["site"] if rows.sites else []
-    cells = (
-        [
-            rows.slides[index],
-            rows.patients[index],
-            *([rows.sites[index]] if site else []),
-            *(value if isinstance(value, str) else float(value) for value in line),
-        ]
-        for index, line in enumerate(values)
-    )
-    write_table(path, ["slide", "patient", *site, *columns], cells)
+    found: dict[str, list[int]] = {}
+    for row, patient in enumerate(patients):
+        found.setdefault(patient, []).append(row)
+    return {patient: np.array(rows, np.int64) for patient, rows in found.items()}
 
 
 @dataclass(frozen=True)
@@ -109,33 +213,51 @@ class Table:
     columns: tuple[str, ...]
     rows: list[dict[str, str]]
 
-    def texts(self, column: str) -> tuple[str, ...]:
+    @staticmethod
+    def read(path: Path) -> Table:
+        """The lines of a file of predictions."""
+        if not path.is_file():
+            raise PredictionsError(f"there are no predictions at {path}; run `wsi-train test` for this run first")
+        table = read_table(path)
+        Table(path, table.columns, []).need("slide", "patient")
+        rows = [{name: lively(cell) for name, cell in row.items()} for _, row in table.rows]
+        return Table(path, table.columns, rows)
+
+    def need(self, *columns: str) -> None:
+        """Refuse a table without these columns."""
+        if absent := [name for name in columns if name not in self.columns]:
+            raise PredictionsError(f"{self.path} lacks the columns {absent}")
+
+    def texts(self, column: str) -> Owner:
         """One column."""
         return tuple(row[column] for row in self.rows)
 
     def numbers(self, columns: Sequence[str]) -> NDArray[np.float64]:
         """(rows, columns) numbers; an error names the cell that is none."""
+        self.need(*columns)
         values = np.empty((len(self.rows), len(columns)))
-        for index, row in enumerate(self.rows):
+        for line, row in enumerate(self.rows):
             for place, column in enumerate(columns):
                 try:
-                    values[index, place] = float(row[column])
+                    values[line, place] = float(row[column])
                 except (ValueError, TypeError) as error:
                     raise PredictionsError(
-                        f"{self.path}, line {index + 2}: {column} is {row[column]!r}, not a number"
+                        f"{self.path}, line {line + 2}: {column} is {row[column]!r}, not a number"
                     ) from error
         return values
 
+    def classes(self, prefix: str) -> tuple[str, ...]:
+        """The names of classes: the columns with a prefix, without it."""
+        found = tuple(name.removeprefix(prefix) for name in self.columns if name.startswith(prefix))
+        if not found:
+            raise PredictionsError(f"{self.path} lacks the columns {[prefix + '<class>']}")
+        return found
+
     @property
-    def sites(self) -> tuple[str, ...]:
+    def owners(self) -> tuple[Owner, Owner]:
+        """Slides and patients."""
+        return self.texts("slide"), self.texts("patient")
+
+    @property
+    def sites(self) -> Owner:
         return self.texts("site") if "site" in self.columns else ()
-
-
-def read_rows(path: Path) -> Table:
-    """The lines of a file of predictions."""
-    if not path.is_file():
-        raise PredictionsError(f"there are no predictions at {path}; run `wsi-train test` for this run first")
-    table = read_table(path)
-    if absent := {"slide", "patient"} - set(table.columns):
-        raise PredictionsError(f"{path} lacks the columns {sorted(absent)}")
-    return Table(path, table.columns, [{name: lively(cell) for name, cell in row.items()} for _, row in table.rows])

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from lightning_plugin import materialize
 from wsi_trainer.errors import UserError
-from wsi_trainer.metrics.table import PredictionsError
+from wsi_trainer.metrics import PredictionsError
 from wsi_trainer.models.backbones import fitted, make_backbone
 from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.gathered import Gathered

@@ -10,27 +10,8 @@ from typing import Any
 from wsi_trainer.data import read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
-from wsi_trainer.metrics import (
-    AREA_SCORES,
-    MULTI_LABEL_SCORES,
-    RISK_SCORES,
-    SCORES,
-    VALUE_SCORES,
-    AnyPredictions,
-    AreaPredictions,
-    Interval,
-    JointPredictions,
-    MultiLabelPredictions,
-    Predictions,
-    RiskPredictions,
-    Score,
-    ValuePredictions,
-    joint_scores,
-    paired_difference,
-    read_predictions,
-)
+from wsi_trainer.metrics import Interval, Predictions, Words, paired_difference, read_predictions
 from wsi_trainer.report.regions import Regions
-from wsi_trainer.report.rows import SlideRow, errors, words
 from wsi_trainer.tables import read_table
 
 Curves = dict[str, list[float]]
@@ -42,7 +23,7 @@ class Run:
 
     name: str
     folder: RunFolder
-    predictions: AnyPredictions
+    predictions: Predictions
     scores: dict[str, Any]
     curves: Curves
     memory: dict[str, Any]
@@ -63,6 +44,23 @@ class Run:
         )
 
 
+@dataclass(frozen=True)
+class SlideRow:
+    """One line of the table of slides."""
+
+    slide: str
+    path: Path
+    patient: str
+    site: str
+    words: Words
+    error: float
+    """See `Predictions.errors`."""
+    baseline: float | None
+    """The error of the baseline on this slide."""
+    map: Path | None
+    """The picture of what the model looked at."""
+
+
 def read_curves(folder: Path) -> Curves:
     """The columns of the metrics by epoch; where a run was resumed, the later start counts."""
     columns: dict[str, dict[int, float]] = {}
@@ -78,28 +76,24 @@ def read_curves(folder: Path) -> Curves:
 def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
     """The slides, worst mistakes first."""
     paths = _paths(run.folder.splits)
-    found = errors(run.predictions)
-    other = {} if baseline is None else dict(zip(baseline.predictions.slides, errors(baseline.predictions)))
+    found = run.predictions.errors()
+    other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
     about_maps = run.folder.heatmaps / "heatmaps.json"
     with as_written(about_maps):
         entries = dict(read_json(about_maps).get("slides", {}))
         pictures = {slide: picture_of(run.folder, entries, slide) for slide in run.predictions.slides}
     rows = []
     for index, slide in enumerate(run.predictions.slides):
-        said = words(run.predictions, index)
         rows.append(
             SlideRow(
                 slide=slide,
                 path=_path_of(paths, slide, run.folder),
                 patient=run.predictions.patients[index],
                 site=run.predictions.sites[index] if run.predictions.sites else "",
-                label=said.label,
-                predicted=said.predicted,
+                words=run.predictions.words(index),
                 error=float(found[index]),
-                probability=said.probability,
                 baseline=float(other[slide]) if slide in other else None,
                 map=pictures[slide],
-                wrong=said.wrong,
             )
         )
     return sorted(rows, key=lambda row: -row.error)
@@ -130,21 +124,8 @@ def _paths(splits: Path) -> dict[str, Path]:
     }
 
 
-def main_score(predictions: AnyPredictions) -> tuple[str, Score]:
-    """The score that stands for all: the first of the kind of predictions."""
-    kinds: dict[type, Mapping[str, Score]] = {
-        Predictions: SCORES,
-        MultiLabelPredictions: MULTI_LABEL_SCORES,
-        ValuePredictions: VALUE_SCORES,
-        RiskPredictions: RISK_SCORES,
-        AreaPredictions: AREA_SCORES,
-        JointPredictions: joint_scores(AREA_SCORES, {}),
-    }
-    return next(iter(kinds[type(predictions)].items()))
-
-
 def difference(run: Run, baseline: Run) -> Interval:
     """The main score of the run minus that of the baseline, paired by slide."""
     if type(run.predictions) is not type(baseline.predictions):
         raise UserError(f"{baseline.folder.path} predicts something else than {run.folder.path}; give another baseline")
-    return paired_difference(run.predictions, baseline.predictions, main_score(run.predictions)[1])  # type: ignore[arg-type]
+    return paired_difference(run.predictions, baseline.predictions, next(iter(run.predictions.SCORES.values())))

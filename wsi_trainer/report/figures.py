@@ -1,26 +1,66 @@
-"""Figures as SVG pictures inside the page, and the one that every run has: its training."""
+"""Figures as SVG pictures inside the page: training, and those of each kind of predictions."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from wsi_trainer.metrics import (
+    ClassPredictions,
+    LesionPredictions,
+    MultiLabelPredictions,
+    Predictions,
+    PredictionsError,
+    RiskPredictions,
+    ValuePredictions,
+    area_under_roc,
+    calibration,
+    confusion,
+    froc_band,
+    kaplan_meier,
+    log_rank,
+    pr_band,
+    precision_averaged,
+    roc_band,
+)
+from wsi_trainer.metrics.curves import FIRST, LAST, Band
+from wsi_trainer.metrics.lesions import RATES, froc
 
 COLOURS = ("#1f5fa8", "#c2571a", "#4b7f3f", "#7a4fa0", "#8a6d3b", "#3f8f8f")
 GREY = "#8b9099"
 _SIZE = (4.6, 3.7)
 
 
-def data_uri(figure: Figure) -> str:
-    """The figure as the address of a picture that needs no file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+class Curve(NamedTuple):
+    """One class of one model against the rest."""
+
+    name: str
+    predictions: ClassPredictions
+    positive: int
+
+    @property
+    def truth(self) -> np.ndarray:
+        return self.predictions.labels == self.positive
+
+    @property
+    def said(self) -> np.ndarray:
+        return self.predictions.probabilities[:, self.positive]
+
+
+def of_predictions(runs: Mapping[str, Predictions]) -> Iterator[tuple[str, str]]:
+    """Captions and pictures of what one or more runs predict of the same slides; those of one are of the first."""
+    name, first = next(iter(runs.items()))
+    for figure in first.of_slide.FIGURES:
+        caption, draw = FIGURES[figure]
+        if picture := draw({name: run.of_slide for name, run in runs.items()}):
+            yield caption.format(name), picture
 
 
 def training(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
@@ -37,11 +77,165 @@ def training(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     return data_uri(figure)
 
 
-def unit_square(axes: Axes) -> None:
-    """Both axes from 0 to 1, with a little room."""
+def lesions(runs: Mapping[str, LesionPredictions]) -> str | None:
+    """FROC: a curve for each run where there are two classes, else one for each class of the first."""
+    first = next(iter(runs.values()))
+    several = len(first.classes) > 1
+    curves = {name: first.of(name) for name in first.classes} if several else runs
+    bands = {name: (band, froc(its)) for name, its in curves.items() if (band := froc_band(its))}
+    figure, axes = new_figure("false positives for each slide", "share of lesions detected")
+    for colour, (name, (band, score)) in zip(COLOURS, bands.items(), strict=False):
+        _draw(axes, band, colour, f"{name}, FROC {score:.3f}", step="post")
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(FIRST, LAST)
+    axes.set_ylim(-0.02, 1.02)
+    axes.xaxis.set_major_locator(FixedLocator(list(RATES.values())))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(list(RATES.values()), list(RATES))
+    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    return data_uri(figure) if bands else None
+
+
+def _curves(runs: Mapping[str, Any]) -> list[Curve]:
+    """One curve for each run where there are two classes, else one for each class of the first run."""
+    first = next(iter(runs.values()))
+    if isinstance(first, MultiLabelPredictions):
+        curves = [Curve(label, first.of(label), 1) for label in first.classes]
+    elif len(first.classes) > 2:
+        curves = [Curve(label, first, index) for index, label in enumerate(first.classes)]
+    else:
+        curves = [Curve(name, its, 1) for name, its in runs.items()]
+    return [curve for curve in curves if 0 < curve.truth.sum() < len(curve.truth)]
+
+
+def _roc(runs: Mapping[str, Any]) -> str | None:
+    figure, axes = new_figure("false positive rate", "true positive rate")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    curves = _curves(runs)
+    for colour, curve in zip(COLOURS, curves, strict=False):
+        area = area_under_roc(curve.truth, curve.said)
+        _draw(axes, roc_band(curve.predictions, curve.positive), colour, f"{curve.name}, AUC {area:.3f}")
+    return _in_square(figure, axes, "lower right") if curves else None
+
+
+def _precision_recall(runs: Mapping[str, Any]) -> str | None:
+    """Precision over recall; dotted: the prevalence, which is the precision of a random classifier."""
+    figure, axes = new_figure("recall", "precision")
+    curves = _curves(runs)
+    for colour, curve in zip(COLOURS, curves, strict=False):
+        axes.axhline(curve.truth.mean(), color=colour, linewidth=1, linestyle=":")
+        mean = precision_averaged(curve.truth, curve.said)
+        _draw(axes, pr_band(curve.predictions, curve.positive), colour, f"{curve.name}, AP {mean:.3f}")
+    return _in_square(figure, axes, "lower left") if curves else None
+
+
+def _calibration(runs: Mapping[str, Any]) -> str | None:
+    """Share of slides with the class against its predicted probability, with 95 % intervals of the shares."""
+    figure, axes = new_figure("predicted probability", "share of slides")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    name, first = next(iter(runs.items()))
+    curves = _curves({name: first})
+    for colour, curve in zip(COLOURS, curves, strict=False):
+        found = calibration(curve.predictions, curve.positive)
+        if len(curves) == 1:
+            axes.vlines(found.said, found.low, found.high, color=colour, alpha=0.4, linewidth=1.4)
+        axes.plot(found.said, found.happened, "o-", color=colour, linewidth=1.6, markersize=4, label=curve.name)
+    return _in_square(figure, axes, "upper left") if curves else None
+
+
+def _confusion(runs: Mapping[str, Any]) -> str:
+    """How many slides of each class are predicted as each class."""
+    predictions: ClassPredictions = next(iter(runs.values()))
+    counts = confusion(predictions)
+    figure, axes = new_figure("predicted", "label")
+    axes.imshow(counts, cmap="Blues", vmin=0, vmax=max(int(counts.max()), 1))
+    for (row, column), count in np.ndenumerate(counts):
+        colour = "white" if count > counts.max() / 2 else "#1b1f24"
+        axes.text(column, row, str(int(count)), ha="center", va="center", color=colour, fontsize=12)
+    classes = range(len(predictions.classes))
+    axes.set_xticks(list(classes), predictions.classes)
+    axes.set_yticks(list(classes), predictions.classes)
+    axes.grid(False)
+    return data_uri(figure)
+
+
+def _scatter(runs: Mapping[str, Any]) -> str:
+    """Predicted against true numbers; on the dotted line both are the same."""
+    predictions: ValuePredictions = next(iter(runs.values()))
+    figure, axes = new_figure("true", "predicted")
+    both = np.concatenate([predictions.targets, predictions.values])
+    ends = [both.min(), both.max()]
+    axes.plot(ends, ends, color=GREY, linewidth=1, linestyle=":")
+    axes.plot(predictions.targets, predictions.values, "o", color=COLOURS[0], markersize=4, alpha=0.7)
+    return data_uri(figure)
+
+
+def _survival(runs: Mapping[str, Any]) -> str | None:
+    """Kaplan-Meier curves of the patients with the higher and the lower half of risks, numbers at risk below.
+
+    Ticks: last seen without the event. None where slides of a patient contradict each other.
+    """
+    try:
+        patients: RiskPredictions = next(iter(runs.values())).by_patient()
+    except PredictionsError:
+        return None
+    figure, axes = new_figure("time", "share of patients without event")
+    high = patients.risks > np.median(patients.risks)
+    last = float(patients.times.max())
+    at = [time for time in axes.xaxis.get_major_locator().tick_values(0, last) if 0 <= time <= last]
+    for line, (colour, name, rows) in enumerate(((COLOURS[1], "higher risk", high), (COLOURS[0], "lower risk", ~high))):
+        times, events = patients.times[rows], patients.events[rows]
+        if not len(times):
+            continue
+        curve = kaplan_meier(times, events)
+        label = f"{name}: {len(times)} patients, {int(events.sum())} events"
+        axes.step(np.append(curve.times, times.max()), np.append(curve.share, curve.share[-1]), where="post",
+                  color=colour, label=label)  # fmt: skip
+        seen = times[~events]
+        share = curve.share[np.searchsorted(curve.times, seen, side="right") - 1]
+        axes.plot(seen, share, "|", color=colour, markersize=8)
+        for time in at:
+            axes.annotate(str(int((times >= time).sum())), (time, 0), (0, -34 - 11 * line), color=colour, fontsize=8,
+                          xycoords=("data", "axes fraction"), textcoords="offset points", ha="center")  # fmt: skip
+    axes.set_xlabel("time; below, patients at risk", labelpad=36)
+    p = log_rank(patients.times, patients.events, high)
+    axes.plot([], [], " ", label="log-rank: not defined" if np.isnan(p) else f"log-rank p = {p:.2g}")
+    axes.set_xticks(at)
+    axes.set_ylim(-0.02, 1.02)
+    axes.legend(fontsize=8, frameon=False)
+    return data_uri(figure)
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str | None]]] = {
+    "roc": ("ROC, bands hold 95 % of bootstrap resamples", _roc),
+    "precision_recall": ("Precision and recall, bands likewise", _precision_recall),
+    "calibration": ("Calibration, {}", _calibration),
+    "confusion": ("Confusion, {}", _confusion),
+    "scatter": ("Predicted against true", _scatter),
+    "survival": ("Survival by predicted risk, split at the median", _survival),
+}
+"""Captions and drawers, by the names of `Predictions.FIGURES`."""
+
+
+def _draw(axes: Axes, band: Band, colour: str, label: str, step: Any = None) -> None:
+    axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.15, linewidth=0, step=step)
+    axes.plot(band.x, band.y, color=colour, linewidth=1.8, label=label, drawstyle="steps-post" if step else "default")
+
+
+def _in_square(figure: Figure, axes: Axes, legend: Any) -> str:
+    """The picture with both axes from 0 to 1, with a little room."""
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
     axes.set_aspect("equal")
+    axes.legend(loc=legend, fontsize=8, frameon=False)
+    return data_uri(figure)
+
+
+def data_uri(figure: Figure) -> str:
+    """The figure as the address of a picture that needs no file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def new_figure(x: str, y: str) -> tuple[Figure, Axes]:

@@ -15,22 +15,11 @@ from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
 from wsi_trainer.foreign import read_text
-from wsi_trainer.metrics import (
-    AnyPredictions,
-    AreaPredictions,
-    JointPredictions,
-    MultiLabelPredictions,
-    Predictions,
-    RiskPredictions,
-    ValuePredictions,
-)
+from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.pages import template
-from wsi_trainer.report import class_figures, figures, other_figures
-from wsi_trainer.report.class_figures import Curve
-from wsi_trainer.report.contents import Run, difference, main_score, slide_rows
+from wsi_trainer.report import figures
+from wsi_trainer.report.contents import Run, difference, slide_rows
 from wsi_trainer.report.pictures import map_picture, slide_picture
-from wsi_trainer.report.regions import froc_figure
-from wsi_trainer.report.rows import meaning
 from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture
 
 TABLES = (
@@ -82,7 +71,7 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
     facts_on_maps = read_json(run.folder.heatmaps / "heatmaps.json")
-    labels = sorted({row.label for row in rows})
+    labels = sorted({row.words.label for row in rows})
     overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
     return {
         "title": title or run.folder.path.resolve().name,
@@ -90,7 +79,7 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
         "split": split,
         "runs": runs,
         "other": other,
-        "main": main_score(run.predictions)[0],
+        "main": next(iter(run.predictions.SCORES)),
         "difference": None if other is None else difference(run, other),
         "figures": figures_of(runs),
         "rows": rows[:MOST_ROWS],
@@ -100,8 +89,9 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
         "row_count": len(rows),
         "labels": labels if len(labels) <= MOST_CHOICES else [],
         "sites": sorted({row.site for row in rows} - {""}),
-        "error_means": meaning(run.predictions),
+        "error_means": run.predictions.of_slide.ERROR,
         "tables": _tables(run),
+        "interval": lambda found: Interval(**found),
         "picture": slide_picture,
         "map_picture": map_picture,
         "maps": facts_on_maps,
@@ -121,44 +111,13 @@ def _tables(run: Run) -> list[tuple[str, Any]]:
 
 def figures_of(runs: list[Run]) -> list[tuple[str, str]]:
     """The captions and pictures of one or more runs on the same slides."""
-    run, pictures = runs[0], []
-    said, name = _of_slides(run), run.name
+    pictures = []
     if any(r.curves for r in runs):
         pictures.append(("Training", figures.training({r.name: r.curves for r in runs})))
-    regions = [r.regions for r in runs if r.regions is not None]
-    if regions and (picture := froc_figure(regions)):
+    regions = {r.name: r.regions.lesions for r in runs if r.regions is not None}
+    if regions and (picture := figures.lesions(regions)):
         pictures.append(("FROC, bands hold 95 % of bootstrap resamples", picture))
-    if isinstance(said, ValuePredictions):
-        return [("Predicted against true", other_figures.scatter(said)), *pictures]
-    if isinstance(said, RiskPredictions):
-        return [("Survival by predicted risk, split at the median", other_figures.survival(said)), *pictures]
-    curves, own = _class_curves(runs), _class_curves(runs[:1])
-    if curves:
-        pictures += [
-            ("ROC, bands hold 95 % of bootstrap resamples", class_figures.roc(curves)),
-            ("Precision and recall, bands likewise", class_figures.precision_recall(curves)),
-            (f"Calibration, {name}", class_figures.reliability(own)),
-        ]
-    if isinstance(said, Predictions):
-        pictures.append((f"Confusion, {name}", class_figures.confusion_matrix(said)))
-    return pictures
-
-
-def _of_slides(run: Run) -> AnyPredictions:
-    """What a run predicts; where it is two things, what it predicts of slides."""
-    return run.predictions.labels if isinstance(run.predictions, JointPredictions) else run.predictions
-
-
-def _class_curves(runs: list[Run]) -> list[Curve]:
-    """One curve for each run where there are two classes, else one for each class of the first run."""
-    said = _of_slides(runs[0])
-    if isinstance(said, MultiLabelPredictions):
-        curves = [Curve(label, said.of(label), 1) for label in said.classes]
-    elif isinstance(said, Predictions) and len(said.classes) > 2:
-        curves = [Curve(label, said, index) for index, label in enumerate(said.classes)]
-    else:
-        curves = [Curve(r.name, its, 1) for r in runs if isinstance(its := _of_slides(r), Predictions)]
-    return [curve for curve in curves if curve.defined]
+    return [*pictures, *figures.of_predictions({r.name: r.predictions for r in runs})]
 
 
 def _plan(folder: RunFolder) -> tuple[str, str] | None:

@@ -15,7 +15,6 @@ from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.metrics import read_predictions
 from wsi_trainer.places import Place
-from wsi_trainer.report.rows import errors, meaning, words
 from wsi_trainer.slides.inputs import list_slides
 
 MOST_PIXELS = 1 << 31
@@ -165,8 +164,8 @@ def opinions_of(folder: RunFolder) -> tuple[dict[str, str], dict[str, Opinion]]:
     opinions: dict[str, Opinion] = {}
     for path in predictions_of(folder):
         predictions = read_predictions(path)
-        for index, (slide, error) in enumerate(zip(predictions.slides, errors(predictions))):
-            said = words(predictions, index)
+        for index, (slide, error) in enumerate(zip(predictions.slides, predictions.errors())):
+            said = predictions.words(index)
             labels[slide] = said.label
             opinions[slide] = Opinion(said.predicted, float(error), said.wrong, said.probability)
     return labels, opinions
@@ -175,7 +174,7 @@ def opinions_of(folder: RunFolder) -> tuple[dict[str, str], dict[str, Opinion]]:
 def error_means(folder: RunFolder) -> str:
     """What the error of a slide is, in words; empty where nothing was predicted."""
     for path in predictions_of(folder):
-        return meaning(read_predictions(path))
+        return read_predictions(path).of_slide.ERROR
     return ""
 
 

@@ -17,7 +17,7 @@ from wsi_trainer.data import PatchConfig, open_bag
 from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import Predictions
+from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 
 EPOCHS = 3
@@ -63,7 +63,7 @@ def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(bag_stores: Path, c
     assert moved > 1e-2
     assert read_json(run.memory)["step_peak_bytes"] < read_json(run.memory)["plain_bytes"] / 2
 
-    predicted = Predictions.read(run.predictions("test"))
+    predicted = ClassPredictions.read(run.predictions("test"))
     best = torch.load(run.checkpoint("best"), weights_only=True)["state_dict"]
     model.load_state_dict(best)
     model.eval()

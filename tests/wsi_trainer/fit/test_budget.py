@@ -8,7 +8,7 @@ import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import Predictions
+from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.report.contents import read_curves
 
 
@@ -32,7 +32,7 @@ def test_losses_and_predictions_are_those_of_plain_pytorch(
     steps = [losses(folder) for folder in (plain, tiled)]
     assert len(steps[0]) >= 50 and steps[0][0] != steps[0][-1]
     np.testing.assert_allclose(steps[1], steps[0], rtol=1e-8)
-    predictions = [Predictions.read(folder.predictions("test")) for folder in (plain, tiled)]
+    predictions = [ClassPredictions.read(folder.predictions("test")) for folder in (plain, tiled)]
     np.testing.assert_allclose(predictions[1].probabilities, predictions[0].probabilities, rtol=1e-8)
     facts = [read_json(folder.memory) for folder in (plain, tiled)]
     assert facts[1]["engine"].startswith("SFTStrategy") and facts[1]["budget"] == "3MiB"

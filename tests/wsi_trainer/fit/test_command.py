@@ -8,7 +8,7 @@ import pytest
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import Predictions, auc
+from wsi_trainer.metrics import ClassPredictions, auc
 from wsi_trainer.report.contents import read_curves
 
 
@@ -24,7 +24,7 @@ def test_a_run_folder_holds_everything_and_the_other_commands_read_it(
     assert read_json(folder.environment)["packages"]["torch"]
     assert read_json(folder.memory)["plain_bytes"] > 16 * 256 * 100
     assert folder.checkpoint("best").is_file() and folder.checkpoint("last").is_file()
-    predictions = Predictions.read(folder.predictions("test"))
+    predictions = ClassPredictions.read(folder.predictions("test"))
     assert set(predictions.slides) == {record.slide for record in splits if record.split == "test"}
     scores = read_json(folder.evaluation("test"))
     assert scores["slide"]["auc"]["value"] == auc(predictions)
@@ -40,7 +40,7 @@ def test_a_run_folder_holds_everything_and_the_other_commands_read_it(
 
 
 def _predict_without_labels(
-    again: list[str], folder: RunFolder, slide: Path, known: Predictions, tmp_path: Path
+    again: list[str], folder: RunFolder, slide: Path, known: ClassPredictions, tmp_path: Path
 ) -> None:
     unlabelled = tmp_path / "new.csv"
     unlabelled.write_text("slide\n" + "\n".join(str(slide.parent / Path(name).name) for name in known.slides))

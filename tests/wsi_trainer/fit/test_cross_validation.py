@@ -9,7 +9,7 @@ import pytest
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
 from wsi_trainer.fit.run_folder import RunFolder, read_json
-from wsi_trainer.metrics import Predictions, auc
+from wsi_trainer.metrics import ClassPredictions, auc
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def test_folds_are_runs_and_their_summary(
     assert "cross-validation, 2 folds" in shown and "pooled" in shown
     out = RunFolder(tmp_path / "run")
     facts = read_json(out.cross_validation)
-    held = [Predictions.read(RunFolder(out.path / f"fold{number}").predictions("test")) for number in range(2)]
+    held = [ClassPredictions.read(RunFolder(out.path / f"fold{number}").predictions("test")) for number in range(2)]
     everyone = [record.slide for record in read_manifest(unsplit)]
     assert sorted(slide for fold in held for slide in fold.slides) == sorted(everyone)
     for fold, predictions in zip(facts["folds"], held):
         assert fold["slide"]["auc"] == auc(predictions)
-    assert facts["pooled"]["auc"]["resamples"] > 0 and facts["split"] == "test"
+    assert facts["pooled"]["auc"]["patients"] > 0 and facts["split"] == "test"
 
     # A fold that is done is kept; the other is made again.
     shutil.rmtree(out.path / "fold1")

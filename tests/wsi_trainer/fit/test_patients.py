@@ -14,7 +14,7 @@ import yaml
 from tests.wsi_trainer.fit.whole_bags import SIZE, resnet, train_whole, whole_bag
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run_folder import RunFolder
-from wsi_trainer.metrics import Predictions
+from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 
 STRIDE = 79  # nine patches of each slide: two plans serve all patients
@@ -63,7 +63,7 @@ def test_a_patient_is_one_bag_one_label_and_one_prediction(
         if name != "seen":
             torch.testing.assert_close(trained[name].double(), value.double(), rtol=1e-8, atol=1e-8, msg=name)
 
-    predicted = Predictions.read(run.predictions("test"))
+    predicted = ClassPredictions.read(run.predictions("test"))
     assert predicted.slides == predicted.patients == ("dee",)
     model.load_state_dict(torch.load(run.checkpoint("best"), weights_only=True)["state_dict"])
     with torch.no_grad():

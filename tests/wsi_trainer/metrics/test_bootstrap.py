@@ -12,8 +12,8 @@ from wsi_trainer.metrics import (
     RISK_SCORES,
     SCORES,
     VALUE_SCORES,
-    AnyPredictions,
     AreaPredictions,
+    ClassPredictions,
     Interval,
     MultiLabelPredictions,
     Predictions,
@@ -25,17 +25,25 @@ from wsi_trainer.metrics import (
     paired_difference,
     score_intervals,
 )
-from wsi_trainer.metrics.bootstrap import resamples
+from wsi_trainer.metrics.intervals import resamples
 
 
-def cohort(generator: np.random.Generator, patients: int, slides: int, shift: float) -> Predictions:
+def cohort(generator: np.random.Generator, patients: int, slides: int, shift: float) -> ClassPredictions:
     """Patients with equally scored slides, so that more slides of a patient tell nothing new."""
     labels = np.repeat(np.arange(patients) % 2, slides)
     scores = np.repeat(generator.normal(size=patients), slides) + shift * labels
     p = 1 / (1 + np.exp(-scores))
     names = tuple(f"s{index}" for index in range(patients * slides))
     owners = tuple(f"p{index // slides}" for index in range(patients * slides))
-    return Predictions(names, owners, ("0", "1"), labels, np.stack([1 - p, p], axis=1))
+    return ClassPredictions(names, owners, ("0", "1"), labels, np.stack([1 - p, p], axis=1))
+
+
+def separated(positive: int, negative: int, sure: float = 0.8) -> ClassPredictions:
+    """A perfect model."""
+    labels = np.repeat([1, 0], [positive, negative])
+    p = np.where(labels == 1, sure, 1 - sure) + np.linspace(0, 0.05, len(labels))
+    names = tuple(f"s{index}" for index in range(len(labels)))
+    return ClassPredictions(names, names, ("0", "1"), labels, np.stack([1 - p, p], axis=1))
 
 
 def test_resamples_draw_whole_patients() -> None:
@@ -67,6 +75,20 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says(count: Callable
     assert covered / studies >= 0.85
 
 
+@pytest.mark.parametrize(("patients", "shift", "truth"), [(12, 1.0, 0.7602), (16, 2.33, 0.9503), (40, 3.0, 0.9831)])
+def test_the_interval_of_few_patients_near_the_ceiling_covers_the_truth(
+    patients: int, shift: float, truth: float
+) -> None:
+    """Of 300 studies, 95 % intervals miss 15; here at most 24."""
+    missed = 0
+    for seed in range(300):
+        interval = score_intervals(cohort(np.random.default_rng(seed), patients, 1, shift), {"auc": auc}, count=1)[
+            "auc"
+        ]
+        missed += not interval.low <= truth <= interval.high
+    assert missed <= 24
+
+
 def test_a_model_does_not_differ_from_itself() -> None:
     predictions = cohort(np.random.default_rng(0), 30, 2, 1.0)
     difference = paired_difference(predictions, predictions, auc, count=100)
@@ -78,7 +100,7 @@ def test_pairing_goes_by_name_and_narrows_the_interval() -> None:
     generator = np.random.default_rng(1)
     first = cohort(generator, 60, 1, 1.0)
     p = np.clip(first.probabilities[:, 1] + 0.02 * generator.normal(size=60), 0, 1)
-    second = Predictions(first.slides, first.patients, first.classes, first.labels, np.stack([1 - p, p], axis=1))
+    second = ClassPredictions(first.slides, first.patients, first.classes, first.labels, np.stack([1 - p, p], axis=1))
     shuffled = second.take(generator.permutation(60))
     paired = paired_difference(first, shuffled, auc, count=300)
     assert paired == paired_difference(first, second, auc, count=300)
@@ -88,13 +110,13 @@ def test_pairing_goes_by_name_and_narrows_the_interval() -> None:
 
 def test_predictions_of_other_labels_are_not_compared() -> None:
     first = cohort(np.random.default_rng(0), 10, 1, 1.0)
-    other = Predictions(first.slides, first.patients, first.classes, 1 - first.labels, first.probabilities)
+    other = ClassPredictions(first.slides, first.patients, first.classes, 1 - first.labels, first.probabilities)
     with pytest.raises(PredictionsError, match="different labels"):
         paired_difference(first, other, auc)
 
 
-def others() -> list[tuple[AnyPredictions, AnyPredictions, Score]]:
-    """Predictions of each kind but classes, the same slides predicted at random, and a score."""
+def others() -> list[tuple[Predictions, Predictions, Score]]:
+    """ClassPredictions of each kind but classes, the same slides predicted at random, and a score."""
     random = np.random.default_rng(4)
     names, labels = tuple(f"s{n}" for n in range(30)), random.integers(0, 2, (30, 2)).astype(float)
     drawn = random.random((30, 1, 2)) + 1
@@ -123,15 +145,66 @@ def test_every_kind_of_predictions_is_compared_by_slide(kind: int) -> None:
 def test_all_scores_get_an_interval_that_holds_their_value() -> None:
     intervals = score_intervals(cohort(np.random.default_rng(2), 60, 1, 1.5), SCORES, count=200)
     assert set(intervals) == set(SCORES)
-    assert all(i.low <= i.value <= i.high and i.resamples == 200 for i in intervals.values())
+    assert all(i.low <= i.value <= i.high and i.patients == 60 for i in intervals.values())
+    assert {name: i.resamples for name, i in intervals.items()} == dict.fromkeys(SCORES, 200) | {"auc": 0}
 
 
-def test_undefined_resamples_are_counted() -> None:
-    predictions = cohort(np.random.default_rng(0), 2, 1, 1.0)
-    interval = score_intervals(predictions, {"auc": auc}, count=100)["auc"]
-    assert 20 < interval.resamples < 80
-    alone = predictions.take(np.array([0]))
-    assert score_intervals(alone, {"auc": auc}, count=5)["auc"].resamples == 0
+@pytest.mark.parametrize(("positive", "negative"), [(5, 5), (25, 25), (3, 40)])
+def test_the_interval_of_a_perfect_model_is_as_wide_as_its_patients_are_few(positive: int, negative: int) -> None:
+    """With n patients that are all right, up to about 3 of n could be wrong (the rule of three)."""
+    perfect = separated(positive, negative)
+    found = score_intervals(perfect, SCORES, count=100)
+    for name in ("auc", "average_precision", "balanced_accuracy", "f1"):
+        interval = found[name]
+        assert interval.value == interval.high == 1
+        assert interval.low < 1 - 0.5 / min(positive, negative)
+        assert (interval.patients, interval.events) == (positive + negative, positive)
+    twice = perfect.take(np.repeat(np.arange(len(perfect)), 3))  # more slides of the same patients tell nothing new
+    assert score_intervals(twice, {"auc": auc}, count=100)["auc"].low == pytest.approx(found["auc"].low)
+
+
+def test_below_ten_patients_there_is_no_interval() -> None:
+    two = separated(1, 1)
+    interval = score_intervals(two, {"auc": auc}, count=100)["auc"]
+    assert (interval.value, str(interval)) == (1, "1.000 (no interval: 2 patients, of 10 needed)")
+    wrong = replace(two, probabilities=two.probabilities[:, ::-1])
+    difference = paired_difference(wrong, two, auc, count=100)
+    assert difference.value == -1 and np.isnan([difference.low, difference.high]).all()
+    assert not difference.excludes(0) and "2 patients" in difference.bounds
+
+
+def test_a_class_of_two_patients_has_no_interval() -> None:
+    interval = score_intervals(separated(2, 30), {"auc": auc}, count=50)["auc"]
+    assert "2 patients of a class" in interval.bounds
+
+
+def test_the_difference_of_two_perfect_models_is_not_known_exactly() -> None:
+    first, second = separated(8, 8), separated(8, 8, 0.9)
+    difference = paired_difference(first, second, auc, count=100)
+    assert difference.value == 0 and difference.low < -0.05 and difference.high > 0.05
+    reversed_ = replace(second, probabilities=second.probabilities[:, ::-1])
+    worst = paired_difference(reversed_, first, auc, count=100)
+    assert worst.value == -1 and worst.low <= -1 and -0.95 < worst.high < 0
+
+
+@pytest.mark.parametrize("slides", [1, 2])
+def test_the_calibration_error_lies_in_its_interval(slides: int) -> None:
+    for seed in range(8):
+        predictions = cohort(np.random.default_rng(seed), 25, slides, 4.0)
+        interval = score_intervals(predictions, SCORES, count=200)["calibration_error"]
+        assert 0 <= interval.low <= interval.value <= interval.high
+
+
+def test_every_interval_holds_its_value() -> None:
+    for first, _, _ in others():
+        for name, interval in score_intervals(first, first.SCORES, count=100).items():
+            assert interval.low <= interval.value <= interval.high, name
+
+
+def test_a_score_that_resamples_do_not_define_has_no_interval() -> None:
+    rare = replace(others()[2][0], events=np.arange(30) == 3)
+    interval = score_intervals(rare, RISK_SCORES, count=200)["c_index"]
+    assert "defined on" in interval.bounds and 100 < interval.resamples < 160 and interval.events == 1
 
 
 def test_an_interval_knows_what_it_excludes() -> None:

@@ -3,24 +3,24 @@
 import numpy as np
 import pytest
 
-from wsi_trainer.metrics import SCORES, Predictions, PredictionsError, auc, calibration, cross_validation, pr_band
+from wsi_trainer.metrics import SCORES, ClassPredictions, PredictionsError, auc, calibration, cross_validation, pr_band
 
 
-def cohort(seed: int, first: int = 0, rows: int = 200) -> Predictions:
+def cohort(seed: int, first: int = 0, rows: int = 200) -> ClassPredictions:
     generator = np.random.default_rng(seed)
     p = generator.random(rows)
     labels = (generator.random(rows) < p).astype(np.int64)  # what is said is what happens
     names = tuple(f"s{first + i}" for i in range(rows))
-    return Predictions(names, names, ("no", "yes"), labels, np.stack([1 - p, p], axis=1))
+    return ClassPredictions(names, names, ("no", "yes"), labels, np.stack([1 - p, p], axis=1))
 
 
 def test_the_precision_curve_has_the_average_precision_as_its_area() -> None:
     predictions = cohort(0, rows=400)
     band = pr_band(predictions, count=100)
-    area = np.trapezoid(band.precision, band.recall)
+    area = np.trapezoid(band.y, band.x)
     assert area == pytest.approx(SCORES["average_precision"](predictions), abs=0.02)
-    assert band.precision[-1] == pytest.approx(band.prevalence, abs=0.05)
-    inside = (band.low <= band.precision + 1e-9) & (band.precision <= band.high + 1e-9)
+    assert band.y[-1] == pytest.approx(predictions.labels.mean(), abs=0.05)
+    inside = (band.low <= band.y + 1e-9) & (band.y <= band.high + 1e-9)
     assert inside.mean() > 0.9
     with pytest.raises(ValueError, match="no precision-recall curve"):
         pr_band(predictions.take(np.flatnonzero(predictions.labels == 1)))
@@ -43,7 +43,7 @@ def test_folds_are_averaged_and_pooled() -> None:
     labels = np.concatenate([fold.labels for fold in folds])
     together = np.concatenate([fold.probabilities for fold in folds])
     names = tuple(map(str, range(210)))
-    assert summary["pooled"]["auc"]["value"] == auc(Predictions(names, names, ("no", "yes"), labels, together))
+    assert summary["pooled"]["auc"]["value"] == auc(ClassPredictions(names, names, ("no", "yes"), labels, together))
 
 
 def test_a_slide_is_held_out_once() -> None:

@@ -1,4 +1,4 @@
-"""Predictions of several labels, of a number and of a risk: scores by hand, files bit for bit, patients."""
+"""ClassPredictions of several labels, of a number and of a risk: scores by hand, files bit for bit, patients."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from wsi_trainer.metrics import (
     MULTI_LABEL_SCORES,
     RISK_SCORES,
     VALUE_SCORES,
-    AnyPredictions,
+    ClassPredictions,
     MultiLabelPredictions,
     Predictions,
     PredictionsError,
@@ -30,11 +30,11 @@ PATIENTS = tuple(f"p{i // 2}" for i in range(ROWS))
 SITES = tuple("north" if i < 24 else "south" for i in range(ROWS))
 
 
-def some(kind: str) -> AnyPredictions:
+def some(kind: str) -> Predictions:
     generator = np.random.default_rng(7)
     if kind == "classes":
         labels = np.repeat(generator.integers(0, 3, ROWS // 2), 2)
-        return Predictions(SLIDES, PATIENTS, ("a", "b", "c"), labels, generator.dirichlet(np.ones(3), ROWS), SITES)
+        return ClassPredictions(SLIDES, PATIENTS, ("a", "b", "c"), labels, generator.dirichlet(np.ones(3), ROWS), SITES)
     if kind == "labels":
         labels = generator.integers(0, 2, (ROWS, 2)).astype(float)
         labels[3, 1] = np.nan
@@ -134,7 +134,7 @@ def test_a_summary_has_slides_patients_classes_and_sites(kind: str) -> None:
 
 def test_the_classes_of_a_summary_are_scored_against_the_rest() -> None:
     predictions = some("classes")
-    assert isinstance(predictions, Predictions)
+    assert isinstance(predictions, ClassPredictions)
     summary = summarise(predictions, {"auc": auc}, resamples=10)["per_class"]
     guess = predictions.probabilities.argmax(axis=1)
     for index, name in enumerate(predictions.classes):

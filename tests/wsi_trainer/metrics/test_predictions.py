@@ -1,25 +1,24 @@
-"""Predictions: files, patients, errors."""
+"""ClassPredictions: files, patients, errors."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from wsi_trainer.metrics import Predictions, PredictionsError
-from wsi_trainer.metrics.table import aligned
+from wsi_trainer.metrics import ClassPredictions, PredictionsError
 
 
-def predictions(probabilities: list[list[float]], labels: list[int], patients: list[str]) -> Predictions:
+def predictions(probabilities: list[list[float]], labels: list[int], patients: list[str]) -> ClassPredictions:
     classes = tuple("abc"[: len(probabilities[0])])
     slides = tuple(f"s{index}" for index in range(len(labels)))
-    return Predictions(slides, tuple(patients), classes, np.array(labels), np.array(probabilities))
+    return ClassPredictions(slides, tuple(patients), classes, np.array(labels), np.array(probabilities))
 
 
 def test_a_file_reads_back_bit_for_bit(tmp_path: Path) -> None:
     values = np.random.default_rng(0).dirichlet([1, 1, 1], 20)
     first = predictions(values.tolist(), [i % 3 for i in range(20)], [f"p,{i // 2}" for i in range(20)])
     first.write(tmp_path / "deep" / "test.csv")
-    second = Predictions.read(tmp_path / "deep" / "test.csv")
+    second = ClassPredictions.read(tmp_path / "deep" / "test.csv")
     assert (second.slides, second.patients, second.classes) == (first.slides, first.patients, first.classes)
     np.testing.assert_array_equal(second.labels, first.labels)
     np.testing.assert_array_equal(second.probabilities, first.probabilities)
@@ -41,9 +40,9 @@ def test_several_classes_are_averaged_and_have_to_agree() -> None:
 
 def test_alignment_follows_the_names() -> None:
     both = predictions([[0.9, 0.1], [0.2, 0.8]], [0, 1], ["p", "q"])
-    assert aligned(both, ["s1", "s0"]).labels.tolist() == [1, 0]
+    assert both.aligned(["s1", "s0"]).labels.tolist() == [1, 0]
     with pytest.raises(PredictionsError, match="1 slides have no prediction, the first is s9"):
-        aligned(both, ["s0", "s9"])
+        both.aligned(["s0", "s9"])
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
@@ -52,10 +51,10 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PredictionsError, match="1 patients"):
         predictions([[0.5, 0.5], [0.5, 0.5]], [0, 1], ["p"])
     with pytest.raises(PredictionsError, match="wsi-train test"):
-        Predictions.read(tmp_path / "absent.csv")
+        ClassPredictions.read(tmp_path / "absent.csv")
     (tmp_path / "odd.csv").write_text("slide,patient,label\na,b,c\n")
     with pytest.raises(PredictionsError, match="lacks the columns"):
-        Predictions.read(tmp_path / "odd.csv")
+        ClassPredictions.read(tmp_path / "odd.csv")
     (tmp_path / "label.csv").write_text("slide,patient,label,probability_x,probability_y\na,b,z,0.5,0.5\n")
     with pytest.raises(PredictionsError, match="label 'z'"):
-        Predictions.read(tmp_path / "label.csv")
+        ClassPredictions.read(tmp_path / "label.csv")

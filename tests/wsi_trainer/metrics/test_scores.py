@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from wsi_trainer.metrics import ORDINAL_SCORES, SCORES, Predictions, auc, roc_band
+from wsi_trainer.metrics import ORDINAL_SCORES, SCORES, ClassPredictions, auc, roc_band
 
 
-def binary(scores: list[float], labels: list[int]) -> Predictions:
+def binary(scores: list[float], labels: list[int]) -> ClassPredictions:
     names = tuple(f"s{index}" for index in range(len(labels)))
     probabilities = np.stack([1 - np.array(scores), np.array(scores)], axis=1)
-    return Predictions(names, names, ("no", "yes"), np.array(labels), probabilities)
+    return ClassPredictions(names, names, ("no", "yes"), np.array(labels), probabilities)
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order() -> None:
@@ -37,9 +37,9 @@ def test_auc_of_one_class_is_not_a_number() -> None:
 def test_several_classes_are_averaged_one_against_rest() -> None:
     labels = np.array([0, 1, 2, 0, 1, 2])
     names = tuple("abcdef")
-    perfect = Predictions(names, names, ("x", "y", "z"), labels, np.eye(3)[labels])
+    perfect = ClassPredictions(names, names, ("x", "y", "z"), labels, np.eye(3)[labels])
     assert auc(perfect) == 1 and SCORES["f1"](perfect) == 1 and SCORES["brier"](perfect) == 0
-    swapped = Predictions(names, names, ("x", "y", "z"), labels, np.eye(3)[(labels + 1) % 3])
+    swapped = ClassPredictions(names, names, ("x", "y", "z"), labels, np.eye(3)[(labels + 1) % 3])
     assert auc(swapped) == pytest.approx(0.25) and SCORES["balanced_accuracy"](swapped) == 0
 
 
@@ -48,9 +48,9 @@ def test_the_roc_curve_has_the_area_and_its_band_holds_it() -> None:
     labels = generator.integers(0, 2, 300)
     predictions = binary(np.clip(0.4 + 0.2 * labels + 0.2 * generator.normal(size=300), 0, 1).tolist(), labels.tolist())
     band = roc_band(predictions, count=200)
-    area = np.trapezoid(band.true_positive_rate, band.false_positive_rate)
+    area = np.trapezoid(band.y, band.x)
     assert area == pytest.approx(auc(predictions), abs=0.01)
-    inside = (band.low <= band.true_positive_rate + 1e-9) & (band.true_positive_rate <= band.high + 1e-9)
+    inside = (band.low <= band.y + 1e-9) & (band.y <= band.high + 1e-9)
     assert inside.mean() > 0.95
     with pytest.raises(ValueError, match="no ROC curve"):
         roc_band(binary([0.1, 0.2], [1, 1]))
@@ -63,7 +63,7 @@ def test_every_score_is_that_of_scikit_learn(classes: int) -> None:
     p = np.round(generator.dirichlet(np.ones(classes), 90) + 0.3 * np.eye(classes)[labels], 2)  # with ties
     p /= p.sum(axis=1, keepdims=True)
     names = tuple(map(str, range(90)))
-    predictions = Predictions(names, names, tuple("abcd"[:classes]), labels, p)
+    predictions = ClassPredictions(names, names, tuple("abcd"[:classes]), labels, p)
     truth, guess = np.eye(classes)[labels], p.argmax(axis=1)
     columns = slice(1, 2) if classes == 2 else slice(None)
     expected = {
@@ -82,10 +82,10 @@ def test_kappa_without_variation_is_not_a_number_and_a_far_mistake_costs_more() 
     labels = np.array([0, 1, 2, 3])
 
     def kappa(guess: list[int]) -> float:
-        return ORDINAL_SCORES["quadratic_kappa"](Predictions(names, names, names, labels, np.eye(4)[guess]))
+        return ORDINAL_SCORES["quadratic_kappa"](ClassPredictions(names, names, names, labels, np.eye(4)[guess]))
 
     assert kappa([0, 1, 2, 3]) == 1 and kappa([0, 1, 2, 0]) < kappa([0, 1, 2, 2]) < 1
-    one = Predictions(names, names, names, np.zeros(4, dtype=np.int64), np.eye(4)[[0, 0, 0, 0]])
+    one = ClassPredictions(names, names, names, np.zeros(4, dtype=np.int64), np.eye(4)[[0, 0, 0, 0]])
     assert np.isnan(ORDINAL_SCORES["quadratic_kappa"](one))
 
 

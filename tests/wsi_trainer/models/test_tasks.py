@@ -8,8 +8,8 @@ import torch
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.metrics import (
+    ClassPredictions,
     MultiLabelPredictions,
-    Predictions,
     RiskPredictions,
     ValuePredictions,
 )
@@ -27,9 +27,9 @@ from wsi_trainer.models.tasks.base import Owners
 from wsi_trainer.models.tasks.survival import partial_likelihood
 
 TASKS: list[tuple[Task, list[dict[str, str]], type]] = [
-    (BinaryTask(["no", "yes"]), [{"label": "no"}, {"label": "yes"}], Predictions),
-    (MultiClassTask("abc"), [{"label": "c"}, {"label": "a"}], Predictions),
-    (OrdinalTask(["low", "mid", "high"]), [{"label": "high"}, {"label": "low"}], Predictions),
+    (BinaryTask(["no", "yes"]), [{"label": "no"}, {"label": "yes"}], ClassPredictions),
+    (MultiClassTask("abc"), [{"label": "c"}, {"label": "a"}], ClassPredictions),
+    (OrdinalTask(["low", "mid", "high"]), [{"label": "high"}, {"label": "low"}], ClassPredictions),
     (MultiLabelTask(["x", "y"]), [{"x": "1", "y": ""}, {"x": "no", "y": "TRUE"}], MultiLabelPredictions),
     (RegressionTask("age"), [{"age": "61.5"}, {"age": "40"}], ValuePredictions),
     (HazardTask(), [{"time": "3", "event": "1"}, {"time": "9.5", "event": "0"}], RiskPredictions),

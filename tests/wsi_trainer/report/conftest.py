@@ -13,7 +13,7 @@ from wsi_trainer.data import SlideRecord, write_manifest
 from wsi_trainer.fit.environment import environment
 from wsi_trainer.fit.evaluate import evaluate
 from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.metrics import Predictions
+from wsi_trainer.metrics import ClassPredictions
 
 MakeRun = Callable[[str, np.ndarray], RunFolder]
 SLIDES = 24
@@ -37,7 +37,7 @@ def make_run(tmp_path: Path, labels: np.ndarray) -> MakeRun:
 
     def make(name: str, positive: np.ndarray) -> RunFolder:
         folder = RunFolder(tmp_path / name)
-        predictions = Predictions(
+        predictions = ClassPredictions(
             tuple(r.slide for r in records),
             tuple(r.patient for r in records),
             ("normal", "tumour"),

@@ -17,15 +17,15 @@ from wsi_trainer.metrics import (
     RISK_SCORES,
     SCORES,
     VALUE_SCORES,
-    AnyPredictions,
+    ClassPredictions,
     MultiLabelPredictions,
     Predictions,
     RiskPredictions,
     Score,
     ValuePredictions,
+    Words,
 )
 from wsi_trainer.report import write_report
-from wsi_trainer.report.rows import errors, words
 
 from .conftest import Browser
 
@@ -36,9 +36,9 @@ SITES = tuple("AB"[i // 6] for i in range(COUNT))
 RANDOM = np.random.default_rng(0)
 
 
-def several() -> Predictions:
+def several() -> ClassPredictions:
     said = RANDOM.dirichlet([1, 1, 1], COUNT)
-    return Predictions(NAMES, PATIENTS, ("a", "b", "c"), np.arange(COUNT) // 2 % 3, said, SITES)
+    return ClassPredictions(NAMES, PATIENTS, ("a", "b", "c"), np.arange(COUNT) // 2 % 3, said, SITES)
 
 
 def multi_label() -> MultiLabelPredictions:
@@ -57,7 +57,7 @@ def risks() -> RiskPredictions:
     return RiskPredictions(NAMES, NAMES, times, np.arange(COUNT) % 3 > 0, -times + RANDOM.normal(size=COUNT), SITES)
 
 
-KINDS: dict[str, tuple[Callable[[], AnyPredictions], Mapping[str, Score], tuple[str, ...]]] = {
+KINDS: dict[str, tuple[Callable[[], Predictions], Mapping[str, Score], tuple[str, ...]]] = {
     "several": (several, SCORES, ("Confusion", "Results by class", "Results by site")),
     "multi_label": (multi_label, MULTI_LABEL_SCORES, ("Precision and recall", "Results by class")),
     "values": (values, VALUE_SCORES, ("Predicted against true", "Results by site", "distance of the predicted")),
@@ -88,7 +88,7 @@ def test_each_kind_has_its_page(kind: str, tmp_path: Path, browser: Browser) -> 
 
 def test_errors_are_those_counted_by_hand() -> None:
     two = RiskPredictions(("x", "y"), ("x", "y"), np.array([1.0, 2.0]), np.array([True, False]), np.array([0.0, 1.0]))
-    assert errors(two).tolist() == [1.0, 1.0]
+    assert two.errors().tolist() == [1.0, 1.0]
     one = MultiLabelPredictions(("x",), ("x",), ("a", "b"), np.array([[1.0, np.nan]]), np.array([[0.25, 0.9]]))
-    assert errors(one).tolist() == [0.75]
-    assert words(one, 0).label == "a" and words(one, 0).predicted == "b" and words(one, 0).wrong
+    assert one.errors().tolist() == [0.75]
+    assert one.words(0) == Words("a", "b", wrong=True)

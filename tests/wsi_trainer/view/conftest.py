@@ -20,7 +20,7 @@ from aiohttp import web
 from wsi_trainer.data import SlideRecord, write_manifest
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.metrics import Predictions
+from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.places import Place
 from wsi_trainer.view.contents import Contents, contents_of
 from wsi_trainer.view.guard import Guard
@@ -85,7 +85,7 @@ def make_run(folder: Path, slides: Path, positive: tuple[float, ...] = POSITIVE)
     second = np.array(positive)
     names = tuple(record.slide for record in records)
     owners = tuple(record.patient for record in records)
-    said = Predictions(names, owners, ("a", "b"), np.array(LABELS), np.stack([1 - second, second], axis=1))
+    said = ClassPredictions(names, owners, ("a", "b"), np.array(LABELS), np.stack([1 - second, second], axis=1))
     said.write(run.predictions("test"))
     regions = folder / "regions"
     regions.mkdir()

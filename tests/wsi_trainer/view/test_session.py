@@ -22,7 +22,6 @@ from tests.wsi_trainer.view.conftest import open_page, serving
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run_folder import RunFolder
 from wsi_trainer.metrics import read_predictions
-from wsi_trainer.report.rows import errors
 from wsi_trainer.synthetic import generate
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
@@ -130,7 +129,7 @@ def test_from_the_worst_mistake_to_the_same_place_in_qupath(
     page: Any, session: Session, tmp_path: Path, count: Callable[..., int]
 ) -> None:
     predictions = read_predictions(session.run.predictions("test"))
-    order = np.argsort(-errors(predictions), kind="stable")
+    order = np.argsort(-predictions.errors(), kind="stable")
     worst = predictions.slides[order[0]]
     original = session.slides / Path(worst).with_suffix(".tif").name
     album = Album(page, tmp_path)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.metrics import AnyPredictions, Score
+from wsi_trainer.metrics import Predictions, Score
 
 Cells = Mapping[str, str]
 """One line of the manifest: its cells by column."""
@@ -62,6 +62,10 @@ class Task(nn.Module):
     def prepare(self, targets: Tensor) -> None:
         """Learn what has to be known of the training slides' targets, before the first step."""
 
+    def lack(self, targets: Tensor) -> str | None:
+        """Why nothing can be learnt from these targets, nor scored on them; None where it can."""
+        return None
+
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """The mean loss of (N, outputs) logits."""
         raise NotImplementedError
@@ -70,9 +74,7 @@ class Task(nn.Module):
         """The (N, len(names)) predictions of (N, outputs) logits."""
         raise NotImplementedError
 
-    def predictions(
-        self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]
-    ) -> AnyPredictions:
+    def predictions(self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]) -> Predictions:
         """Targets and predictions as what scores are computed of."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.metrics import SCORES, Predictions
+from wsi_trainer.metrics import SCORES, ClassPredictions
 from wsi_trainer.models.tasks.base import Cells, Owners, Task, check_classes, check_smoothing
 from wsi_trainer.models.tasks.weights import ClassWeights
 
@@ -39,6 +39,10 @@ class ClassTask(Task):
     def stratum(self, cells: Cells) -> str:
         return cells["label"]
 
+    def lack(self, targets: Tensor) -> str | None:
+        present = [self.classes[int(index)] for index in targets.unique()]
+        return f"slides of the class {present[0]!r} only" if len(present) == 1 else None
+
     def probabilities(self, logits: Tensor) -> Tensor:
         """The (N, classes) probabilities of the logits."""
         raise NotImplementedError
@@ -46,9 +50,11 @@ class ClassTask(Task):
     def predict(self, logits: Tensor) -> Tensor:
         return self.probabilities(logits)
 
-    def predictions(self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]) -> Predictions:
+    def predictions(
+        self, owners: Owners, targets: NDArray[np.float64], predicted: NDArray[np.float64]
+    ) -> ClassPredictions:
         labels = targets.astype(np.int64)
-        return Predictions(owners.slides, owners.patients, self.classes, labels, predicted, owners.sites)
+        return ClassPredictions(owners.slides, owners.patients, self.classes, labels, predicted, owners.sites)
 
 
 class BinaryTask(ClassTask):

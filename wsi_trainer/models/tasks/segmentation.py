@@ -131,8 +131,7 @@ class SegmentationTask(Task):
         if self.beside is None:
             return areas
         labels = self.beside.predictions(owners, targets, predicted[:, counted:])
-        assert not isinstance(labels, (AreaPredictions, JointPredictions))
-        return JointPredictions(areas, labels)
+        return JointPredictions.of(areas, labels)
 
 
 def _check_losses(losses: Mapping[str, float]) -> dict[str, float]:

@@ -30,6 +30,9 @@ class SurvivalTask(Task):
             raise UserError(f"has {time} {cells[time]!r}; a time cannot be negative")
         return torch.tensor([[months, float(yes_or_no(cells, event))]])
 
+    def lack(self, targets: Tensor) -> str | None:
+        return None if targets[:, 1].any() else "no slide with an event"
+
     def stratum(self, cells: Cells) -> str:
         return f"event {yes_or_no(cells, self.columns[1]):d}"
 

@@ -1,0 +1,328 @@
+"""Predictions of classes of slides, exclusive or not, and their scores.
+
+Scores are written with NumPy: a bootstrap asks for each a thousand times, and checking arguments would take most of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
+
+LABEL, PROBABILITY = "label_", "probability_"
+CURVES = ("roc", "precision_recall", "calibration")
+
+
+def area_under_roc(truth: NDArray[np.bool_], said: NDArray[np.float64]) -> float:
+    """The share of pairs of a true and a false row that are in the right order; a tie counts half."""
+    positive = int(truth.sum())
+    negative = len(truth) - positive
+    if not positive or not negative:
+        return float("nan")
+    below = np.sort(said[~truth])
+    pairs = np.searchsorted(below, said[truth], "left").sum() + np.searchsorted(below, said[truth], "right").sum()
+    return float(pairs / (2 * positive * negative))
+
+
+def counts_above(truth: NDArray[np.bool_], said: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """True and false rows at or above each threshold, from the highest on; ties share a threshold."""
+    order = np.argsort(-said, kind="stable")
+    ordered = said[order]
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
+    right = np.cumsum(truth[order])[last]
+    return right, last + 1 - right
+
+
+def precision_averaged(truth: NDArray[np.bool_], said: NDArray[np.float64]) -> float:
+    """The mean over the true rows of the precision at their threshold."""
+    if not truth.any() or truth.all():
+        return float("nan")
+    right, wrong = counts_above(truth, said)
+    return float((np.diff(right, prepend=0) * right / (right + wrong)).sum() / right[-1])
+
+
+def _mean_over_classes(
+    predictions: ClassPredictions, score: Callable[[NDArray[np.bool_], NDArray[np.float64]], float]
+) -> float:
+    classes = [1] if len(predictions.classes) == 2 else range(len(predictions.classes))
+    return float(np.mean([score(predictions.labels == i, predictions.probabilities[:, i]) for i in classes]))
+
+
+@dataclass(frozen=True)
+class Auc:
+    """Area under the ROC curve of one class against the rest; without a class, of the second of two, or the mean."""
+
+    index: int | None = None
+
+    def __call__(self, predictions: ClassPredictions) -> float:
+        if self.index is None:
+            return _mean_over_classes(predictions, area_under_roc)
+        return area_under_roc(predictions.labels == self.index, predictions.probabilities[:, self.index])
+
+    def positive(self, predictions: Any) -> NDArray[np.bool_] | None:
+        """The rows of the class, where there is one that is compared with the rest."""
+        index = 1 if self.index is None and len(predictions.classes) == 2 else self.index
+        return None if index is None else predictions.labels == index
+
+
+auc = Auc()
+
+
+def average_precision(predictions: ClassPredictions) -> float:
+    """Average precision; with several classes the mean over one-against-rest."""
+    return _mean_over_classes(predictions, precision_averaged)
+
+
+def balanced_accuracy(predictions: ClassPredictions) -> float:
+    """The mean over classes of the share of its slides that are predicted right."""
+    counts = confusion(predictions)
+    present = counts.sum(axis=1) > 0
+    return float((counts.diagonal()[present] / counts.sum(axis=1)[present]).mean())
+
+
+def f1(predictions: ClassPredictions) -> float:
+    """F1 of the second class, or the mean over all classes where there are more than two."""
+    counts = confusion(predictions)
+    right, mentioned = counts.diagonal(), counts.sum(axis=0) + counts.sum(axis=1)
+    values = np.divide(2 * right, mentioned, out=np.zeros(len(counts)), where=mentioned > 0)
+    return float(values[1] if len(counts) == 2 else values.mean())
+
+
+def quadratic_kappa(predictions: ClassPredictions) -> float:
+    """Cohen's kappa of ordered classes, a mistake weighted by the square of the distance."""
+    counts = confusion(predictions).astype(np.float64)
+    places = np.arange(len(counts))
+    weights = (places[:, None] - places) ** 2
+    by_chance = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / counts.sum()
+    expected = (weights * by_chance).sum()
+    return float(1 - (weights * counts).sum() / expected) if expected else float("nan")
+
+
+def brier(predictions: ClassPredictions) -> float:
+    """Mean squared distance of the probabilities from the truth, 0 for a perfect and sure model."""
+    truth = np.eye(len(predictions.classes))[predictions.labels]
+    return float(((predictions.probabilities - truth) ** 2).sum(axis=1).mean() / 2)
+
+
+def calibration_error(predictions: ClassPredictions, bins: int = 10) -> float:
+    """Expected calibration error: distance of frequencies from probabilities, over bins of equal width.
+
+    With two classes the probability of the second is compared with how often it is the label, else that of the
+    predicted class with how often it is right.
+    """
+    if len(predictions.classes) == 2:
+        said, happened = predictions.probabilities[:, 1], predictions.labels == 1
+    else:
+        said = predictions.probabilities.max(axis=1)
+        happened = predictions.probabilities.argmax(axis=1) == predictions.labels
+    place = np.minimum((said * bins).astype(int), bins - 1)
+    gaps = np.bincount(place, said - happened, bins)
+    return float(np.abs(gaps).sum() / len(said))
+
+
+def confusion(predictions: ClassPredictions) -> NDArray[np.int64]:
+    """(classes, classes) counts of slides: the label gives the row, the predicted class the column."""
+    size = len(predictions.classes)
+    predicted = predictions.probabilities.argmax(axis=1)
+    return np.bincount(predictions.labels * size + predicted, minlength=size * size).reshape(size, size)
+
+
+SCORES: Mapping[str, Score] = {
+    "auc": auc,
+    "average_precision": average_precision,
+    "balanced_accuracy": balanced_accuracy,
+    "f1": f1,
+    "brier": brier,
+    "calibration_error": calibration_error,
+}
+"""Of exclusive classes."""
+ORDINAL_SCORES: Mapping[str, Score] = {"quadratic_kappa": quadratic_kappa, **SCORES}
+"""Of ordered classes."""
+
+
+@dataclass(frozen=True)
+class ClassPredictions(Predictions):
+    """Labels and predicted probabilities, which sum to one, of classes that exclude each other."""
+
+    SCORES = SCORES
+    ERROR = "one minus the probability of the true class"
+    FIGURES = (*CURVES, "confusion")
+
+    slides: tuple[str, ...]
+    patients: tuple[str, ...]
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    """Index into `classes` of each row."""
+    probabilities: NDArray[np.float64]
+    """(rows, classes), each in 0..1."""
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.check("labels")
+        self.check("probabilities", shape=(len(self.classes),))
+        if not np.isfinite(self.probabilities).all():
+            bad = self.slides[int(np.flatnonzero(~np.isfinite(self.probabilities).all(axis=1))[0])]
+            raise PredictionsError(f"the prediction of slide {bad} is not a finite number")
+
+    @property
+    def truth(self) -> NDArray[np.int64]:
+        return self.labels
+
+    def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """With two classes a patient is positive when any slide is, and has the highest probability of its slides.
+
+        With more, the probabilities are averaged and the slides of a patient have to agree on the label.
+        """
+        labels, probabilities = self.labels[rows], self.probabilities[rows]
+        if len(self.classes) == 2:
+            return {"labels": labels.max(), "probabilities": probabilities[probabilities[:, 1].argmax()]}
+        if len(set(labels.tolist())) > 1:
+            patient = self.patients[rows[0]]
+            raise PredictionsError(f"the slides of patient {patient} have different labels; use slide-level metrics")
+        return {"labels": labels[0], "probabilities": probabilities.mean(axis=0)}
+
+    def errors(self) -> NDArray[np.float64]:
+        return 1 - self.probabilities[np.arange(len(self)), self.labels]
+
+    def words(self, row: int) -> Words:
+        label, found = int(self.labels[row]), int(self.probabilities[row].argmax())
+        said = float(self.probabilities[row, found])
+        return Words(self.classes[label], self.classes[found], said, label != found)
+
+    def groups(self) -> list[NDArray[np.bool_]]:
+        return [self.labels == index for index in range(len(self.classes))]
+
+    @property
+    def positives(self) -> NDArray[np.bool_] | None:
+        return self.labels == 1 if len(self.classes) == 2 else None
+
+    def of(self, name: str) -> ClassPredictions:
+        """One class against the rest, as predictions of two classes."""
+        index = self.classes.index(name)
+        p, labels = self.probabilities[:, index], (self.labels == index).astype(np.int64)
+        both = np.stack([1 - p, p], axis=1)
+        return ClassPredictions(self.slides, self.patients, (f"not {name}", name), labels, both, self.sites)
+
+    def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
+        return {"per_class": {name: (self, class_scores(index)) for index, name in enumerate(self.classes)}}
+
+    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
+        names = [PROBABILITY + name for name in self.classes]
+        labels = [self.classes[label] for label in self.labels]
+        return ["label", *names], [[label, *row] for label, row in zip(labels, self.probabilities, strict=True)]
+
+    @classmethod
+    def claims(cls, columns: Sequence[str]) -> bool:
+        return "label" in columns
+
+    @classmethod
+    def of_table(cls, table: Table) -> ClassPredictions:
+        classes = table.classes(PROBABILITY)
+        table.need("label")
+        unknown = next((label for label in table.texts("label") if label not in classes), None)
+        if unknown is not None:
+            raise PredictionsError(f"{table.path} has the label {unknown!r}, which is none of its {list(classes)}")
+        labels = np.array([classes.index(label) for label in table.texts("label")], dtype=np.int64)
+        return cls(*table.owners, classes, labels, table.numbers([PROBABILITY + c for c in classes]), table.sites)
+
+
+def class_scores(index: int) -> dict[str, Score]:
+    """The scores of one class against the rest; a slide counts as predicted to be of its most probable class."""
+
+    def against_rest(predictions: ClassPredictions, score: Callable[..., float]) -> float:
+        return score(predictions.labels == index, predictions.probabilities[:, index])
+
+    def share(predictions: ClassPredictions, axis: int) -> float:
+        counts = confusion(predictions)
+        total = counts.sum(axis=axis)[index]
+        return float(counts[index, index] / total) if total else float("nan")
+
+    return {
+        "auc": Auc(index),
+        "average_precision": partial(against_rest, score=precision_averaged),
+        "recall": partial(share, axis=1),
+        "precision": partial(share, axis=0),
+    }
+
+
+def macro(predictions: MultiLabelPredictions, score: Score) -> float:
+    """The mean of a score of two classes over the labels; NaN where one of them does not define it."""
+    return float(np.mean([score(predictions.of(name)) for name in predictions.classes]))
+
+
+MULTI_LABEL_SCORES: Mapping[str, Score] = {name: partial(macro, score=score) for name, score in SCORES.items()}
+
+
+@dataclass(frozen=True)
+class MultiLabelPredictions(Predictions):
+    """Whether each label applies, and its predicted probability."""
+
+    SCORES = MULTI_LABEL_SCORES
+    ERROR = "mean distance of the probabilities from the labels that are known"
+    FIGURES = CURVES
+
+    slides: tuple[str, ...]
+    patients: tuple[str, ...]
+    classes: tuple[str, ...]
+    labels: NDArray[np.float64]
+    """(rows, classes): 1 where it applies, 0 where not, NaN where that is not known."""
+    probabilities: NDArray[np.float64]
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.check("labels", "probabilities", shape=(len(self.classes),))
+
+    @property
+    def truth(self) -> NDArray[np.float64]:
+        return self.labels
+
+    def of(self, name: str) -> ClassPredictions:
+        """One label against its absence, as predictions of two classes: the slides where it is known."""
+        place = self.classes.index(name)
+        one = self.take(np.flatnonzero(~np.isnan(self.labels[:, place])))
+        p, labels = one.probabilities[:, place], one.labels[:, place].astype(np.int64)
+        both = np.stack([1 - p, p], axis=1)
+        return ClassPredictions(one.slides, one.patients, (f"not {name}", name), labels, both, one.sites)
+
+    def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """A label applies where it does on any slide, with its highest probability."""
+        return {"labels": np.fmax.reduce(self.labels[rows]), "probabilities": self.probabilities[rows].max(axis=0)}
+
+    def errors(self) -> NDArray[np.float64]:
+        distance = np.abs(self.labels - self.probabilities)
+        return np.asarray(np.nansum(distance, axis=1) / np.maximum((~np.isnan(distance)).sum(axis=1), 1))
+
+    def words(self, row: int) -> Words:
+        labels, applied = self.labels[row], self.probabilities[row] >= 0.5
+        known = ~np.isnan(labels)
+        wrong = bool((applied[known] != (labels[known] == 1)).any())
+        return Words(self._names(labels == 1), self._names(applied), wrong=wrong)
+
+    def _names(self, applied: NDArray[np.bool_]) -> str:
+        return ", ".join(name for name, does in zip(self.classes, applied, strict=True) if does) or "none"
+
+    def groups(self) -> list[NDArray[np.bool_]]:
+        return [*(self.labels == 1).T, *(self.labels == 0).T]
+
+    def by_class(self, scores: Mapping[str, Score]) -> dict[str, dict[str, tuple[Predictions, dict[str, Score]]]]:
+        return {"per_class": {name: (self.of(name), dict(SCORES)) for name in self.classes}}
+
+    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
+        names = [prefix + name for prefix in (LABEL, PROBABILITY) for name in self.classes]
+        return names, np.concatenate([self.labels, self.probabilities], axis=1).tolist()
+
+    @classmethod
+    def claims(cls, columns: Sequence[str]) -> bool:
+        return any(name.startswith(LABEL) for name in columns)
+
+    @classmethod
+    def of_table(cls, table: Table) -> MultiLabelPredictions:
+        classes = table.classes(PROBABILITY)
+        labels, probabilities = (table.numbers([prefix + c for c in classes]) for prefix in (LABEL, PROBABILITY))
+        return cls(*table.owners, classes, labels, probabilities, table.sites)

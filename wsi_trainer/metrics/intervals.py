@@ -1,0 +1,318 @@
+"""95 % intervals of scores, of differences between models, and of folds.
+
+Patients are the unit: resamples draw patients with all their slides, and analytic intervals count patients. A score's
+interval is
+
+- AUC of two classes: the score interval of Newcombe (Statistics in Medicine 2006, method 5), right at 0 and 1 too;
+- others: bias-corrected and accelerated bootstrap (BCa; Efron 1987). Where resamples are so biased that this
+  has no meaning (the calibration error of a resample is nearly always larger), percentiles of the resamples moved by
+  their median onto the value;
+- a score of exactly 0 or 1, as 95 % of resamples have it: Wilson's interval for so many patients as the rarest group
+  that the score asks for has.
+
+Below `LEAST` patients, or `LEAST_OF_GROUP` in a group, there is none: the text says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wsi_trainer.metrics.classes import Auc
+from wsi_trainer.metrics.table import Kind, Predictions, PredictionsError, Score, join, rows_of_patients
+
+LEAST = 10
+"""Patients from which on there are intervals."""
+LEAST_OF_GROUP = 3
+"""Patients of each class, with an event, or with a lesion, from which on there are intervals."""
+_NORMAL = NormalDist()
+_Z = _NORMAL.inv_cdf(0.975)
+_BIASED = 1.0
+"""Standard deviations by which the value may lie from the median of its resamples for BCa."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and the bounds of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    resamples: int
+    """Resamples on which the score was defined (a resample with one class has no AUC); 0 where none was asked."""
+    patients: int = 0
+    events: int | None = None
+    """Patients of the second of two classes, or with an event."""
+    absent: str = ""
+    """Why there is no interval; its bounds are NaN then."""
+
+    def excludes(self, number: float) -> bool:
+        """Whether the interval lies wholly on one side of the number."""
+        return self.low > number or self.high < number
+
+    @property
+    def bounds(self) -> str:
+        """The bounds as text, or why there are none."""
+        return self.absent or f"{self.low:.3f} to {self.high:.3f}"
+
+    @property
+    def counts(self) -> str:
+        """The patients, and those with the event where there is such a thing."""
+        return f"{self.patients}" if self.events is None else f"{self.events} of {self.patients}"
+
+    @property
+    def counted(self) -> str:
+        """The bounds, and of whom they are."""
+        events = "" if self.events is None else f", {self.events} of them positive"
+        return f"{self.absent or '95 % interval ' + self.bounds}; {_patients(self.patients)}{events}"
+
+    def __str__(self) -> str:
+        return "not defined" if np.isnan(self.value) else f"{self.value:.3f} ({self.bounds})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON."""
+        return asdict(self)
+
+
+def resamples(patients: Sequence[str], count: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Row indices of `count` resamples of the patients."""
+    rows = list(rows_of_patients(patients).values())
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        yield np.concatenate([rows[i] for i in generator.integers(0, len(rows), len(rows))])
+
+
+def score_intervals(
+    predictions: Predictions, scores: Mapping[str, Score], count: int = 1000, seed: int = 0
+) -> dict[str, Interval]:
+    """Each score of predictions of any kind with its 95 % interval, all from the same resamples."""
+    values = {name: score(predictions) for name, score in scores.items()}
+    sample = _Sample.of(predictions)
+    if sample.absent:
+        return {name: sample.none(value) for name, value in values.items()}
+    drawn = _each(predictions, scores, resamples(predictions.patients, count, seed))
+    left_out = _each(predictions, scores, _without_one(predictions.patients))
+    found = {}
+    for name, score in scores.items():
+        positive = score.positive(predictions) if isinstance(score, Auc) else None
+        if positive is not None:
+            found[name] = sample.of_auc(values[name], predictions, positive)
+        elif values[name] in (0, 1) and _settled(drawn[name], values[name]):
+            found[name] = sample.bounded(values[name], *wilson(values[name], sample.rarest), count)
+        else:
+            found[name] = sample.interval(values[name], drawn[name], left_out[name])
+    return found
+
+
+def paired_difference(first: Kind, second: Kind, score: Score, count: int = 2000, seed: int = 0) -> Interval:
+    """The score of the first minus that of the second, both on the same slides and the same resamples.
+
+    Pairing cancels what makes a slide hard for both, so the interval is narrower than two separate ones suggest. Where
+    the resamples of one of the two are all its score, they say nothing of its spread, and the intervals of both are
+    put together (Newcombe's square-and-add, without correlation).
+    """
+    second = second.aligned(first.slides)
+    if not np.array_equal(first.truth, second.truth, equal_nan=True):
+        raise PredictionsError(
+            "the two sets of predictions have different labels for the same slides; compare like with like"
+        )
+    sample, value = _Sample.of(first), score(first) - score(second)
+    if sample.absent:
+        return sample.none(value)
+    named = {"score": score}
+    rows, left = list(resamples(first.patients, count, seed)), list(_without_one(first.patients))
+    drawn = [_each(one, named, rows)["score"] for one in (first, second)]
+    ends = score(first), score(second)
+    if any(_settled(part, end) for part, end in zip(drawn, ends, strict=True)) and first.columns() != second.columns():
+        one, two = (score_intervals(predictions, named, count, seed)["score"] for predictions in (first, second))
+        low = value - np.hypot(one.value - one.low, two.high - two.value)
+        high = value + np.hypot(one.high - one.value, two.value - two.low)
+        return sample.bounded(value, float(low), float(high), count)
+    left_out = [_each(one, named, left)["score"] for one in (first, second)]
+    return sample.interval(value, drawn[0] - drawn[1], left_out[0] - left_out[1])
+
+
+def _each(
+    predictions: Predictions, scores: Mapping[str, Score], parts: Iterable[NDArray[np.int64]]
+) -> dict[str, NDArray[np.float64]]:
+    """Each score of each part of the rows."""
+    found = [[score(part) for score in scores.values()] for part in map(predictions.take, parts)]
+    return {name: np.array([row[place] for row in found]) for place, name in enumerate(scores)}
+
+
+def _without_one(patients: Sequence[str]) -> Iterator[NDArray[np.int64]]:
+    """The rows without those of one patient, for each."""
+    for rows in rows_of_patients(patients).values():
+        yield np.delete(np.arange(len(patients)), rows)
+
+
+def _settled(drawn: NDArray[np.float64], value: float) -> bool:
+    """Whether 95 % of the resamples on which it is defined are the value itself: they say nothing of its spread."""
+    known = drawn[np.isfinite(drawn)]
+    return bool(len(known) and (np.abs(known - value) < 1e-12).mean() >= 0.95)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The patients of a set of predictions."""
+
+    patients: int
+    events: int | None
+    rarest: int
+    """Patients of the rarest group of which there is any."""
+
+    @staticmethod
+    def of(predictions: Predictions) -> _Sample:
+        owners = np.array(predictions.patients)
+        groups = [len(set(owners[rows])) for rows in predictions.groups()]
+        events = None if predictions.positives is None else len(set(owners[predictions.positives]))
+        total = len(set(predictions.patients))
+        return _Sample(total, events, min([number for number in groups if number] or [total]))
+
+    @property
+    def absent(self) -> str:
+        """Why there can be no interval."""
+        return f"no interval: {_patients(self.patients)}, of {LEAST} needed" if self.patients < LEAST else ""
+
+    def none(self, value: float, why: str = "", count: int = 0) -> Interval:
+        nan = float("nan")
+        return Interval(value, nan, nan, count, self.patients, self.events, self.absent or why)
+
+    def bounded(self, value: float, low: float, high: float, count: int) -> Interval:
+        return Interval(value, low, high, count, self.patients, self.events)
+
+    def of_auc(self, value: float, predictions: Predictions, positive: NDArray[np.bool_]) -> Interval:
+        owners = np.array(predictions.patients)
+        groups = len(set(owners[positive])), len(set(owners[~positive]))
+        if min(groups) < LEAST_OF_GROUP:
+            return self.none(value, f"no interval: {_patients(min(groups))} of a class, of {LEAST_OF_GROUP} needed")
+        return Interval(value, *auc_bounds(value, *groups), 0, self.patients, groups[0])
+
+    def interval(self, value: float, drawn: NDArray[np.float64], left_out: NDArray[np.float64]) -> Interval:
+        """BCa, or what stands in for it where it has no meaning."""
+        known = np.sort(drawn[np.isfinite(drawn)])
+        if not np.isfinite(value) or len(known) < 0.9 * len(drawn):
+            return self.none(value, f"no interval: defined on {len(known)} of {len(drawn)} resamples", len(known))
+        if _settled(known, value):
+            return self.bounded(value, value, value, len(known))
+        below = float((known < value).mean() + (known == value).mean() / 2)
+        bias = _NORMAL.inv_cdf(min(max(below, 1e-9), 1 - 1e-9))
+        if abs(bias) > _BIASED:
+            low, high = value + np.quantile(known, [0.025, 0.975]) - np.median(known)
+            return self.bounded(value, float(max(low, 0.0) if value >= 0 else low), float(high), len(known))
+        rest = left_out[np.isfinite(left_out)]
+        apart = rest.mean() - rest
+        spread = (apart**2).sum() ** 1.5
+        acceleration = (apart**3).sum() / (6 * spread) if spread else 0.0
+        tails = bias + np.array([-_Z, _Z])
+        low, high = np.quantile(known, [_NORMAL.cdf(bias + tail / (1 - acceleration * tail)) for tail in tails])
+        return self.bounded(value, float(min(low, value)), float(max(high, value)), len(known))
+
+
+def _patients(count: int) -> str:
+    return f"{count} patient{'' if count == 1 else 's'}"
+
+
+def wilson(share: Any, n: Any) -> tuple[Any, Any]:
+    """Wilson's interval of a share of n, or of several."""
+    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    reach = _Z / (1 + _Z**2 / n) * np.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
+    return centre - reach, centre + reach
+
+
+def auc_bounds(value: float, positive: int, negative: int) -> tuple[float, float]:
+    """Newcombe's score interval of an AUC of so many patients: the areas from which the value is 1.96 standard
+    errors away, by their own standard error."""
+    pairs = positive * negative
+    middle = (positive + negative) / 2 - 1
+
+    def apart(area: float) -> float:
+        variance = area * (1 - area) * (1 + middle * ((1 - area) / (2 - area) + area / (1 + area))) / pairs
+        return float((value - area) ** 2 - _Z**2 * variance)
+
+    return _root(apart, 0.0, value), _root(apart, 1.0, value)
+
+
+def _root(function: Callable[[float], float], positive: float, negative: float) -> float:
+    """The number between the two at which the function is 0, by bisection."""
+    for _ in range(60):
+        middle = (positive + negative) / 2
+        positive, negative = (middle, negative) if function(middle) > 0 else (positive, middle)
+    return positive
+
+
+def summarise(
+    predictions: Predictions, scores: Mapping[str, Score], resamples: int = 1000, seed: int = 0
+) -> dict[str, Any]:
+    """Every score with its 95 % interval, as JSON.
+
+    Returns:
+        `slides` and `patients` (how many); `classes` (names, where there are classes); `slide` and `patient`
+        (`Interval.to_dict` by score, of the rows and of the patients; `patient_absent` says why where patients cannot
+        be scored); `per_class` (the same of each class against the rest, by class; `label_per_class` are those of the
+        slide's target where pixels have classes too); `per_site` (by site, where the manifest names at least two:
+        `slides`, `patients` and `slide`).
+    """
+
+    def intervals(rows: Predictions, wanted: Mapping[str, Score]) -> dict[str, dict[str, Any]]:
+        return {name: found.to_dict() for name, found in score_intervals(rows, wanted, resamples, seed).items()}
+
+    result: dict[str, Any] = {
+        "slides": len(predictions),
+        "patients": len(set(predictions.patients)),
+        "classes": list(getattr(predictions, "classes", ())),
+        "slide": intervals(predictions, scores),
+    }
+    try:
+        result["patient"] = intervals(predictions.by_patient(), scores)
+    except PredictionsError as error:
+        result["patient_absent"] = str(error)
+    for heading, parts in predictions.by_class(scores).items():
+        result[heading] = {name: intervals(*part) for name, part in parts.items()}
+    sites = np.array(predictions.sites)
+    if len(names := sorted(set(predictions.sites) - {""})) > 1:
+        each = {name: predictions.take(np.flatnonzero(sites == name)) for name in names}
+        result["per_site"] = {
+            name: {"slides": len(part), "patients": len(set(part.patients)), "slide": intervals(part, scores)}
+            for name, part in each.items()
+        }
+    return result
+
+
+def cross_validation(
+    folds: Sequence[Kind], scores: Mapping[str, Score], resamples: int = 1000, seed: int = 0
+) -> dict[str, Any]:
+    """The scores of each fold's held-out slides, their mean and spread, and the scores of all of them pooled.
+
+    Returns:
+        `folds` (a list with `slides` and `slide`: score by name), `mean` and `sd` (score by name; the standard
+        deviation between folds, which is no interval of the mean: folds share their training slides), `pooled`
+        (score by name with its 95 % interval, all held-out slides together: the models of the folds differ, so it also
+        asks whether their predictions are on one scale).
+    """
+    each = [{name: score(fold) for name, score in scores.items()} for fold in folds]
+    pooled = score_intervals(joined_folds(folds), scores, resamples, seed)
+    return {
+        "folds": [{"slides": len(fold), "slide": values} for fold, values in zip(folds, each, strict=True)],
+        "mean": {name: float(np.mean([values[name] for values in each])) for name in scores},
+        "sd": {name: float(np.std([values[name] for values in each], ddof=1)) for name in scores},
+        "pooled": {name: interval.to_dict() for name, interval in pooled.items()},
+    }
+
+
+def joined_folds(folds: Sequence[Kind]) -> Kind:
+    """The held-out slides of all folds; an error names a slide that two folds hold out."""
+    if len(folds) < 2:
+        raise PredictionsError(f"there are {len(folds)} folds; a cross-validation has at least 2")
+    seen: dict[str, int] = {}
+    for number, fold in enumerate(folds):
+        for slide in fold.slides:
+            if slide in seen:
+                raise PredictionsError(f"slide {slide} is held out in the folds {seen[slide]} and {number}")
+            seen[slide] = number
+    return join(folds)

@@ -1,0 +1,220 @@
+"""Predictions of a number and of a risk, their scores, and the survival of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import erfc, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
+
+
+def mean_absolute_error(predictions: ValuePredictions) -> float:
+    """The mean distance of the value from the target."""
+    return float(np.abs(predictions.values - predictions.targets).mean())
+
+
+def root_mean_squared_error(predictions: ValuePredictions) -> float:
+    """The root of the mean squared distance."""
+    return float(np.sqrt(((predictions.values - predictions.targets) ** 2).mean()))
+
+
+def r2(predictions: ValuePredictions) -> float:
+    """The share of the targets' variance that the values explain; negative where their mean would explain more."""
+    spread = ((predictions.targets - predictions.targets.mean()) ** 2).sum()
+    if not spread:
+        return float("nan")
+    return float(1 - ((predictions.values - predictions.targets) ** 2).sum() / spread)
+
+
+def pearson(predictions: ValuePredictions) -> float:
+    """Correlation of values and targets."""
+    return _correlation(predictions.values, predictions.targets)
+
+
+def spearman(predictions: ValuePredictions) -> float:
+    """Correlation of their ranks."""
+    return _correlation(_ranks(predictions.values), _ranks(predictions.targets))
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks, of ties the mean; scipy.stats has it too, and takes half a second to import."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(count) - (count - 1) / 2)[place])
+
+
+def _correlation(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    first, second = first - first.mean(), second - second.mean()
+    norm = np.sqrt((first**2).sum() * (second**2).sum())
+    return float((first * second).sum() / norm) if norm else float("nan")
+
+
+VALUE_SCORES: Mapping[str, Score] = {
+    "r2": r2,
+    "pearson": pearson,
+    "spearman": spearman,
+    "mean_absolute_error": mean_absolute_error,
+    "root_mean_squared_error": root_mean_squared_error,
+}
+
+
+@dataclass(frozen=True)
+class ValuePredictions(Predictions):
+    """A number and its prediction, one row for each slide (or each patient)."""
+
+    SCORES = VALUE_SCORES
+    ERROR = "distance of the predicted number from the true one"
+    FIGURES = ("scatter",)
+
+    slides: tuple[str, ...]
+    patients: tuple[str, ...]
+    targets: NDArray[np.float64]
+    """(rows,) numbers of the manifest."""
+    values: NDArray[np.float64]
+    """(rows,) numbers of the model."""
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.check("targets", "values")
+
+    @property
+    def truth(self) -> NDArray[np.float64]:
+        return self.targets
+
+    def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """The means over the slides."""
+        return {"targets": self.targets[rows].mean(), "values": self.values[rows].mean()}
+
+    def errors(self) -> NDArray[np.float64]:
+        return np.abs(self.values - self.targets)
+
+    def words(self, row: int) -> Words:
+        return Words(f"{self.targets[row]:.4g}", f"{self.values[row]:.4g}")
+
+    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
+        return ["target", "value"], np.stack([self.targets, self.values], axis=1).tolist()
+
+    @classmethod
+    def claims(cls, columns: Sequence[str]) -> bool:
+        return "value" in columns
+
+    @classmethod
+    def of_table(cls, table: Table) -> ValuePredictions:
+        targets, values = table.numbers(["target", "value"]).T
+        return cls(*table.owners, targets, values, table.sites)
+
+
+def c_index(predictions: RiskPredictions) -> float:
+    """Harrell's C: of the pairs in which one is known to have had the event first, those where it has the higher risk.
+
+    A tie in risk counts half. NaN where no pair can be compared.
+    """
+    times, events, risks = predictions.times, predictions.events, predictions.risks
+    earlier = times[:, None] < times
+    # Who had the event at the very time the other one was last seen without had it first.
+    earlier |= (times[:, None] == times) & ~events
+    comparable = earlier & events[:, None]
+    pairs = int(comparable.sum())
+    if not pairs:
+        return float("nan")
+    higher = (risks[:, None] > risks) + 0.5 * (risks[:, None] == risks)
+    return float(higher[comparable].sum() / pairs)
+
+
+RISK_SCORES: Mapping[str, Score] = {"c_index": c_index}
+
+
+@dataclass(frozen=True)
+class RiskPredictions(Predictions):
+    """Time, event and predicted risk, one row for each slide (or each patient)."""
+
+    SCORES = RISK_SCORES
+    ERROR = "share of the slides it can be compared with that are ordered wrongly"
+    FIGURES = ("survival",)
+
+    slides: tuple[str, ...]
+    patients: tuple[str, ...]
+    times: NDArray[np.float64]
+    """(rows,) time of the event, or the last time it was known not to have happened."""
+    events: NDArray[np.bool_]
+    """(rows,) whether it happened."""
+    risks: NDArray[np.float64]
+    """(rows,) the higher, the earlier the event is expected."""
+    sites: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.check("times", "events", "risks")
+
+    @property
+    def truth(self) -> NDArray[np.float64]:
+        """Times and events."""
+        return np.stack([self.times, self.events], axis=1)
+
+    def of_patient(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """The highest risk of the slides, which have to agree on time and event."""
+        if len(set(zip(self.times[rows].tolist(), self.events[rows].tolist(), strict=True))) > 1:
+            raise PredictionsError(f"the slides of patient {self.patients[rows[0]]} have different times or events")
+        return {"risks": self.risks[rows].max()}
+
+    def errors(self) -> NDArray[np.float64]:
+        first = (self.times[:, None] < self.times) & self.events[:, None]
+        reversed_ = first & (self.risks[:, None] < self.risks)
+        compared = first.sum(axis=0) + first.sum(axis=1)
+        return np.asarray((reversed_.sum(axis=0) + reversed_.sum(axis=1)) / np.maximum(compared, 1))
+
+    def words(self, row: int) -> Words:
+        happened = "event at" if self.events[row] else "no event until"
+        return Words(f"{happened} {self.times[row]:g}", f"risk {self.risks[row]:.3g}")
+
+    def groups(self) -> list[NDArray[np.bool_]]:
+        return [self.events]
+
+    @property
+    def positives(self) -> NDArray[np.bool_]:
+        return self.events
+
+    def columns(self) -> tuple[list[str], Sequence[Sequence[Any]]]:
+        return ["time", "event", "risk"], np.stack([self.times, self.events.astype(float), self.risks], axis=1).tolist()
+
+    @classmethod
+    def claims(cls, columns: Sequence[str]) -> bool:
+        return "risk" in columns
+
+    @classmethod
+    def of_table(cls, table: Table) -> RiskPredictions:
+        times, events, risks = table.numbers(["time", "event", "risk"]).T
+        return cls(*table.owners, times, events.astype(bool), risks, table.sites)
+
+
+class Survival(NamedTuple):
+    """Kaplan-Meier curve of a group."""
+
+    times: NDArray[np.float64]
+    """Of the events, from 0 on."""
+    share: NDArray[np.float64]
+    """Estimated share without event after each."""
+
+
+def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_]) -> Survival:
+    """The Kaplan-Meier estimator of patients who are independent of each other."""
+    happened = np.unique(times[events])
+    at_risk = (times[:, None] >= happened).sum(axis=0)
+    died = ((times[:, None] == happened) & events[:, None]).sum(axis=0)
+    return Survival(np.append(0.0, happened), np.append(1.0, np.cumprod(1 - died / at_risk)))
+
+
+def log_rank(times: NDArray[np.float64], events: NDArray[np.bool_], group: NDArray[np.bool_]) -> float:
+    """p of the log-rank test of a group against the others; NaN where no event can tell them apart."""
+    observed = expected = variance = 0.0
+    for time in np.unique(times[events]):
+        at_risk, died = times >= time, (times == time) & events
+        n, n_group, d = at_risk.sum(), (at_risk & group).sum(), died.sum()
+        observed += (died & group).sum()
+        expected += d * n_group / n
+        if n > 1:
+            variance += d * (n_group / n) * (1 - n_group / n) * (n - d) / (n - 1)
+    return erfc(abs(observed - expected) / sqrt(2 * variance)) if variance else float("nan")
