@@ -28,9 +28,9 @@ def runs(make_run: MakeRun, labels: np.ndarray) -> tuple[RunFolder, RunFolder]:
 def test_the_worst_mistake_comes_first(runs: tuple[RunFolder, RunFolder]) -> None:
     rows = slide_rows(Run.load("full", runs[0], "test"), Run.load("guess", runs[1], "test"))
     assert rows[0].slide.startswith("slide 5 ") and rows[0].words.wrong and rows[0].error == pytest.approx(0.98)
-    assert rows[0].predicted == "normal" and rows[0].probability == pytest.approx(0.98)
+    assert rows[0].words.predicted == "normal" and rows[0].words.probability == pytest.approx(0.98)
     assert [row.error for row in rows] == sorted((row.error for row in rows), reverse=True)
-    assert sum(row.wrong for row in rows) == 1 and all(row.baseline is not None for row in rows)
+    assert sum(row.words.wrong for row in rows) == 1 and all(row.baseline is not None for row in rows)
 
 
 def test_the_page_needs_nothing_but_itself(runs: tuple[RunFolder, RunFolder]) -> None:
