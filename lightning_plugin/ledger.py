@@ -8,7 +8,7 @@ counted as made by it; parameters, and gradients that exist already, are what th
 of each kind is watched, and of the others only what outlives its segment (boundaries, cotangents, results), each by
 itself. The first may have less beside it than those after it, since it makes what they add to; so a tile is watched
 again where more is live when it begins than when one of its kind was watched before. What a pass over tiles has held
-beyond what lay there, phase by phase, is kept with what was found of its tiles; a pass like it in a later step is taken
+beyond what lay there is kept with what was found of its tiles; a pass like it in a later step is taken
 to hold as much, and none of its tiles is watched (a ledger that is ``thorough`` watches all the same). Where something
 of a tile may be there when the next begins (transfers and reads ahead, ranks that exchange, scans), all tiles are
 watched; where it depends on an image's pixels how many tiles are computed, or on a source what reading takes, the first
@@ -26,7 +26,7 @@ next: that one is planned with what is left of the budget, and the peak goes on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -37,9 +37,9 @@ from torch import Tensor
 
 from lightning_plugin.heap import Heap
 from lightning_plugin.private import DEVICE_OF, FakeTensor, TorchDispatchMode, dispatch_mode, schema, storage_key
-from lightning_plugin.stretch import Note, Stretch
 from lightning_plugin.sums import Sums
 from lightning_plugin.trees import tree_leaves
+from lightning_plugin.turns import Turns
 
 
 @dataclass
@@ -52,9 +52,9 @@ class Most:
 class Ledger:
     """Bytes alive now and at the worst moment.
 
-    The ledger of a rehearsal counts the storages of fake tensors (``fakes``), and ``notes`` what happens in which order
-    and at whose turn (``enter``): `planner.rehearsal.account` reads them. ``limit`` is the budget, where one is kept,
-    and ``heap`` the memory of the process, where it is looked after.
+    The ledger of a rehearsal counts the storages of fake tensors (``fakes``), and what is live at whose turn
+    (``turns``). ``limit`` is the budget, where one is kept, and ``heap`` the memory of the process, where it is looked
+    after.
     """
 
     #: Whether passes over tiles are watched in every step, also where it is known what they need.
@@ -65,19 +65,19 @@ class Ledger:
         self.device = device or torch.device("cpu")
         self.fakes = fakes
         self.limit: int | None = None
-        self.notes: list[Note] | None = None
+        self.turns: Turns | None = None
         self.watcher = Watcher(self)
         self.heap: Heap | None = None
         self._refs: dict[int, tuple[Any, int, int]] = {}
         self._seen = self._graph = 0
-        self._stretch: Stretch | None = None
         self._foreign = 0
         self.sums = Sums()
 
     def begin(self) -> None:
         """A step begins: its peak counts from what is live now."""
         self.peak = self.live
-        self.note("begin", self.live)
+        if self.fakes:
+            self.turns = Turns(self.live)
         if self.allocator:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._foreign = torch.cuda.memory_allocated(self.device) - self.live
@@ -117,20 +117,13 @@ class Ledger:
         held = self.live + self.sums.held
         if held > self.peak:
             self.peak = held
-        if self._stretch is not None:
-            self._stretch.made(key, storage_bytes, self.live)
-        elif self.notes is not None:
-            self.notes.append(Note("made", storage_bytes))
+        if self.turns is not None:
+            self.turns.now.see(self.live)
 
     def settle(self) -> None:
         """Have the process keep not much more than is live: see [Note: heap] in `heap`."""
         if self.heap is not None:
             self.heap.settle(self.live)
-
-    def note(self, what: str, size: int = 0, who: Any = None) -> None:
-        """Note something, in a rehearsal."""
-        if self.notes is not None:
-            self.notes.append(Note(what, size, who))
 
     @contextmanager
     def measured(self) -> Iterator[Most]:
@@ -146,38 +139,8 @@ class Ledger:
     def expect(self, size: int) -> None:
         """What comes needs so much beyond what is live, and is not watched."""
         self.peak = max(self.peak, self.held + size)
-
-    def passing(self, size: int) -> None:
-        """So much was live for a moment, in a rehearsal that knows it from before."""
-        if self._stretch is not None:
-            self._stretch.see(self.live + size)
-
-    @contextmanager
-    def stretch(self, known: Sequence[int] = ()) -> Iterator[Stretch]:
-        """A pass over tiles, of which it may be known what it needs."""
-        self._stretch = found = Stretch(self.live, known)
-        self.peak = max(self.peak, found.most + self.sums.held)
-        try:
-            yield found
-        finally:
-            self._stretch = None
-        if self.notes is not None:
-            self.notes += found.notes()
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """A block that makes room for a whole map."""
-        stretch, self._stretch = self._stretch, None
-        notes, self.notes = self.notes, None
-        before = self.live
-        with self.watching():
-            yield
-        self.notes, self._stretch = notes, stretch
-        if stretch is not None:
-            stretch.next(self.live - before, self.live)
-            self.peak = max(self.peak, stretch.most + self.sums.held)
-        else:
-            self.note("made", self.live - before)
+        if self.turns is not None:
+            self.turns.now.see(self.live + size)
 
     @property
     def held(self) -> int:
@@ -197,26 +160,32 @@ class Ledger:
     def enter(self, who: Any, goes_on: bool = False) -> None:
         """From now on it is ``who``'s turn: a new one, or, where it ``goes_on``, the one that began before."""
         self.sums.forget()
-        self.note("goes on" if goes_on else "enter", who=who)
+        if self.turns is not None:
+            self.turns.enter(who, self.live, goes_on)
 
     @contextmanager
     def during(self, who: Any) -> Iterator[None]:
         """A block that is ``who``'s turn; after it, it is again whose it was before."""
         self.sums.forget()
-        self.note("within", who=who)
+        if self.turns is None:
+            yield
+            return
+        self.turns.within(who, self.live)
         try:
             yield
         finally:
-            self.note("back")
+            self.turns.back(self.live)
 
     def leave(self) -> None:
         """From now on it is nobody's turn."""
-        self.note("leave")
+        if self.turns is not None:
+            self.turns.leave()
 
     def graph_is_made(self) -> None:
         """What is live now is kept by the graph of autograd, which may be asked to retain it."""
         self._graph = self._seen
-        self.note("graph")
+        if self.turns is not None:
+            self.turns.graph(self.live)
 
     @property
     def peak_bytes(self) -> int:
@@ -231,16 +200,8 @@ class Ledger:
             self.live -= found[1]
             if self.heap is not None:
                 self.heap.freed += found[1]
-            if self.notes is not None and found[1]:
-                self.let_go(key, Note("gone", found[1], found[2] <= self._graph))
-
-    def let_go(self, key: int, note: Note) -> None:
-        """Note what has gone: of a stretch, only what was there before it."""
-        assert self.notes is not None
-        if self._stretch is None:
-            self.notes.append(note)
-        else:
-            self._stretch.gone(key, note)
+            if self.turns is not None and found[2] <= self._graph:
+                self.turns.now.released += found[1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -318,11 +279,6 @@ def watched(ledger: Ledger | None) -> AbstractContextManager[None]:
 def unseen(ledger: Ledger | None) -> AbstractContextManager[None]:
     """A block whose operators a ledger cannot watch, if there is one."""
     return nullcontext() if ledger is None else ledger.unseen()
-
-
-def apart(ledger: Ledger | None) -> AbstractContextManager[None]:
-    """A block that makes room for a whole map, which a ledger counts, if there is one."""
-    return nullcontext() if ledger is None else ledger.apart()
 
 
 def with_gradients(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

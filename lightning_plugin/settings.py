@@ -17,7 +17,6 @@ from lightning_plugin.chain import chains
 from lightning_plugin.errors import BudgetError, EngineError, PlanError
 from lightning_plugin.execute import finite
 from lightning_plugin.execute.frame import Frame
-from lightning_plugin.execute.rehearsal import Passes
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.validate import validate
@@ -93,7 +92,6 @@ class Settings:
     lost: finite.Lost | None = field(default=None, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
-    _passes: dict[Any, Passes] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy begins with, a deep one or one in another process: what the user said. What came of it is about
@@ -210,7 +208,6 @@ class Settings:
             tuple(network.below.get(id(t)) for t in tensors_of(recording)),
             tuple(map(network.owes, network.captured)),
         )  # fmt: skip
-        network.passes = self._passes.setdefault(about, network.passes)
         if about not in self._recipes:
             self._recipes[about] = shelf.load(about)
         recipes = self._recipes[about]

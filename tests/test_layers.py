@@ -45,10 +45,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "spare",
         "progress",
         "schedule",
-        "stretch",
+        "turns",
         "units",
     ),
-    ("sums", "dispatch", "trace"),
+    ("sums", "dispatch"),
     ("trees",),  # what is inside lists and dictionaries
     ("passes",),  # what autograd says of the pass under way
     ("private", "errors"),  # what is private of PyTorch; what is refused

@@ -6,9 +6,8 @@ give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import reduce
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,10 +17,8 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.execute.complete import complete
 from lightning_plugin.execute.gradients import Gradients
 from lightning_plugin.execute.recalled import Pulled, Recalled, likeness
-from lightning_plugin.execute.rehearsal import Likeness, Pass
 from lightning_plugin.execute.segment import SegmentRun, outline, read_from
 from lightning_plugin.execute.sharing import Share, Sharing, Tile
-from lightning_plugin.execute.tile_pass import pass_over
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.passes import will_run
@@ -108,7 +105,7 @@ class Backward:
             self.operands = [self.vectors[id(v)] for v in self.program.vectors]
             apart = any(map(self.wanted, self.program.reads))
             self.sharing = Sharing(segment, self.tapes, self.maps, self.handles, apart)
-            pass_over(self, segment, self.likeness())
+            self.over_tiles()
             if segment.team is not None:
                 ordinary = (*segment.spreads, *segment.images)
                 self.gradients.together(segment.team, [v for v in ordinary if self.wanted(v)])
@@ -125,7 +122,15 @@ class Backward:
     def over_tiles(self) -> None:
         """All tiles."""
         segment = self.segment
-        with torch.autocast(segment.kind, enabled=False), segment.at.courier.pooling():
+        with (
+            torch.autocast(segment.kind, enabled=False),
+            segment.counted(self.tapes, self.likeness()) as known,
+            segment.at.courier.pooling(),
+        ):
+            if known and segment.rehearsal is not None:
+                self.gradients.blank(filter(self.wanted, self.program.reads))
+                return
+            self.watched = not known
             if segment.scans:
                 self.scan()
             else:
@@ -136,8 +141,8 @@ class Backward:
             for cotangent in self.maps.values():
                 cotangent.rest()
 
-    def likeness(self) -> Likeness | None:
-        """What passes like this one have in common; see [Note: known] in `rehearsal`."""
+    def likeness(self) -> Hashable | None:
+        """What passes have in common that hold the same; see [Note: watched] in `ledger`."""
         segment = self.segment
         reads = []
         for v in self.program.reads:
@@ -156,24 +161,6 @@ class Backward:
         return segment.likeness(
             self.tapes, self.leaves, where, "backward", *reads, given, leaves, same, adders, recalled
         )
-
-    def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        """What a pass like this one has to make."""
-        place = {id(v): i for i, v in enumerate(self.program.reads)}
-        summed = tuple(i for i, adder in self.gradients.adders.items() if adder.total is not None)
-        return tuple(place[id(v)] for v in self.gradients.rooms), summed
-
-    def make(self, known: Pass) -> None:
-        """Make what a pass like this one made."""
-        ledger = self.segment.ledger
-        assert ledger is not None
-        for needs, place in zip_longest(known.needs, known.rooms):
-            ledger.passing(needs)
-            if place is not None:
-                self.gradients.room_for(self.program.reads[place])
-        for i in known.made:
-            adder = self.gradients.adders[i]
-            adder.total = adder.blank()
 
     # The tiles
 

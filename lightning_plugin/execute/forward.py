@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
-from lightning_plugin.execute.rehearsal import Pass
 from lightning_plugin.execute.segment import SegmentRun, outline, read_from
-from lightning_plugin.execute.tile_pass import pass_over
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.program.scan import run_tile, scan
@@ -46,39 +43,22 @@ class Forward:
         """The reduced vectors, in the order of the targets; stored maps are where their handles say."""
         run = self.segment
         where = [read_from(v, self.handle(v)) for v in run.program.reads]
-        pass_over(self, run, run.likeness(self.tapes, self.inputs, where, "forward"))
-        results: list[Tensor] = []
-        for i, target in enumerate(run.program.targets):
-            if target.stored is None:
-                results.extend(target.finish(self.totals[i], self.vectors))
-        return results
-
-    def over_tiles(self) -> None:
-        """All tiles."""
-        run = self.segment
-        with run.at.courier.pooling():
+        likeness = run.likeness(self.tapes, self.inputs, where, "forward")
+        with run.counted(self.tapes, likeness) as known, run.at.courier.pooling():
+            if known and run.rehearsal is not None:
+                return [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in run.outputs]
+            self.watched = not known
             if run.scans:
                 self.scan()
             else:
                 self.grid()
             for v in (*run.stored, *run.boundaries):
                 self.stored[v].rest()
-
-    def made_now(self) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        """What a pass like this one has to make; see [Note: known] in `rehearsal`."""
-        return (), tuple(
-            (i, replace(total, parts=()), [(p.shape, p.stride(), p.dtype) for p in total.parts])
-            for i, total in self.totals.items()
-        )
-
-    def make(self, known: Pass) -> None:
-        """Make what a pass like this one made."""
-        assert self.segment.ledger is not None
-        self.segment.ledger.passing(known.needs[0])
-        for i, total, parts in known.made:
-            device = self.segment.program.targets[i].map.device
-            tensors = (torch.empty_strided(*lie, dtype=dtype, device=device) for *lie, dtype in parts)
-            self.totals[i] = replace(total, parts=tuple(tensors))
+        results: list[Tensor] = []
+        for i, target in enumerate(run.program.targets):
+            if target.stored is None:
+                results.extend(target.finish(self.totals[i], self.vectors))
+        return results
 
     @property
     def handles(self) -> dict[int, Boundary]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ledger import Ledger, apart
+from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.private import add_each
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.reductions import wide
@@ -66,8 +66,6 @@ class Gradients:
         self.handles = handles
         self.ledger = ledger
         self.wholes: dict[int, tuple[Value, Tensor]] = {}
-        #: The maps for whose gradients room was made, in order.
-        self.rooms: list[Value] = []
 
     def add(self, found: Sequence[Tensor | None], times: int) -> None:
         """A tile's gradients of the vectors that need one, in order; sums that have begun go on in one call."""
@@ -109,11 +107,17 @@ class Gradients:
         if handle is not None:
             handle.cotangent.room()
         else:
-            with apart(self.ledger):
-                self.wholes[id(v)] = (v, self.blank(v))
-        self.rooms.append(v)
+            with watched(self.ledger):
+                self.wholes[id(v)] = (v, self.zeros(v))
 
-    def blank(self, v: Value) -> Tensor:
+    def blank(self, maps: Iterable[Value]) -> None:
+        """Room for the gradients of these maps and of all vectors, as tiles would have made it."""
+        for v in maps:
+            self.room_for(v)
+        for adder in self.adders.values():
+            adder.total = adder.blank()
+
+    def zeros(self, v: Value) -> Tensor:
         """Room for the gradient of a map that lies in a tensor."""
         like = self.ordinary[id(v)]
         dtype = torch.promote_types(like.dtype, torch.float32)
@@ -127,5 +131,5 @@ class Gradients:
         for adder, total in zip(adders, sums, strict=True):
             adder.total = total
         shares = [self.wholes[id(v)][1] if id(v) in self.wholes else None for v in maps]
-        wholes = team.totals(shares, [partial(self.blank, v) for v in maps])
+        wholes = team.totals(shares, [partial(self.zeros, v) for v in maps])
         self.wholes = {id(v): (v, t) for v, t in zip(maps, wholes, strict=True) if t is not None}

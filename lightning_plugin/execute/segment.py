@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -26,7 +26,7 @@ from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.pieces import in_pieces
 from lightning_plugin.execute.recalled import Recalled
-from lightning_plugin.execute.rehearsal import Likeness, Rehearsal
+from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Pieces, Source
@@ -280,31 +280,43 @@ class SegmentRun:
 
     def likeness(
         self, tapes: Tapes, tensors: Sequence[Tensor], where: Sequence[tuple[str, Any]], *more: Hashable
-    ) -> Likeness | None:
-        """What passes have in common of which a rehearsal runs one, and a ledger watches one; None where each has to be
-        run, or watched. See [Note: known] in `rehearsal`, [Note: watched] in `ledger`."""
+    ) -> Hashable | None:
+        """What passes over tiles have in common that hold the same, so that one of them is watched, or run in a
+        rehearsal; None where each has to be. See [Note: watched] in `ledger`."""
         if self.ledger is None or self.scans:
             return None
-        program, plan = tapes.program, self.plan
-        if self.rehearsal is not None:
-            views = [tier in VIEWED for tier, _ in where]
-            tiles = self.rehearsal.likeness(tapes, plan.ahead or bool(program.announced), views)
-        else:
-            before = self.watched_before(tapes, self.ledger)
-            tiles = None if before is None else Likeness(before)
-        if tiles is None:
+        about = (
+            self.watched_before(tapes, self.ledger) if self.rehearsal is None else self.rehearsal.look(tapes.program)
+        )
+        if about is None:
             return None
+        plan = self.plan
         lie = tuple(t.stride() if t.dim() < 3 else strides_order(t) for t in tensors)
         decided = plan.tier, plan.half, plan.ahead, plan.drop > 0, plan.pieces, plan.alike
-        return tiles.among(decided, (self.alike, bool(self.known)), lie, tuple(where), more)
+        return about, tapes.grid, decided, (self.alike, bool(self.known)), lie, tuple(where), more
 
-    def watched_before(self, tapes: Tapes, ledger: Ledger) -> Hashable:
+    def watched_before(self, tapes: Tapes, ledger: Ledger) -> Hashable | None:
         """How images lie in memory, where a pass over the tiles holds what another on the same tapes has held; else
         None."""
         if not tapes.regular or ledger.allocator or ledger.thorough or self.alike or self.lasts:
             return None
         images = [image.tensor for image in self.sources.values()]
         return None if any(t is None for t in images) else tuple(strides_order(t) for t in images if t is not None)
+
+    @contextmanager
+    def counted(self, tapes: Tapes, likeness: Hashable | None) -> Iterator[bool]:
+        """A pass over tiles, and whether what it holds is known from another one."""
+        ledger = self.ledger
+        passes = tapes.found.passes if self.rehearsal is None else self.rehearsal.passes
+        if ledger is None or likeness is None:
+            yield False
+        elif likeness in passes:
+            ledger.expect(passes[likeness])
+            yield True
+        else:
+            with ledger.measured() as most:
+                yield False
+            passes[likeness] = most.size
 
     def watching(self, fresh: bool = True) -> AbstractContextManager[None]:
         """A block of a tile whose operators the ledger counts where it has to; ``fresh``: none like it was counted. See
@@ -371,10 +383,6 @@ def largest(tiles: Sequence[Mapping[int, Box]]) -> dict[int, int]:
 def strides_order(t: Tensor) -> tuple[int, ...]:
     """The dimensions of a tensor as they lie in memory, from the outermost."""
     return tuple(sorted(range(t.dim()), key=t.stride, reverse=True))
-
-
-#: Where a map lies whose tiles are views of it.
-VIEWED = ("device", "here")
 
 
 def read_from(v: Value, handle: Boundary | None) -> tuple[str, Any]:

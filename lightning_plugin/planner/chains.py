@@ -22,7 +22,7 @@ from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.plan_fields import ChainPlan
 from lightning_plugin.plan_forecast import ChainForecast, Forecast
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.rehearsal.account import Account
+from lightning_plugin.planner.rehearsal.rehearse import Account
 from lightning_plugin.recording import Bindings, Capture, Recording
 from lightning_plugin.schedule import again, runs
 

@@ -25,13 +25,11 @@ from lightning_plugin.planner.costs.parameters import Copies, Placed, placements
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recalls import recalls
 from lightning_plugin.planner.recipes.recipe import Recipe, with_account
-from lightning_plugin.planner.rehearsal.account import Account, account
-from lightning_plugin.planner.rehearsal.rehearse import noted
+from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
 from lightning_plugin.planner.search.policies import POLICIES, Policy
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.spare import RESERVE, SPARE, budget_for, usable
-from lightning_plugin.stretch import Note
 from lightning_plugin.units import format_bytes
 
 #: No more than this part is left to the workspaces of the device's libraries.
@@ -61,7 +59,7 @@ class Chooser:
     lower: Lower
     policy: Policy = POLICIES["auto"]
     rehearsed: dict[tuple[Plan, Forecasts], Plan] = field(default_factory=dict)
-    notes: dict[Hashable, list[Note]] = field(default_factory=dict)
+    accounts: dict[Hashable, Account] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.search = Search(self.network, self.rates, self.lower, self.policy)
@@ -98,8 +96,7 @@ class Chooser:
         """A plan that reads back what it can, everywhere or below the device only, if one of these keeps the limit; see
         [Note: recall] in `program.recall`."""
         for more in recalls(plan, self.network, self.rates) if self.policy.recall else ():
-            notes = self.notes[decisions(more)] = noted(more, self.network)
-            found = account(notes)
+            found = self.account(more)
             if found.peak <= limit:
                 return rehearsed(more, found)
         return plan
@@ -251,17 +248,22 @@ class Chooser:
     def true(self, plan: Plan) -> Plan:
         """A plan with the figures of its rehearsal in place of the model's.
 
-        What a rehearsal notes depends on what is decided. What it teaches depends on what the model has said, too: the
+        What a rehearsal finds depends on what is decided. What it teaches depends on what the model has said, too: the
         same plan teaches again where the model, having learnt from others, says something else of it.
         """
         said = plan, plan.forecasts
         if said not in self.rehearsed:
-            if decisions(plan) not in self.notes:
-                self.notes[decisions(plan)] = noted(plan, self.network)
-            found = account(self.notes[decisions(plan)])
+            found = self.account(plan)
             self.search.learn(dataclasses.replace(plan, chains=()), found.forward, found.backward)
             self.rehearsed[said] = rehearsed(plan, found)
         return self.rehearsed[said]
+
+    def account(self, plan: Plan) -> Account:
+        """What a plan holds."""
+        key = decisions(plan)
+        if key not in self.accounts:
+            self.accounts[key] = rehearse(plan, self.network)
+        return self.accounts[key]
 
     @cached_property
     def frugal(self) -> Plan:

@@ -63,8 +63,8 @@ class Findings:
         #: How often a kind's tape has run, with grad or without, and what was compiled of it (None: it cannot be).
         self.runs: Counter[tuple[tuple[int, ...], bool]] = Counter()
         self.compiled: dict[tuple[tuple[int, ...], bool], Compiled | None] = {}
-        #: What passes over the tiles have held; see [Note: watched] in `ledger`.
-        self.passes: dict[Hashable, Any] = {}
+        #: The bytes that passes over the tiles have held beyond what lay there; see [Note: watched] in `ledger`.
+        self.passes: dict[Hashable, int] = {}
         self.tiles: tuple[tuple[Box, ...], ...] | None = None
         self.regular = self.is_regular(program)
         #: Whether the next recording finds them again.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
-from lightning_plugin.ledger import Ledger, apart
+from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.passes import current_pass
 from lightning_plugin.residency.device import DeviceMemory
 from lightning_plugin.residency.lane import Lane
@@ -50,7 +50,7 @@ class Cotangent:
     def room(self) -> DeviceMemory | Lane:
         """What holds it, zero until something was added."""
         if not self.begun:
-            with apart(self.ledger):
+            with watched(self.ledger):
                 room = self.home.room(self.layout, wide(self.dtype), self.device, zero=True)
             room.expect(self.largest)
             self.life.to(State.HOME, room)

@@ -12,10 +12,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from lightning_plugin.execute.rehearsal import Passes, kind_of
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Barrier, Gather, ReduceOp, Source, Spread, TileOp
-from lightning_plugin.planner.analysis.describe import describe, sizes_of
 from lightning_plugin.planner.analysis.glass import Scene, scene
 from lightning_plugin.planner.analysis.profile import Profile, profile
 from lightning_plugin.planner.analysis.repeats import Repeats
@@ -38,11 +36,10 @@ class Network:
     owed: Mapping[int, int] = field(default_factory=dict)
     below: Mapping[int, str] = field(default_factory=dict)
     space: int | None = None
-    #: What rehearsals have run; see [Note: known] in `execute.rehearsal`.
-    passes: Passes = field(default_factory=Passes)
+    #: What rehearsals have found that passes over tiles hold; see `execute.rehearsal`.
+    passes: dict[Hashable, int] = field(default_factory=dict)
     #: Which programs are alike; see [Note: repeats] in `repeats`.
     repeats: Repeats = field(default_factory=Repeats)
-    _described: dict[int, Hashable] = field(default_factory=dict)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -98,18 +95,6 @@ class Network:
                 known[key] = profile(n)
             found[n.serial] = known[key]
         return found
-
-    def likeness(self, node: Node) -> Hashable:
-        """What two nodes have in common that compute the same on boxes of the same sizes."""
-        if node.serial not in self._described:
-            outputs = tuple(kind_of(v) for v in node.outputs)
-            self._described[node.serial] = (
-                type(node.op),
-                describe(node.op, sizes_of(node)),
-                outputs,
-                node.inplace is not None,
-            )
-        return self._described[node.serial]
 
     @cached_property
     def made(self) -> dict[int, int]:

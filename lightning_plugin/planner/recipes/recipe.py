@@ -20,8 +20,7 @@ from lightning_plugin.plan import Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.recipes.retier import retiered
-from lightning_plugin.planner.rehearsal.account import Account
-from lightning_plugin.planner.rehearsal.rehearse import rehearse
+from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
 from lightning_plugin.program.program import resolve
 
 #: An image may have so many times the positions of the one that a recipe was made for, or so many times fewer: beyond,

@@ -26,7 +26,6 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.rehearsal.account import Account, account
 from lightning_plugin.planner.rehearsal.representative import effort, representative
 from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.program.program import Program
@@ -35,7 +34,6 @@ from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.pool import Lender
 from lightning_plugin.residency.transfer import Transfer
 from lightning_plugin.source import TensorSource, prefetches, together
-from lightning_plugin.stretch import Note
 
 
 class Unfiled(DiskFile):
@@ -104,28 +102,55 @@ class Announced(Scenery):
         return self.ahead.pop(box) if box in self.ahead else super().read(box)
 
 
+@dataclass(frozen=True)
+class Account:
+    """What a rehearsal found: the peak of the step, of each segment's forward and backward, and what each backward
+    needs beyond what is held when it begins, also if the graph is retained; ``held`` is what is left of forward when
+    backward begins."""
+
+    peak: int
+    held: int
+    forward: dict[int, int]
+    backward: dict[int, int]
+    needs: dict[int, int]
+    retained: dict[int, int]
+
+    @staticmethod
+    def of(ledger: Ledger) -> Account:
+        turns = ledger.turns
+        assert turns is not None
+        forward, pulled = (
+            {place: turn for (place, what), turn in turns.known.items() if what == direction}
+            for direction in ("forward", "backward")
+        )
+        return Account(
+            ledger.peak,
+            turns.held,
+            {place: turn.peak for place, turn in forward.items()},
+            {place: turn.peak for place, turn in pulled.items()},
+            {place: turn.needs for place, turn in pulled.items()},
+            {place: turn.retained for place, turn in pulled.items()},
+        )
+
+
 def rehearse(plan: Plan, network: Network) -> Account:
-    """What a plan holds."""
-    return account(noted(plan, network))
-
-
-def noted(plan: Plan, network: Network) -> list[Note]:
-    """Run a plan on fake tensors, and give what its ledger notes."""
+    """What a plan holds: it is run on fake tensors, under a ledger."""
     network.profiles  # noqa: B018  found before the ledger looks on
     ledger = Ledger(device_of(network), fakes=True)
 
     def tiles(program: Program, grid: Grid, ahead: bool) -> Iterable[Sequence[Box]]:
-        return representative(program, grid, effort(network), ahead)
+        return network.repeats.once(
+            program, ("tiles", grid, ahead), lambda: list(representative(program, grid, effort(network), ahead))
+        )
 
     def away(layout: Layout, dtype: torch.dtype, device: torch.device, tier: str) -> Any:
         return Unfiled(layout, dtype, device) if tier == "disk" else Elsewhere(layout, dtype, device)
 
-    step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.likeness, network.passes, network.repeats.once))
+    step = Step(ledger, rehearsal=Rehearsal(tiles, away, network.repeats.look, network.passes))
     with uncollected(), torch.inference_mode(False), MODES.planning:
         frame = scenery(plan, network, step)
         given = list(frame.vectors.values())  # a step's parameters stay when its results go
         with ledger.watcher:
-            ledger.notes = []
             ledger.begin()
             with torch.set_grad_enabled(network.trains):
                 run_plan(plan, network.nodes, frame)
@@ -135,9 +160,9 @@ def noted(plan: Plan, network: Network) -> list[Note]:
             if network.trains:
                 with torch.autograd.set_multithreading_enabled(False):  # this thread's modes and ledger go with it
                     backward(results)
-            notes, ledger.notes = ledger.notes, None
+            found = Account.of(ledger)
         del given
-    return notes
+    return found
 
 
 def device_of(network: Network) -> torch.device | None:
