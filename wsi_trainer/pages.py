@@ -12,6 +12,6 @@ def template(package: str, name: str) -> Template:
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
-        lstrip_blocks=package.endswith("review"),
+        lstrip_blocks=package.endswith("slides"),
     )
     return environment.get_template(name)

@@ -46,7 +46,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "tissue",
         "find the tissue of slides without converting them: a page of all masks, outlines to edit in QuPath",
-        "wsi_trainer.slides.review.command:tissue",
+        "wsi_trainer.slides.review:tissue",
     ),
     Command(
         "verify",

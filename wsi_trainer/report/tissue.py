@@ -12,8 +12,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.foreign.pictures import read_picture
 from wsi_trainer.report.pictures import SIDE, jpeg
 from wsi_trainer.slides.convert import THUMBNAILS
-from wsi_trainer.slides.review.overlay import SUFFIX
-from wsi_trainer.slides.rules.table import ROWS, Row
+from wsi_trainer.slides.overview import OVERLAY
+from wsi_trainer.slides.rules import RULES, Rule
 
 OPACITY = 170
 """Of what a rule found, of 255."""
@@ -24,7 +24,7 @@ def overlay_of(store: Path) -> Path | None:
     if store.suffix != ".zarr":
         return None
     for folder in store.parents:  # names of stores may have folders in them
-        path = folder / THUMBNAILS / f"{store.relative_to(folder).with_suffix('')}{SUFFIX}"
+        path = folder / THUMBNAILS / f"{store.relative_to(folder).with_suffix('')}{OVERLAY}"
         if path.is_file():
             return path
     return None
@@ -32,7 +32,7 @@ def overlay_of(store: Path) -> Path | None:
 
 def tissue_picture(overlay: Path, side: int = 2 * SIDE) -> str:
     """The slide's thumbnail with each rule's findings in its colour, as the address of a picture that needs no file."""
-    thumbnail = overlay.with_name(overlay.name.removesuffix(SUFFIX) + ".jpg")
+    thumbnail = overlay.with_name(overlay.name.removesuffix(OVERLAY) + ".jpg")
     try:
         picture = read_picture(thumbnail, "RGBA")
         over = read_picture(overlay, "RGBA").resize(picture.size, Image.Resampling.NEAREST)
@@ -42,9 +42,9 @@ def tissue_picture(overlay: Path, side: int = 2 * SIDE) -> str:
     return jpeg(Image.alpha_composite(picture, over).convert("RGB"), side)
 
 
-def rules_shown(overlays: Iterable[Path]) -> list[Row]:
+def rules_shown(overlays: Iterable[Path]) -> list[type[Rule]]:
     """The rules that found something on any of the slides, in the order of their table."""
     found: set[int] = set()
     for path in overlays:
         found |= set(np.unique(np.asarray(read_picture(path))).tolist())
-    return [row for number, row in enumerate(ROWS, start=1) if number in found]
+    return [rule for number, rule in enumerate(RULES, start=1) if number in found]

@@ -24,12 +24,11 @@ from .errors import SlideError
 from .exact import Comparison, OtherPixels, compare
 from .identity import full_hash, quick_hash
 from .label import write_label
-from .overview import draw_overview, find_mask, outline_of
+from .overview import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
 from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of, whole_of
 from .resample import ScaledImage
 from .resolution import Resolution, resolve, shrink_factors
-from .review.overlay import SUFFIX, draw_overlay
 from .settings import Settings
 from .staging import STAGING as STAGING  # others import it from here
 from .staging import Locked, bring_back, lock, put_in_place, set_aside
@@ -265,7 +264,7 @@ class _Conversion:
         thumbnail.parent.mkdir(parents=True, exist_ok=True)
         draw_overview(overview, self._mask, thumbnail)
         if self._mask is not None and self._mask.found:
-            draw_overlay(self._mask, thumbnail.with_suffix(SUFFIX))
+            draw_overlay(self._mask, thumbnail.with_suffix(OVERLAY))
         sync_tree(self._staged)
         put_in_place(self._out, self._job.name)
         sync_folder(self._store.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,13 @@ from .readers.limits import check_decoded
 from .readers.protocol import Pixels
 from .resample import ScaledImage
 from .resolution import TOLERANCE
-from .rules.apply import apply_rules
-from .rules.choice import Rules
-from .rules.look import Look
+from .rules import RULES, Look, Rule, apply_rules, finest
 from .settings import Settings
 from .tissue import MASK_MPP, TissueMask, find_tissue, is_dark
 
 _LONGEST_THUMBNAIL = 1024
+OVERLAY = ".rules.png"
+"""Ending of the picture of what rules found, which lies over a thumbnail."""
 
 
 def mask_scale(mpp: tuple[float, float]) -> int:
@@ -60,9 +61,9 @@ def find_mask(
         from .drawn_tissue import draw_tissue
 
         mask = draw_tissue(outline_of(slide, settings), small.shape[:2], scale, factors, origin_of(reader))
-    if mask is not None and settings.rules.chosen:
+    if mask is not None and settings.chosen:
         width = scale * sum(mpp) / 2
-        mask = apply_rules(settings.rules, mask, _look(reader, small, factors, width, settings.rules))
+        mask = apply_rules(settings.chosen, mask, _look(reader, small, factors, width, settings.chosen))
     if mask is not None and settings.background == "constant" and not mask.mask.any():
         raise SlideError(slide, "no tissue found, all of it would become background; give --background keep")
     if settings.background == "constant" and is_dark(small):
@@ -74,10 +75,10 @@ def find_mask(
     return mask, picture
 
 
-def _look(reader: Reader, small: Pixels, factors: tuple[float, float], mpp: float, rules: Rules) -> Look:
+def _look(reader: Reader, small: Pixels, factors: tuple[float, float], mpp: float, rules: Sequence[Rule]) -> Look:
     """What rules look at: the pixels of the mask, and those of a copy that is a power of two finer where one asks."""
     times = 1
-    while mpp / times > 1.4 * rules.finest and min(factors) / (2 * times) >= 1:
+    while mpp / times > 1.4 * finest(rules) and min(factors) / (2 * times) >= 1:
         times *= 2
     fine = ScaledImage(reader, (max(1.0, factors[0] / times), max(1.0, factors[1] / times)), smooth=False)
 
@@ -113,3 +114,14 @@ def draw_overview(picture: Image.Image, mask: TissueMask | None, path: Path) -> 
         pixels[rim] = (0, 160, 0)
         picture = Image.fromarray(pixels)
     save_picture(picture, path, "JPEG", quality=90)
+
+
+def draw_overlay(mask: TissueMask, path: Path) -> None:
+    """Saves a picture with a pixel for each of the mask: each rule in its colour, and clear elsewhere."""
+    numbers = np.zeros(mask.mask.shape, np.uint8)
+    for number, rule in enumerate(RULES, start=1):
+        if rule.name in mask.found:
+            numbers[mask.found[rule.name]] = number
+    picture = Image.fromarray(numbers, "P")
+    picture.putpalette([value for colour in ((0, 0, 0), *(rule.colour for rule in RULES)) for value in colour])
+    save_picture(picture, path, "PNG", transparency=0, optimize=True)

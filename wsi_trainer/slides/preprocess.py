@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -24,17 +24,10 @@ from .errors import SlideError
 from .export import FOLDER, export_ngff04
 from .identity import source_bytes
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
+from .overview import OVERLAY
 from .pool import Failure, stall_seconds, work_on_all, workers_of
-from .results import show, show_notes, write_failures
-from .review.overlay import SUFFIX
-from .review.page import PAGE, Entry, write_page
-from .rules.blur import Blur
-from .rules.choice import Rules
-from .rules.edge import Edge
-from .rules.fold import Fold
-from .rules.pale import Pale
-from .rules.pen import Pen
-from .settings import Settings
+from .results import PAGE, Entry, show, show_notes, write_failures, write_page
+from .settings import Options, Settings
 from .staging import Locked, lock
 from .stores import TEMPLATE, find_stores, listed_in, unlisted, write_stores
 
@@ -42,28 +35,14 @@ from .stores import TEMPLATE, find_stores, listed_in, unlisted, write_stores
 def preprocess(
     slides: str,
     out: Path,
-    mpp: float | None = None,
-    source_mpp: float | None = None,
     workers: int | None = None,
-    tissue: Literal["otsu", "none", "geojson"] = "otsu",
-    geojson: Path | None = None,
-    background: Literal["keep", "constant"] = "keep",
-    levels: int | None = None,
-    crop: Literal["none", "bounds"] = "none",
-    channel: str | None = None,
-    to_8bit: str | None = None,
-    export_ngff: Literal["0.4"] | None = None,
     overwrite: bool = False,
+    export_ngff: Literal["0.4"] | None = None,
     scheduler: str | None = None,
     shard: str | None = None,
     stall_minutes: float | None = None,
     copy_associated: bool = False,
-    rules: str = "none",
-    pale: Pale = Pale(),  # noqa: B008
-    pen: Pen = Pen(),  # noqa: B008
-    edge: Edge = Edge(),  # noqa: B008
-    blur: Blur = Blur(),  # noqa: B008
-    fold: Fold = Fold(),  # noqa: B008
+    **options: Any,
 ) -> int:
     """Convert slides to zarr: checked, resumable, background for free.
 
@@ -75,48 +54,29 @@ def preprocess(
     Args:
         slides: A folder, a file, a quoted pattern, or a manifest CSV with a column slide (and perhaps mpp).
         out: Folder for the stores, stores.csv, failures.csv and thumbnails.
-        mpp: Micrometres per pixel of the result. Without it pixels stay as they are, bit for bit.
-        source_mpp: Micrometres per pixel of the slides, where their files do not say it or say it wrong.
         workers: Processes; the default is one for each core, at most 8.
-        tissue: How the tissue mask is made: otsu by colour, geojson from outlines that you drew or edited.
-        geojson: Folder with SLIDE.geojson for --tissue geojson, by default beside the slides; or the file of one slide.
-        background: constant paints all that is not tissue white, so that it costs nothing in training.
-        levels: Levels of the pyramid; by default down to 512 px.
-        crop: bounds converts only the scanned part of slides whose canvas is larger (MRXS); positions in micrometres
-            stay those of the slide.
-        channel: The channel to convert of slides that have several, by its name in the file or its number from 0.
-        to_8bit: LOW:HIGH, the values that become 0 and 255, for slides whose pixels have more than 8 bits: 0:4095.
+        overwrite: Make stores anew that were made with other settings; each stays until the new one is complete.
         export_ngff: 0.4 also writes OUT/ngff-0.4/NAME.zarr, for software that reads no OME-Zarr 0.5. Copies that
             are there follow their stores without this too.
-        overwrite: Make stores anew that were made with other settings; each stays until the new one is complete.
         scheduler: dask for a local Dask cluster, or the address of a Dask scheduler.
         shard: i/n converts the i-th of n parts of the slides, for job arrays.
         stall_minutes: A slide that makes no progress for so long is given up, reported, and the others go on: the
             default is 30, and 0 waits for ever. Not with --scheduler, nor where there is one slide only.
         copy_associated: Also save each slide's label and macro image to OUT/associated. They may show the name of
             the patient, so without this they are never read.
-        rules: What else the mask leaves out: pen, edge, blur, fold, with commas; pale is put in. usual is pen and
-            blur, all is all, none leaves the mask as it is. OUT/tissue.html shows what each has found.
-        pale: Pale tissue that the threshold left out, which is put in.
-        pen: Pen marks.
-        edge: Edges of cover glass and rims of bubbles.
-        blur: Tissue out of focus.
-        fold: Folded tissue.
+        **options: How slides are converted.
 
     Returns:
         0 if all slides are converted, 1 if some failed.
     """
-    settings = Settings(
-        mpp, source_mpp, tissue, geojson, background, levels, crop, channel=channel, to_8bit=to_8bit,
-        rules=Rules.of(rules, pale, pen, edge, blur, fold),
-    )  # fmt: skip
+    settings = Settings(**vars(Options(**options)))
     if stall_minutes is not None and scheduler is not None:
         raise UserError("--stall_minutes works without --scheduler only: Dask does not end a task that hangs")
     stall, workers = stall_seconds(stall_minutes), workers_of(workers)
     console = Console()
     listed = list_slides(slides, out, lambda text: say(console, text))
     part = part_of(listed, shard)
-    check_outlines(geojson, len(listed))
+    check_outlines(settings.geojson, len(listed))
     _check_folder(out)
     with ends_at_once():
         recover(out)
@@ -168,7 +128,7 @@ def _show_masks(out: Path, stores: Sequence[Converted], failures: Sequence[Failu
     for row in stores:
         thumbnail = f"{THUMBNAILS}/{row.name}.jpg"
         if row.tissue is not None and (out / thumbnail).is_file():
-            overlay = f"{THUMBNAILS}/{row.name}{SUFFIX}" if row.rules else None
+            overlay = f"{THUMBNAILS}/{row.name}{OVERLAY}" if row.rules else None
             entries.append(Entry(row.name, thumbnail, overlay, row.tissue, row.rules, row.note))
     if entries:
         write_page(out / PAGE, out.resolve().name, entries, [(Path(f.slide).name, f.reason) for f in failures])

@@ -1,21 +1,26 @@
-"""What a run leaves behind for people: failures.csv, and what it says at the end."""
+"""Results of a run for people: failures.csv, the page of masks, and the words at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.table import Table
 
+from wsi_trainer.pages import template
 from wsi_trainer.tables import inert, table_bytes
 from wsi_trainer.terminal import cell, say
 
 from .convert import Converted
 from .pool import Failure
+from .rules import RULES
+from .store.files import replace_file
 from .stores import STORES, TEMPLATE, Listing, write_file
 
+PAGE = "tissue.html"
 _MOST_ROWS = 40
 _MOST_NOTES = 5
 _LEAST = 0.001
@@ -75,3 +80,49 @@ def show_notes(console: Console, out: Path, listing: Listing, missing: Sequence[
         say(console, note, lead="note", lead_style="yellow")
     if len(notes) > _MOST_NOTES:
         say(console, f"and {len(notes) - _MOST_NOTES} more", lead="note", lead_style="yellow")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A slide on the page."""
+
+    name: str
+    thumbnail: str
+    """Relative to the page, like the overlay."""
+    overlay: str | None
+    tissue: float
+    """How much of the slide is tissue after all rules."""
+    rules: Mapping[str, float] = field(default_factory=dict)
+    """Of each rule that looked at the slide: what it took or put in, as a share of what it was shown."""
+    note: str = ""
+
+    @property
+    def removed(self) -> float:
+        """What all rules together took away."""
+        left = 1.0
+        for rule in RULES:
+            if not rule.adds:
+                left *= 1 - self.rules.get(rule.name, 0.0)
+        return 1 - left
+
+    @property
+    def links(self) -> tuple[str, str | None]:
+        """Thumbnail and overlay as addresses: names of slides may hold any character."""
+        return quote(self.thumbnail), None if self.overlay is None else quote(self.overlay)
+
+
+def write_page(path: Path, title: str, entries: Sequence[Entry], failed: Sequence[tuple[str, str]] = ()) -> None:
+    """Writes the page; pictures stay files of their own, and are loaded as they are scrolled to.
+
+    Args:
+        path: The page.
+        title: Its title.
+        entries: The slides with a mask.
+        failed: Slides without one, and why.
+    """
+    used = [rule for rule in RULES if any(rule.name in entry.rules for entry in entries)]
+    ordered = sorted(entries, key=lambda entry: (-entry.removed, entry.name))
+    page = template("wsi_trainer.slides", "tissue.html.j2").render(
+        title=title, entries=ordered, rules=used, failed=failed
+    )
+    replace_file(path, page.encode())

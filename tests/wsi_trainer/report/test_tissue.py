@@ -17,7 +17,7 @@ from wsi_trainer.data import read_manifest, write_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.report.render import write_report
 from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture
-from wsi_trainer.slides.rules.table import ROWS
+from wsi_trainer.slides.rules import RULES
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 from wsi_trainer.synthetic.artefacts import Spoilt, ink, stroke
 from wsi_trainer.synthetic.pyramid import write_pyramid
@@ -53,7 +53,7 @@ def test_findings_are_in_the_colour_of_their_rule(store: Path, tmp_path: Path) -
     picture = Image.open(io.BytesIO(base64.b64decode(tissue_picture(overlay).split(",")[1])))
     shown = np.asarray(picture.convert("RGB"), np.float64)
     found = np.asarray(Image.open(overlay).resize(picture.size, Image.Resampling.NEAREST)) > 0
-    colour = np.array(next(row.colour for row in ROWS if row.name == "pen"), np.float64)
+    colour = np.array(next(rule.colour for rule in RULES if rule.name == "pen"), np.float64)
     away = np.abs(shown - colour).mean(axis=2)
     assert found.any() and away[found].mean() < 60 < away[~found].mean()
     (tmp_path / "b.rules.png").write_bytes(overlay.read_bytes())

@@ -18,10 +18,9 @@ from hypothesis.extra.numpy import arrays
 
 from tests.wsi_trainer.slides.crashing import attempt_in_worker
 from wsi_trainer.cli import main
-from wsi_trainer.slides import pool
+from wsi_trainer.slides import pool, review
 from wsi_trainer.slides.drawn_tissue import draw_tissue
-from wsi_trainer.slides.review import one
-from wsi_trainer.slides.review.page import Entry
+from wsi_trainer.slides.results import Entry
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 from wsi_trainer.synthetic.artefacts import Spoilt, ink, stroke
 from wsi_trainer.synthetic.pyramid import write_pyramid
@@ -156,7 +155,7 @@ def test_masks_come_back_as_they_went(mask: np.ndarray, scale: int, top: int, le
     from tempfile import TemporaryDirectory
 
     from wsi_trainer.places import Place
-    from wsi_trainer.slides.review.one import _write_outlines
+    from wsi_trainer.slides.review import _write_outlines
     from wsi_trainer.slides.tissue import TissueMask
 
     if not mask.any():
@@ -209,7 +208,7 @@ def test_outlines_of_a_run_that_died_are_not_taken_for_another_tools(
 ) -> None:
     """Neither where it died before the record of the outlines was complete, nor before they had their name."""
     command = ["tissue", str(slides), str(tmp_path / "out"), "--workers=1", "--stall_minutes=0"]
-    note, calls = one._note, []
+    note, calls = review._note, []
 
     def die(record: Path, facts: Any) -> None:
         calls.append(record)
@@ -218,7 +217,7 @@ def test_outlines_of_a_run_that_died_are_not_taken_for_another_tools(
         note(record, facts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(one, "_note", die)
+        patch.setattr(review, "_note", die)
         assert main(command) == 1
     assert main(command) == 0
     assert main([*command[:2], str(tmp_path / "whole"), *command[3:]]) == 0

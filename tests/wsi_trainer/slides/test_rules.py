@@ -15,17 +15,14 @@ from hypothesis.extra.numpy import arrays
 from scipy.ndimage import binary_dilation
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.rules.apply import apply_rules
-from wsi_trainer.slides.rules.choice import Rules
-from wsi_trainer.slides.rules.look import Look
-from wsi_trainer.slides.rules.table import ROWS
+from wsi_trainer.slides.rules import RULES, Look, apply_rules, choose
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.slides.tissue import TissueMask, find_tissue, without_dust
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 from wsi_trainer.synthetic.artefacts import Artefact, Spoilt, blur, fold, ink, pale, stroke
 
 SCALE, TIMES, MPP, SIDE = 16, 4, 0.5, 1600
-KINDS = {row.name: row.kind for row in ROWS}
+KINDS = {rule.name: rule for rule in RULES}
 
 
 def _shrunk(pixels: np.ndarray, times: int) -> np.ndarray:
@@ -58,7 +55,7 @@ def _truth(artefacts: Sequence[Artefact]) -> np.ndarray:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_clean_slide_loses_next_to_nothing(slide: tuple[np.ndarray, np.ndarray], name: str) -> None:
     tissue, look = _looked(slide[0])
-    found = apply_rules(Rules((KINDS[name](),)), tissue, look)
+    found = apply_rules((KINDS[name](),), tissue, look)
     assert found.found[name].sum() <= 0.03 * tissue.mask.sum()
 
 
@@ -66,7 +63,7 @@ def test_a_clean_slide_loses_next_to_nothing(slide: tuple[np.ndarray, np.ndarray
 def test_pen_marks_are_found(slide: tuple[np.ndarray, np.ndarray], colour: str) -> None:
     mark = ink(stroke([(60, 200), (900, 1000), (1540, 700)], 200), colour)
     tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [mark]).render(0, 0, SIDE, SIDE))
-    found = apply_rules(Rules((KINDS["pen"](),)), tissue, look).found["pen"]
+    found = apply_rules((KINDS["pen"](),), tissue, look).found["pen"]
     truth = _truth([mark]) & tissue.mask
     assert (found & truth).sum() > 0.7 * truth.sum()
     assert (found & binary_dilation(_truth([mark]), iterations=6)).sum() > 0.95 * found.sum()
@@ -76,7 +73,7 @@ def test_pen_marks_are_found(slide: tuple[np.ndarray, np.ndarray], colour: str) 
 def test_blur_is_found(slide: tuple[np.ndarray, np.ndarray], sigma: float) -> None:
     place = blur(shapely.box(500, 500, 1100, 1000), sigma)
     tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
-    found = apply_rules(Rules((KINDS["blur"](),)), tissue, look).found["blur"]
+    found = apply_rules((KINDS["blur"](),), tissue, look).found["blur"]
     truth = _truth([place]) & tissue.mask
     assert (found & truth).sum() > 0.75 * truth.sum()
     assert (found & binary_dilation(_truth([place]), iterations=6)).sum() > 0.85 * found.sum()
@@ -85,7 +82,7 @@ def test_blur_is_found(slide: tuple[np.ndarray, np.ndarray], sigma: float) -> No
 def test_pale_tissue_is_put_in(slide: tuple[np.ndarray, np.ndarray]) -> None:
     place = pale(shapely.box(500, 500, 1100, 1000), slide[1], left=0.2)
     tissue, look = _looked(Spoilt(_cut(slide[0]), (SIDE, SIDE), [place]).render(0, 0, SIDE, SIDE))
-    after = apply_rules(Rules((KINDS["pale"](),)), tissue, look)
+    after = apply_rules((KINDS["pale"](),), tissue, look)
     missed = _truth([place]) & ~tissue.mask
     assert missed.sum() > 300
     assert (after.mask & missed).sum() > 0.9 * missed.sum()
@@ -98,7 +95,7 @@ def test_an_edge_that_passes_for_tissue_is_taken_out() -> None:
     pixels[:, 20:24] = (150, 120, 90)
     mask = np.zeros((200, 200), bool)
     mask[57:143, 57:143] = mask[:, 17:27] = True
-    found = apply_rules(Rules((KINDS["edge"](),)), TissueMask(mask, 16), Look(pixels, 8.0, mask, _none))
+    found = apply_rules((KINDS["edge"](),), TissueMask(mask, 16), Look(pixels, 8.0, mask, _none))
     assert np.array_equal(found.found["edge"], mask & (np.arange(200) < 40))
     assert found.mask.sum() == 86**2
 
@@ -114,7 +111,7 @@ def _cut(pixels: np.ndarray) -> Any:
 def test_fluorescence_is_left_to_rules_that_understand_it() -> None:
     pixels = np.zeros((90, 90, 3), np.uint8)
     tissue = TissueMask(np.ones((90, 90), bool), 16)
-    rules = Rules(tuple(row.kind() for row in ROWS))
+    rules = tuple(rule() for rule in RULES)
     after = apply_rules(rules, tissue, Look(pixels, 8.0, tissue.mask, lambda y, x, h, w: pixels[:h, :w]))
     assert set(after.found) == {"blur"}
     assert after.mask.all()
@@ -148,10 +145,14 @@ class Said:
 def test_every_pixel_is_counted_once(data: st.DataObject) -> None:
     shape = (12, 17)
     masks = arrays(np.bool_, shape)
-    said = [type(row.name, (Said,), {"name": row.name})(data.draw(masks)) for row in ROWS if data.draw(st.booleans())]
+    said = [
+        type(rule.name, (Said,), {"name": rule.name, "adds": rule.adds, "on_dark": rule.on_dark})(data.draw(masks))
+        for rule in RULES
+        if data.draw(st.booleans())
+    ]
     before = TissueMask(data.draw(masks), 16)
     pixels = np.full((*shape, 3), 240, np.uint8)
-    after = apply_rules(Rules(tuple(said)), before, Look(pixels, 8.0, before.mask, _none))
+    after = apply_rules(tuple(said), before, Look(pixels, 8.0, before.mask, _none))
     added = after.found.get("pale", np.zeros(shape, bool))
     taken = [found for name, found in after.found.items() if name != "pale"]
     assert not (added & before.mask).any()
@@ -167,28 +168,27 @@ def test_every_pixel_is_counted_once(data: st.DataObject) -> None:
             assert np.array_equal(after.mask, without_dust(after.mask))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_parameters_out_of_range_are_named(row: Any) -> None:
-    for parameter in fields(row.kind):
-        with pytest.raises(UserError, match=rf"--{row.name}\.{parameter.name} -1: expected"):
-            row.kind(**{parameter.name: -1.0})
+@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.name)
+def test_parameters_out_of_range_are_named(kind: Any) -> None:
+    for parameter in fields(kind):
+        with pytest.raises(UserError, match=rf"--{kind.name}\.{parameter.name} -1: expected"):
+            kind(**{parameter.name: -1.0})
 
 
 def test_what_is_asked_for_is_understood_or_refused() -> None:
     plain = {name: kind() for name, kind in KINDS.items()}
-    assert Rules.of("none", *plain.values()).chosen == ()
-    assert [rule.name for rule in Rules.of("usual", *plain.values()).chosen] == ["pen", "blur"]
-    assert [rule.name for rule in Rules.of("fold, pen", *plain.values()).chosen] == ["pen", "fold"]
-    assert len(Rules.of("all", *plain.values()).chosen) == len(ROWS)
+    assert choose("none", list(plain.values())) == ()
+    assert [rule.name for rule in choose("usual", list(plain.values()))] == ["pen", "blur"]
+    assert [rule.name for rule in choose("fold, pen", list(plain.values()))] == ["pen", "fold"]
+    assert len(choose("all", list(plain.values()))) == len(RULES)
     with pytest.raises(UserError, match="'pencil' is no rule; there are pale, pen"):
-        Rules.of("pencil", *plain.values())
+        choose("pencil", list(plain.values()))
     with pytest.raises(UserError, match=r"--pen\.\* is given.*--rules blur,pen"):
-        Rules.of("blur", *{**plain, "pen": replace(KINDS["pen"](), grow=10.0)}.values())  # type: ignore[type-var]
+        choose("blur", list({**plain, "pen": replace(KINDS["pen"](), grow=10.0)}.values()))  # type: ignore[type-var]
 
 
 def test_a_store_remembers_rules_only_where_there_are_some() -> None:
     assert "rules" not in Settings().record()
-    rules = Rules((KINDS["pen"](),))
-    assert Settings(rules=rules).record()["rules"]["pen"]["version"] == 1
+    assert Settings(rules="pen").record()["rules"]["pen"]["version"] == 1
     with pytest.raises(UserError, match="--tissue none makes none"):
-        Settings(tissue="none", rules=rules)
+        Settings(tissue="none", rules="pen")

@@ -1,0 +1,220 @@
+"""`wsi-train tissue`: the masks of all slides, to be looked at and edited before anything is converted.
+
+The record of a slide is written last, so what it describes is complete. Before outlines get their name it says which
+they will be: wherever a run ends, its own outlines are known as such. Those that are no longer as they were written
+have been edited by somebody: they are never written over, and are shown instead of what the rules say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from lightning_plugin import Box
+from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import read_json
+from wsi_trainer.places import Place
+from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.segment.outlines import joined, pieces, write_outlines
+from wsi_trainer.stopping import ends_at_once
+from wsi_trainer.terminal import say
+
+from .bar import slide_bar
+from .convert import THUMBNAILS, Job
+from .errors import SlideError
+from .identity import quick_hash, source_bytes
+from .inputs import check_outlines, list_slides
+from .overview import OVERLAY, draw_overlay, draw_overview, find_mask, mask_scale, outline_of
+from .pool import Failure, stall_seconds, work_on_all, workers_of
+from .readers import open_reader
+from .readers.cropped import crop_to_bounds, origin_of
+from .resample import ScaledImage
+from .resolution import resolve
+from .results import PAGE, Entry, write_failures, write_page
+from .rules import RULES
+from .settings import MaskOptions, Settings
+from .store.files import remove_half_written, replace_file
+from .store.manifest import sha256_of
+from .tissue import REMOVED, Mask, TissueMask
+
+RECORDS = "records"
+TISSUE = PathClass("Tissue", (0, 160, 0))
+EDITED = "edited by hand"
+_BAND = 512  # rows of a mask whose outlines are joined at a time
+_MOST_FAILURES = 40
+
+
+def tissue(
+    slides: str,
+    out: Path,
+    workers: int | None = None,
+    overwrite: bool = False,
+    stall_minutes: float | None = None,
+    rules: str = "usual",
+    **options: Any,
+) -> int:
+    """Find the tissue of slides, and show it: a page of all masks, and outlines that QuPath edits.
+
+    Nothing is converted. OUT/tissue.html has all thumbnails, those first from which rules took most. OUT/SLIDE.geojson
+    has the tissue of each; edit it in QuPath, and convert with --tissue geojson --geojson OUT. The same command again
+    goes on where it stopped, keeps what you edited, and shows it.
+
+    Args:
+        slides: A folder, a file, a quoted pattern, or a manifest CSV with a column slide (and perhaps mpp).
+        out: Folder for outlines, thumbnails and the page.
+        workers: Processes; the default is one for each core, at most 8.
+        overwrite: Find all masks anew, also those that you edited.
+        stall_minutes: A slide that makes no progress for so long is given up, reported, and the others go on: the
+            default is 30, and 0 waits for ever. Not where there is one slide only.
+        rules: What the mask leaves out: pen, edge, blur, fold, with commas; pale is put in. usual is pen and blur, all
+            is all, none leaves the mask as it is.
+        **options: How slides are read, and how their tissue is found.
+
+    Returns:
+        0 if the tissue of all slides is found, 1 if some failed.
+    """
+    settings = Settings(**vars(MaskOptions(rules=rules, **options)))
+    geojson = settings.geojson
+    if settings.tissue == "none":
+        raise UserError("--tissue none makes no mask: give --tissue otsu or geojson")
+    workers, stall = workers_of(workers), stall_seconds(stall_minutes)
+    console = Console()
+    jobs = [item.job for item in list_slides(slides, out, lambda text: say(console, text))]
+    check_outlines(geojson, len(jobs))
+    if geojson is not None and geojson.is_dir() and out.is_dir() and geojson.samefile(out):
+        raise UserError(f"--geojson {geojson} is where the outlines would be written; give another folder for them")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be made: {error.strerror}") from error
+    for folder in (out, *{(out / RECORDS / job.name).parent for job in jobs}):
+        remove_half_written(folder)
+    entries: list[Entry] = []
+    failures: list[Failure] = []
+    sizes = [source_bytes(job.slide) if job.slide.exists() else 0 for job in jobs]
+    with ends_at_once(), slide_bar(console, "looking at", sizes) as bar:
+        work = Looking(out, settings, overwrite)
+        outcomes = work_on_all(work, jobs, workers=workers, report=bar.part, stall=stall)
+        with closing(outcomes):
+            for number, outcome in outcomes:
+                bar.finished(number)
+                (failures if isinstance(outcome, Failure) else entries).append(outcome)  # type: ignore[arg-type]
+    write_page(out / PAGE, out.resolve().name, entries, [(Path(f.slide).name, f.reason) for f in failures])
+    write_failures(out, failures, None)
+    for failure in failures[:_MOST_FAILURES]:
+        say(console, f"{failure.slide}: {failure.reason} ({failure.kind})", lead="failed", lead_style="red")
+    edited = sum(entry.note == EDITED for entry in entries)
+    kept = f", {edited} of them edited by hand" if edited else ""
+    say(console, f"{len(entries)} slides{kept}, {len(failures)} failed. Look at {out / PAGE}")
+    return 1 if failures else 0
+
+
+@dataclass(frozen=True)
+class Looking:
+    """The work of a pool that finds masks. A mask is found by one thread and all at once, without progress."""
+
+    out: Path
+    settings: Settings
+    overwrite: bool = False
+
+    def __call__(self, job: Job, threads: int, progress: Callable[[int, int], None]) -> Entry:
+        return look_at(job, self.out, self.settings, self.overwrite)
+
+
+def look_at(job: Job, out: Path, settings: Settings, overwrite: bool = False) -> Entry:
+    """Finds the mask of a slide, or finds that nothing is left to do.
+
+    Raises:
+        SlideError: The slide cannot be read, or has no resolution.
+    """
+    if not job.slide.exists():
+        raise SlideError(job.slide, "does not exist")
+    record, outlines = out / RECORDS / f"{job.name}.json", out / f"{job.name}.geojson"
+    header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.decides_mask()}
+    if settings.tissue == "geojson":
+        header["outlines"] = sha256_of(outline_of(job.slide, settings))
+    known = _read(record)
+    now = sha256_of(outlines) if outlines.is_file() else None
+    ours = {known.get("written"), known.get("next")} - {None}
+    edited = now is not None and bool(ours) and now not in ours and not overwrite
+    if known.get("header") == header and known.get("shown") == now and not overwrite:
+        return Entry(**known["entry"])
+    if now is not None and not ours and not overwrite:
+        raise SlideError(job.slide, f"{outlines} is another tool's; move it, or give --overwrite true")
+    record.parent.mkdir(parents=True, exist_ok=True)
+
+    def begin(next_ones: str) -> None:
+        _note(record, {**known, "next": next_ones})
+
+    entry = _made(job, out, settings.drawn_in(outlines) if edited else settings, outlines, None if edited else begin)
+    shown = sha256_of(outlines)
+    written = known.get("written") if edited else shown
+    _note(record, {"header": header, "written": written, "shown": shown, "entry": vars(entry)})
+    return entry
+
+
+def _note(record: Path, facts: Mapping[str, Any]) -> None:
+    replace_file(record, (json.dumps(facts, indent=1) + "\n").encode())
+
+
+def _read(record: Path) -> Mapping[str, Any]:
+    try:
+        known = read_json(record)
+        return known if isinstance(known, dict) else {}
+    except (OSError, ValueError):  # damaged by a crash: made anew
+        return {}
+
+
+def _made(
+    job: Job, out: Path, settings: Settings, outlines: Path, begin: Callable[[str], None] | None
+) -> Entry:  # fmt: skip
+    """Finds the mask and writes all but the record. ``begin`` hears of outlines that are about to get their name; None
+    keeps those that are there."""
+    with open_reader(job.slide, options=settings.reading) as opened:
+        reader = crop_to_bounds(opened) if settings.crop == "bounds" else opened
+        resolution = resolve(job.slide, reader.info, settings.source_mpp, job.mpp)
+        mpp = (resolution.y, resolution.x)
+        mask, picture = find_mask(job.slide, reader, ScaledImage(reader, 1.0), mpp, settings)
+        place = Place(opened.info.shape, origin_of(reader)).coarser(mask_scale(mpp))
+    assert mask is not None  # the command asks for one
+    thumbnail = out / THUMBNAILS / f"{job.name}.jpg"
+    thumbnail.parent.mkdir(parents=True, exist_ok=True)
+    outlines.parent.mkdir(parents=True, exist_ok=True)
+    draw_overview(picture, mask, thumbnail)
+    if mask.found:
+        draw_overlay(mask, thumbnail.with_suffix(OVERLAY))
+    if begin is not None:
+        _write_outlines(outlines, mask, place, begin)
+    folder = f"{THUMBNAILS}/{job.name}"
+    note = EDITED if begin is None else "; ".join(reader.info.notes)
+    return Entry(
+        job.name, f"{folder}.jpg", f"{folder}{OVERLAY}" if mask.found else None, mask.share, mask.shares(), note
+    )
+
+
+def _write_outlines(path: Path, mask: TissueMask, place: Place, begin: Callable[[str], None]) -> None:
+    """Tissue, and in classes of their own what rules took: remove their class in QuPath to have it back."""
+    found = {TISSUE: _polygons(mask.mask)}
+    for rule in RULES:
+        if rule.name in mask.found and not rule.adds:
+            found[PathClass(f"{REMOVED}: {rule.name}", rule.colour)] = _polygons(mask.found[rule.name])
+    partial = path.with_name(path.name + ".part")
+    write_outlines(partial, found, place)
+    begin(sha256_of(partial))
+    partial.replace(path)
+
+
+def _polygons(mask: Mask) -> list[Any]:
+    parts = []
+    for top in range(0, mask.shape[0], _BAND):
+        rows = mask[top : top + _BAND]
+        if rows.any():
+            parts += pieces(np.asarray(rows), Box((top, 0), (top + len(rows), mask.shape[1])))
+    return joined(parts)

@@ -1,1 +1,0 @@
-"""Rules beside the tissue mask: each looks for one thing, and takes it out of the mask or puts it in."""
