@@ -7,7 +7,6 @@ one. What is private of Lightning belongs to the methods that a strategy overrid
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -29,6 +28,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormBase
 from torch.nn.modules.dropout import _DropoutNd as DropoutBase
 from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNormBase
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchModeBase
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
@@ -290,19 +290,12 @@ class FlopCounter(FlopCounterMode):
         self.mod_tracker = Nowhere()  # type: ignore[assignment]
 
 
-def collate_first(kind: type, function: Callable[..., Any]) -> None:
-    """Have `torch.utils.data.default_collate` make batches of a class of tensors by a function.
-
-    Its table is searched in order with `isinstance`, so the more special class has to come before `Tensor`.
-    """
+def collate_by(kind: type, function: Callable[..., Any]) -> None:
+    """Have `torch.utils.data.default_collate` make batches of a class of tensors by a function: the entry of the class
+    itself comes before those of its bases."""
     from torch.utils.data._utils.collate import default_collate_fn_map
 
-    if kind in default_collate_fn_map:
-        return
-    entries = dict(default_collate_fn_map)
-    default_collate_fn_map.clear()
-    default_collate_fn_map[kind] = function
-    default_collate_fn_map.update(entries)
+    default_collate_fn_map.setdefault(kind, function)
 
 
 def transforms() -> bool:
@@ -346,15 +339,27 @@ def custom_function(func: Any) -> type[torch.autograd.Function] | None:
     return owner if own else None
 
 
-def forget_step_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer call no hooks of its own when it steps."""
-    optimizer._optimizer_step_pre_hooks = OrderedDict()
-    optimizer._optimizer_step_post_hooks = OrderedDict()
+def step_chain(kind: type[torch.optim.Optimizer]) -> list[Any]:
+    """The functions that an optimizer's step is, from the outermost to PyTorch's own."""
+    chain: list[Any] = [kind.step]
+    while hasattr(chain[-1], "__wrapped__"):
+        chain.append(chain[-1].__wrapped__)
+    return chain
+
+
+def is_pytorchs(function: Any) -> bool:
+    """Whether a function was written in PyTorch, whatever name it goes by."""
+    return getattr(function, "__globals__", {}).get("__name__", "").startswith("torch.")
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer calls hooks of its own when it steps."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    """Whether hooks are called when an optimizer steps, its own or those of all optimizers."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+    )
 
 
 def dispatch_mode() -> Any:

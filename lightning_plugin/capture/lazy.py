@@ -22,7 +22,7 @@ from lightning_plugin.capture.session import Session, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Autocast
-from lightning_plugin.private import collate_first, without_storage
+from lightning_plugin.private import collate_by, without_storage
 from lightning_plugin.source import TensorSource, TileSource, batch, likely_instances
 from lightning_plugin.trees import tree_leaves
 
@@ -102,7 +102,7 @@ class LazyImage(LazyTensor):
     ) -> LazyImage:
         if isinstance(source, Tensor):
             return cls.from_tensor(source, device=device, settings=settings)
-        collate_first(LazyImage, collate_images)
+        collate_by(cls, collate_images)
         shape = tuple(source.shape)
         if len(shape) < 3:
             raise ValueError(f"an image is (N, C, *spatial) with at least one spatial axis, got shape {shape}")

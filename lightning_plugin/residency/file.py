@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from lightning_plugin.errors import DiskError
+from lightning_plugin.units import format_bytes
 
 
 class UnnamedFile:
@@ -36,6 +37,19 @@ class UnnamedFile:
     def filled(self) -> int:
         """The bytes that have room on the disk."""
         return 512 * os.fstat(self.number).st_blocks
+
+    def reserve(self, size: int) -> None:
+        """Take space on the disk now, so that a full disk is an error here. Where the system cannot (macOS), zeros are
+        written."""
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self.number, 0, size)
+            except OSError as error:
+                raise self.failed(f"has no room for {format_bytes(size)} more", error) from error
+            return
+        zeros = memoryview(bytes(min(size, 1 << 20)))
+        for offset in range(0, size, len(zeros)):
+            self.write(zeros[: size - offset], offset)
 
     def read(self, part: memoryview, offset: int) -> None:
         self._move(lambda rest, at: os.preadv(self.number, [rest], at), "could not be read", part, offset)

@@ -7,13 +7,11 @@ through the mapping are given back to the system by `rest`; the values stay.
 from __future__ import annotations
 
 import mmap
-import os
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.residency.file import UnnamedFile
-from lightning_plugin.units import format_bytes
 
 
 class MappedFile:
@@ -21,10 +19,7 @@ class MappedFile:
 
     def __init__(self, size: int, folder: str | None = None) -> None:
         self.file = UnnamedFile("a parameter", folder)
-        try:
-            os.posix_fallocate(self.file.number, 0, size)
-        except OSError as error:
-            raise self.file.failed(f"has no room for {format_bytes(size)} more", error) from error
+        self.file.reserve(size)
         self.map = mmap.mmap(self.file.number, size)
 
     def tensor_like(self, other: Tensor) -> Tensor:

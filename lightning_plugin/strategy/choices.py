@@ -92,9 +92,10 @@ class RunSettings(Settings):
         # Ranks that share an image may know its size from a formula or from a rehearsal: they go by the first.
         return plan if self.team is None else Plan.from_json(self.team.gather(plan.to_json())[0])
 
-    def reserve(self, size: int) -> None:
-        """Leave so much of the budget to optimizers; what was planned with less is planned anew."""
-        if size > self.reserved:
+    def reserve(self, size: int, anew: bool = False) -> None:
+        """Leave so much of the budget to optimizers, or more if more was left before, but for a fit that begins
+        ``anew``; what was planned with another reserve is planned again."""
+        if size > self.reserved or (anew and size != self.reserved):
             self.reserved = size
             self.plans.clear()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from lightning_plugin.strategy.choices import RunSettings
 from lightning_plugin.strategy.report import StepReport
 from lightning_plugin.strategy.resume import KEY, random_state, restore_random, restore_threads
 from lightning_plugin.strategy.settle import settle
-from lightning_plugin.strategy.update import Updates, separable
+from lightning_plugin.strategy.update import by_parameter, reasons, separable, within_backward
 from lightning_plugin.strategy.writing import WholeCheckpoints
 from lightning_plugin.units import parse_bytes
 
@@ -50,6 +51,8 @@ class Tiling:
     _images: list[LazyTensor]
     _batch: str
     _resumed: dict[str, Any] | None
+    #: Whether streamed parameters are updated within backward; None before the first has been.
+    _fused: bool | None
 
     def _tile(self, tile_over: Size, words: StrategyWords) -> None:
         """Keep the user's choices; called by the constructors."""
@@ -60,8 +63,7 @@ class Tiling:
         self._images = []
         self._batch = ""
         self._resumed = None
-        self._updates = Updates(self.settings.homes)
-        self._told = False
+        self._fused = None
 
     @property
     def checkpoint_io(self) -> Any:
@@ -109,9 +111,8 @@ class Tiling:
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         optimizers: Sequence[torch.optim.Optimizer] = self.optimizers  # type: ignore[attr-defined]
-        for optimizer in filter(separable, optimizers):
-            self.settings.owed |= state_of(optimizer)
-        self.settings.reserve(sum(map(state_bytes, optimizers)))
+        self.settings.owed = {key: size for o in filter(separable, optimizers) for key, size in state_of(o).items()}
+        self.settings.reserve(sum(map(state_bytes, optimizers)), anew=True)
         self.settings.feedback.connect(trainer)
         self.settings.feedback.warn(self.settings.approximation)
 
@@ -187,22 +188,25 @@ class Tiling:
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Automatic optimization has an ordinary loss by now, ``manual_backward`` may have a lazy one."""
         value = materialize(closure_loss)
-        self._update()
-        with self._updates.passing():
+        with self._updating():
             loss: Tensor = super().backward(value, optimizer, *args, **kwargs)  # type: ignore[misc]
         if self._images:
             self._pause(more=not self.lightning_module.automatic_optimization)  # type: ignore[attr-defined]
         return loss
 
-    def _update(self) -> None:
-        """Make the optimizers ready to update what is streamed; see [Note: update] in `update`."""
-        if not self.settings.homes:
-            return
-        why = self._updates.prepare(self.optimizers, self.lightning_module.trainer)  # type: ignore[attr-defined]
-        if not self._told:
-            self._told = True
+    def _updating(self) -> AbstractContextManager[None]:
+        """A backward pass, in which what is streamed is updated if nobody looks; see [Note: update] in `update`."""
+        homes, optimizers = self.settings.homes, self.optimizers  # type: ignore[attr-defined]
+        if not homes:
+            return nullcontext()
+        why = list(reasons(optimizers, self.lightning_module.trainer))  # type: ignore[attr-defined]
+        if self._fused is None:
             how = f"when the optimizer steps: {'; '.join(why)}" if why else "within backward"
             log.info("streamed parameters are updated %s", how)
+        self._fused = not why
+        for optimizer in optimizers:
+            by_parameter(optimizer, homes)
+        return within_backward(optimizers, homes) if self._fused else nullcontext()
 
     def _pause(self, more: bool) -> None:
         """The step, or one of its backward passes, is over; ``more`` of it may follow."""

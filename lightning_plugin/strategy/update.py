@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_plugin.private import forget_step_hooks, has_step_hooks
+from lightning_plugin.private import has_step_hooks, is_pytorchs, step_chain
 from lightning_plugin.residency.homes import Homes
 
 #: Optimizers whose step on a parameter depends on no other parameter; of others the step is made whole.
@@ -38,80 +38,61 @@ LOOKING = (
 EMPTY = ("callbacks.callback", "core.hooks", "core.module")
 
 
-class Updates:
-    """The steps of a run's optimizers on what is streamed."""
+@contextmanager
+def within_backward(optimizers: Sequence[Optimizer], homes: Homes) -> Iterator[None]:
+    """A backward pass in which each streamed parameter is updated, and its gradient dropped, once that is complete."""
 
-    def __init__(self, homes: Homes) -> None:
-        self.homes = homes
-        self.fused = False
-        self._passing = False
-        self._ready: set[int] = set()
+    def update(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> None:
+        step(optimizer, group, parameter, homes)
+        parameter.grad = None
 
-    def prepare(self, optimizers: Sequence[Optimizer], trainer: Any) -> list[str]:
-        """Make optimizers ready for a backward pass, and say why steps are not made within it."""
-        why = list(reasons(optimizers, trainer))
-        self.fused = not why
-        for optimizer in optimizers:
-            if id(optimizer) not in self._ready and separable(optimizer):
-                self._ready.add(id(optimizer))
-                by_parameter(optimizer, self)
-            for p, _ in streamed(optimizer, self.homes) if separable(optimizer) else ():
-                if id(p) not in self._ready:
-                    self._ready.add(id(p))
-                    p.register_post_accumulate_grad_hook(partial(self.complete, optimizer))
-        return why
-
-    @contextmanager
-    def passing(self) -> Iterator[None]:
-        """A backward pass of training: no other may change a parameter."""
-        self._passing = True
-        try:
-            yield
-        finally:
-            self._passing = False
-
-    def complete(self, optimizer: Optimizer, parameter: Tensor) -> None:
-        """A parameter's gradient is complete."""
-        if not (self.fused and self._passing):
-            return
-        for group in optimizer.param_groups:
-            if any(p is parameter for p in group["params"]):
-                self.step(optimizer, group, parameter)
-                parameter.grad = None
-
-    @torch.no_grad()
-    def step(self, optimizer: Optimizer, group: dict[str, Any], parameter: Tensor) -> None:
-        """An optimizer's step on one parameter; what it keeps for it then lives where that does."""
-        twin: Any = Optimizer.__new__(type(optimizer))
-        vars(twin).update(vars(optimizer))
-        twin.param_groups = [{**group, "params": [parameter]}]
-        forget_step_hooks(twin)  # they are for whole steps
-        type(optimizer).step(twin)
-        tier = self.homes.tier(parameter)
-        state = optimizer.state.get(parameter, {})
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.dim() and tier == "disk" and self.homes.file(value) is None:
-                state[name] = self.homes.moved(value, tier, value.device)
-        worked_on = (parameter, parameter.grad, *state.values())
-        self.homes.rest_of(t for t in worked_on if isinstance(t, Tensor))
+    handles = [
+        p.register_post_accumulate_grad_hook(partial(update, optimizer, group))
+        for optimizer in optimizers
+        for p, group in streamed(optimizer, homes)
+        if p.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def by_parameter(optimizer: Optimizer, updates: Updates) -> None:
+@torch.no_grad()
+def step(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, homes: Homes) -> None:
+    """An optimizer's step on one parameter; what it keeps for it then lives where that does."""
+    twin: Any = Optimizer.__new__(type(optimizer))
+    vars(twin).update(vars(optimizer))
+    twin.param_groups = [{**group, "params": [parameter]}]
+    step_chain(type(optimizer))[-1](twin)  # who counts calls of the class's step counts whole steps
+    tier = homes.tier(parameter)
+    state = optimizer.state.get(parameter, {})
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.dim() and tier == "disk" and homes.file(value) is None:
+            state[name] = homes.moved(value, tier, value.device)
+    worked_on = (parameter, parameter.grad, *state.values())
+    homes.rest_of(t for t in worked_on if isinstance(t, Tensor))
+
+
+def by_parameter(optimizer: Optimizer, homes: Homes) -> None:
     """Have an optimizer's step make the steps on streamed parameters one after the other, and then its own on the
     rest."""
     whole: Callable[..., Any] = optimizer.step
+    if not separable(optimizer) or getattr(whole, "homes", None) is homes:  # which stays, whatever wraps it
+        return
 
     @wraps(whole)
-    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    def steps(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         done = []
         if not has_step_hooks(self):
-            for p, group in streamed(self, updates.homes):
+            for p, group in streamed(self, homes):
                 if p.grad is not None:
-                    updates.step(self, group, p)
+                    step(self, group, p, homes)
                     done.append((p, p.grad))
                     p.grad = None
         try:
@@ -121,12 +102,14 @@ def by_parameter(optimizer: Optimizer, updates: Updates) -> None:
                 p.grad = gradient
         return loss
 
-    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    steps.homes = homes  # type: ignore[attr-defined]
+    optimizer.step = MethodType(steps, optimizer)  # type: ignore[method-assign]
 
 
 def separable(optimizer: Optimizer) -> bool:
-    """Whether an optimizer may make its step parameter by parameter."""
-    return type(optimizer) in BY_PARAMETER
+    """Whether an optimizer may make its step parameter by parameter: it is PyTorch's own, replaced by nobody."""
+    kind = type(optimizer)
+    return kind in BY_PARAMETER and all(map(is_pytorchs, step_chain(kind)))
 
 
 def streamed(optimizer: Optimizer, homes: Homes) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -135,7 +118,7 @@ def streamed(optimizer: Optimizer, homes: Homes) -> Iterator[tuple[Tensor, dict[
 
 
 def reasons(optimizers: Sequence[Optimizer], trainer: Any) -> Iterator[str]:
-    """Why steps may not be made within backward."""
+    """The reasons for which steps may not be made within backward."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
         yield "optimization is manual"

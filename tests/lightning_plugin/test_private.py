@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -208,19 +210,33 @@ def test_batches_are_made_by_the_more_special_class() -> None:
     class Ours(Tensor):
         pass
 
-    private.collate_first(Ours, lambda batch, collate_fn_map=None: "ours")
+    private.collate_by(Ours, lambda batch, collate_fn_map=None: "ours")
     assert default_collate([torch.zeros(1).as_subclass(Ours)]) == "ours"
     assert torch.equal(default_collate([torch.zeros(1), torch.ones(1)]), torch.tensor([[0.0], [1.0]]))
 
 
-def test_a_step_without_hooks() -> None:
+def test_the_step_below_hooks_and_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, calls = torch.optim.SGD([nn.Parameter(torch.zeros(1))]), []
-    optimizer.register_step_pre_hook(lambda *a: calls.append(1))
-    optimizer.register_step_post_hook(lambda *a: calls.append(2))
-    optimizer.step()
-    private.forget_step_hooks(optimizer)
-    optimizer.step()
-    assert calls == [1, 2]
+    whole = torch.optim.SGD.step
+
+    @functools.wraps(whole)
+    def counted(self: torch.optim.SGD, *args: object) -> object:
+        calls.append(1)
+        return whole(self, *args)
+
+    assert not private.has_step_hooks(optimizer) and all(map(private.is_pytorchs, private.step_chain(torch.optim.SGD)))
+    monkeypatch.setattr(torch.optim.SGD, "step", counted)
+    hook = register_optimizer_step_pre_hook(lambda *a: calls.append(2))
+    try:
+        assert private.has_step_hooks(optimizer)
+        optimizer.step()
+        assert calls == [1, 2]
+        outer, *_, inner = private.step_chain(torch.optim.SGD)
+        assert not private.is_pytorchs(outer) and private.is_pytorchs(inner)
+        inner(optimizer)
+        assert calls == [1, 2]
+    finally:
+        hook.remove()
 
 
 def test_the_innermost_mode_is_known() -> None:

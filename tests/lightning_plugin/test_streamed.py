@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.errors import DiskError, EngineError, RecordingError
-from lightning_plugin.residency import mapped
+from lightning_plugin.residency.file import UnnamedFile
 from lightning_plugin.residency.homes import Homes
 from tests.exactness import TOLERANCE, difference
 
@@ -315,9 +315,22 @@ def test_a_full_disk_is_an_error_that_says_so(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mapped.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(DiskError, match=f"{tmp_path} has no room for .* more: No space left"):
         step(tight(net, parameters="disk", disk=str(tmp_path)), bag)
+
+
+def test_a_system_that_cannot_reserve_space(net: Encoder, bag: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS: zeros are written, so that the space is taken all the same."""
+    monkeypatch.delattr(os, "posix_fallocate")
+    plain, tiled = copy.deepcopy(net), tight(net, parameters="disk")
+    step(tiled, bag)
+    step(plain, bag)
+    same(net, plain)
+    assert list(tiled.settings.homes)
+    file = UnnamedFile("a parameter")
+    file.reserve(3 << 20)
+    assert os.fstat(file.number).st_size == 3 << 20 and file.filled >= 3 << 20
 
 
 # Modules without data

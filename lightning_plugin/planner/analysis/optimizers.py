@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import forget_step_hooks
+from lightning_plugin.private import is_pytorchs, step_chain
 from lightning_plugin.trees import tree_leaves
 
 log = logging.getLogger(__name__)
@@ -39,9 +39,10 @@ def bytes_in(state: Any) -> int:
 
 
 def state_of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[int, int]:
-    """The state of a group, found by a step of PyTorch's own class on parameters without data. The user's own code is
-    not run: a step is called once a step. An optimizer that is not PyTorch's, or needs data for its step, is taken to
-    hold two numbers for each parameter, as Adam does, until it has made a step."""
+    """The state of a group, found by a step of PyTorch's own class on parameters without data. Neither the user's code
+    nor the class's ``step`` is called, which hooks, profilers and whoever has replaced it hear of. An optimizer that is
+    not PyTorch's, or needs data for its step, is taken to hold two numbers for each parameter, as Adam does, until it
+    has made a step."""
     parameters = [p for p in group["params"] if p.requires_grad]
     own: Any = next(
         (c for c in type(optimizer).__mro__ if c.__module__.startswith("torch.optim.")), torch.optim.Optimizer
@@ -53,9 +54,12 @@ def state_of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> d
     vars(twin).update(vars(optimizer))
     twin.state = defaultdict(dict)
     twin.param_groups = [{**group, "params": twins, "fused": False}]
-    forget_step_hooks(twin)  # the user's are for real steps
+    step = step_chain(own)[-1]
     try:
-        own.step(twin)
+        if not is_pytorchs(step):
+            raise NotImplementedError("its step was replaced")
+        with torch.no_grad():
+            step(twin)
     except Exception as error:  # whatever an optimizer may not do without data
         log.debug("%s does not step without data: %s", type(optimizer).__name__, error)
         return {id(p): 2 * p.numel() * p.element_size() for p in parameters}

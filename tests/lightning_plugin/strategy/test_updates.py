@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,8 @@ def test_training_is_the_same(
     same(streamed, plain)
     assert strategy.plan is not None and (strategy.plan.on_host or strategy.plan.on_disk)
     assert strategy.peak_bytes <= 1.3 * parameter_bytes(streamed.net)
-    homes, updates = strategy.settings.homes, strategy._updates
-    assert updates.fused is fused
+    homes = strategy.settings.homes
+    assert strategy._fused is fused
     below = [p for p in streamed.parameters() if p in homes]
     assert below and all((p.grad is None) is fused for p in below)
     if tier == "disk":
@@ -112,7 +113,7 @@ def test_a_backward_pass_beside_training_changes_nothing(net: Encoder) -> None:
     module = Module(net, "SGD", lr=1e-2)
     strategy = tight(net.double(), "host")
     fitted(module, strategy, steps=1)
-    assert strategy._updates.fused
+    assert strategy._fused
     before = [p.detach().clone() for p in net.parameters()]
     net(Bags()[0]["bag"]).sum().backward()
     assert all(torch.equal(p, q) and p.grad is not None for p, q in zip(net.parameters(), before, strict=True))
@@ -129,7 +130,7 @@ def test_whoever_looks_at_gradients_sees_them(net: Encoder, name: str) -> None:
     module = type("Looking", (Module,), {name: look})(net, "SGD", lr=1e-2)
     strategy = tight(net.double(), "host")
     fitted(module, strategy, steps=2)
-    assert seen and not strategy._updates.fused
+    assert seen and not strategy._fused
     assert max(seen) == len(list(net.parameters()))
 
 
@@ -151,6 +152,61 @@ def test_hooks_of_an_optimizer_and_others_than_pytorchs_own(net: Encoder) -> Non
         fitted(Hooked(module, "SGD"), "auto" if which == "plain" else tight(module.double(), "disk"))
     same(net, plain)
     assert calls.count("plain") == calls.count("streamed") == STEPS
+
+
+def run_twice(net: Encoder, strategy: Any, **trained: Any) -> Module:
+    """Two fits of one Trainer, each with an optimizer of its own, of which only the first moves anything."""
+    module = Module(net, "AdamW", lr=1e-2)
+    run = fitted(module, strategy, **trained)
+    module.options = {"lr": 1e-4, "weight_decay": 0.3}
+    run.fit_loop.epoch_loop.max_steps = 2 * STEPS
+    run.fit(module, DataLoader(Bags(), batch_size=None))
+    assert run.global_step == 2 * STEPS
+    return module
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("trained", [{}, {"gradient_clip_val": 0.1}])
+def test_a_second_fit_steps_its_own_optimizer(net: Encoder, tier: str, trained: dict[str, Any]) -> None:
+    plain = run_twice(copy.deepcopy(net), "auto", **trained)
+    strategy = tight(net.double(), tier)
+    same(run_twice(net, strategy, **trained), plain)
+    assert strategy.settings.homes
+
+
+def test_a_second_fit_leaves_room_for_its_own_optimizer(net: Encoder) -> None:
+    strategy, fresh = (SFTStrategy(budget="8MiB", tile_over=1) for _ in range(2))
+    module, other = Module(net.double(), "AdamW", lr=1e-3), Module(copy.deepcopy(net), "SGD", lr=1e-3)
+    run = fitted(module, strategy)
+    module.kind = "SGD"
+    run.fit_loop.epoch_loop.max_steps = 2 * STEPS
+    run.fit(module, DataLoader(Bags(), batch_size=None))
+    fitted(other, fresh)
+    assert strategy.settings.reserved == fresh.settings.reserved == 0
+    assert strategy.peak_bytes == fresh.peak_bytes
+    assert strategy.settings.owed.keys() == {id(p) for p in module.parameters()}
+
+
+@pytest.mark.parametrize(("kind", "how", "streams"), [("SGD", "wraps", True), ("AdamW", "bare", False)])
+def test_an_optimizers_step_is_called_once_a_step(
+    net: Encoder, kind: str, how: str, streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever replaces the step of an optimizer's class is called as often as without us, and does what it does."""
+    optimizer, calls = getattr(torch.optim, kind), []
+    whole = optimizer.step
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self)
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(optimizer, "step", functools.wraps(whole)(counted) if how == "wraps" else counted)
+    plain, streamed = (Module(copy.deepcopy(net), kind, lr=1e-2) for _ in range(2))
+    fitted(plain)
+    assert len(calls) == STEPS
+    strategy = tight(streamed.net.double(), "host") if streams else SFTStrategy(budget="64MiB", tile_over=1)
+    fitted(streamed, strategy)
+    same(streamed, plain)
+    assert bool(strategy.settings.homes) is streams and len(calls) == 2 * STEPS
 
 
 def epochs(module: pl.LightningModule, strategy: Any, count: int, checkpoint: Path | None = None) -> pl.Trainer:
