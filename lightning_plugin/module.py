@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class TiledModule(nn.Module):
         args, kwargs = tree_map(self._lazy, (args, kwargs))
         with recording_eagerly():
             out = self.module(*args, **kwargs)
-        return tree_map(_settle, out) if gather else out
+        return _settled(out, set()) if gather else out
 
     def _lazy(self, a: Any) -> Any:
         if isinstance(a, LazyImage):
@@ -104,5 +105,18 @@ def _leaves(tree: Any) -> list[Any]:
     return found
 
 
-def _settle(a: Any) -> Any:
-    return materialize(a) if isinstance(a, LazyTensor) else a
+def _settled(result: Any, seen: set[int]) -> Any:
+    """A result with ordinary tensors, also in the attributes of objects, which are set anew."""
+
+    def settle(a: Any) -> Any:
+        if isinstance(a, LazyTensor):
+            return materialize(a)
+        if hasattr(a, "__dict__") and not isinstance(a, (Tensor, nn.Module, type, ModuleType)) and id(a) not in seen:
+            seen.add(id(a))
+            for name, value in list(vars(a).items()):
+                new = _settled(value, seen)
+                if any(isinstance(leaf, LazyTensor) for leaf in _leaves(value)):
+                    object.__setattr__(a, name, new)
+        return a
+
+    return tree_map(settle, result)

@@ -13,7 +13,7 @@ from lightning_plugin.capture.lazy import LazyTensor, lazies, session_of
 from lightning_plugin.capture.masks import fitting, without_masks
 from lightning_plugin.capture.materialize import known, materialize
 from lightning_plugin.capture.paths import label
-from lightning_plugin.capture.record import record
+from lightning_plugin.capture.record import WritesImage, lies_in, record
 from lightning_plugin.capture.session import Session, bound
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
@@ -47,10 +47,11 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     waiting = lazies((args, kwargs))
     if not waiting:
         return func(*args, **kwargs)
+    session = session_of(waiting)
     if writes_to_real(func, args, kwargs):
+        session.remember(kwargs.get("out", args[0]))
         args, kwargs = tree_map(materialize, (args, kwargs))
         return func(*args, **kwargs)
-    session = session_of(waiting)
     settle_buffers((args, kwargs), session)
     owners: dict[int, LazyTensor] = {}
 
@@ -70,6 +71,8 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         out = record(session, func, fake_args, fake_kwargs)
     except NEEDS_DATA:
         return call_whole(func, args, kwargs)
+    except WritesImage:
+        return call_on_image(func, args, kwargs)
 
     def to_lazy(o: Any) -> Any:
         if not isinstance(o, Tensor):
@@ -81,6 +84,22 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         return lazy(o, session)
 
     return tree_map(to_lazy, out)
+
+
+def call_on_image(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of a call that writes into an image: the tensor that it lies in is written to, as in PyTorch, and the
+    image is another one from now on."""
+    owners: dict[int, LazyTensor] = {}
+
+    def own(a: Any) -> Any:
+        found = lies_in(a._session.root(), a._fake) if isinstance(a, LazyTensor) else None
+        if found is None:
+            return materialize(a)
+        owners[id(found)] = a
+        return found
+
+    args, kwargs = tree_map(own, (args, kwargs))
+    return tree_map(lambda o: owners.get(id(o), o), func(*args, **kwargs))
 
 
 def call_whole(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

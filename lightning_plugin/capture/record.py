@@ -51,6 +51,10 @@ class Unsettled(Exception):
     """A rule has to know tensors that the recording is still to write."""
 
 
+class WritesImage(Exception):
+    """A call writes into an image that lies in a tensor of the user's."""
+
+
 class Recorder:
     """One call being recorded: what its rules use to make values and nodes.
 
@@ -236,6 +240,8 @@ def attempt(session: Session, func: Callable[..., Any], args: Any, kwargs: dict[
     targets = mutated(seen, fakes)
     if recorder.grad and any(before[id(f)].requires_grad and is_image(before[id(f)]) for f in targets):
         raise RecordingError(f"{recorder.name} writes in place into an image that requires grad; clone() it first")
+    if any(lies_in(session, f) is not None for f in targets):
+        raise WritesImage
     spatial = any(v.is_map for v in before.values())
     values = None
     custom = custom_function(func) is not None
@@ -297,6 +303,15 @@ def hide_writes(recorder: Recorder, targets: Sequence[Tensor], before: Mapping[i
         value = bound(f)
         if before[id(f)].requires_grad and not recorder.grad and isinstance(value, Value):
             bind(f, hidden(recorder, before[id(f)], value, f))
+
+
+def lies_in(session: Session, fake: Tensor) -> Tensor | None:
+    """The tensor of the user's, or the view of it, that an image, or a view of one, lies in."""
+    state, view = bound(fake), view_of(fake)
+    if isinstance(state, Value) and state in session.bindings.images:
+        return session.bindings.images[state].here
+    parent = None if view is None else lies_in(session, view.parent)
+    return None if view is None or parent is None else view.take(parent)
 
 
 def is_image(value: Value) -> bool:

@@ -227,6 +227,13 @@ class Session:
         self.bindings.captures[value] = Capture(tensor, None)
         return tensor
 
+    def remember(self, tensor: Tensor) -> None:
+        """Keep the values of a tensor that is about to be written: what is recorded reads those."""
+        for value, capture in self.bindings.captures.items():
+            if capture.tensor is tensor and not value.requires_grad and capture.version == version(tensor):
+                copy = tensor.clone()
+                self.bindings.captures[value] = Capture(copy, version(copy))
+
     def unsettled(self, values: Iterable[Value]) -> bool:
         """Whether one of these captured tensors is still to be written by what is recorded; a run that failed writes
         nothing."""

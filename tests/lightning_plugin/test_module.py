@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,53 @@ def test_a_copy_of_a_tiled_module_begins_anew(
     fresh(image(0, 1)).sum().backward()
     assert other.plan == fresh.plan and other.peak_bytes == fresh.peak_bytes
     waiting.backward()
+
+
+@dataclass
+class Result:
+    map: torch.Tensor
+    more: object = None
+
+
+class Plain:
+    def __init__(self, inner: object) -> None:
+        self.inner, self.me = inner, self
+
+
+class Wraps(nn.Module):
+    def __init__(self, wrap: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.net, self.wrap = net(), wrap
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.wrap(self.net[0](x))
+
+
+def tensors_in(thing: object, seen: set[int]) -> list[torch.Tensor]:
+    if isinstance(thing, torch.Tensor):
+        return [thing]
+    if id(thing) in seen or isinstance(thing, nn.Module):
+        return []
+    seen.add(id(thing))
+    parts = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else ()
+    parts = vars(thing).values() if hasattr(thing, "__dict__") else parts
+    return [t for part in parts for t in tensors_in(part, seen)]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda y: Result(y, {"mean": (y.mean(), 3, "s")}),
+        lambda y: [Plain(Result(y, Plain([y.sum()])))],
+        lambda y: Result(y.mean((2, 3))),
+    ],
+)
+def test_results_within_objects_are_ordinary_tensors(wrap: Callable[[torch.Tensor], object]) -> None:
+    module = Wraps(wrap).double()
+    x = torch.randn(1, 2, 20, 18, dtype=torch.float64)
+    for _ in range(2):
+        expected, actual = (tensors_in(f(x), set()) for f in (module, TiledModule(module, tiles=2)))
+        assert len(actual) == len(expected) > 0
+        for a, b in zip(actual, expected, strict=True):
+            assert type(a) is torch.Tensor
+            torch.testing.assert_close(a, b)

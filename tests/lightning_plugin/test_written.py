@@ -1,0 +1,101 @@
+"""Tensors of the user's own that a forward writes in place: the image it is given, and buffers that it has read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_plugin import RecordingError, TiledModule
+from tests.exactness import TOLERANCE, assert_same_step, difference
+from tests.zoo import fill
+
+
+class Centred(nn.Module):
+    """Takes off a centre, which moves towards the mean of the batch (DINO)."""
+
+    def __init__(self, move: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.conv, self.move = nn.Conv2d(3, 4, 3), move
+        self.register_buffer("centre", torch.full((1, 4, 1, 1), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.conv(x)
+        before = features - self.centre
+        with torch.no_grad():
+            self.move(self.centre, features.mean((0, 2, 3), keepdim=True))
+        return before * (self.centre + 1)
+
+
+MOVES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "lerp_": lambda centre, mean: centre.lerp_(mean, 0.1),
+    "copy_": lambda centre, mean: centre.copy_(0.9 * centre + 0.1 * mean),
+    "setitem": lambda centre, mean: centre.__setitem__(..., mean),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_buffer_that_was_read_may_be_written(name: str) -> None:
+    plain = fill(Centred(MOVES[name]).double())
+    module = copy.deepcopy(plain)
+    tiled = TiledModule(module, tiles=2)
+    for _ in range(3):
+        x = torch.randn(2, 3, 20, 22, dtype=torch.float64)
+        plain.zero_grad()
+        module.zero_grad()
+        assert_same_step(plain, module, plain(x).square().mean(), tiled(x).square().mean())
+        assert difference(module.centre, plain.centre) < TOLERANCE
+
+
+class Writes(nn.Module):
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.conv, self.write = nn.Conv2d(3, 2, 3), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(x)
+        return self.conv(x)
+
+
+def several(x: Tensor) -> None:
+    x.mul_(2).add_(1)
+    x[:, 0] = 0
+    x[:, 1].mul_(3)
+    x[..., 3:9].clamp_(min=0)
+    x -= x.mean()
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "relu": nn.ReLU(inplace=True),
+    "scale": lambda x: x.mul_(0.5),
+    "view": lambda x: x[:, 1:].neg_(),
+    "several": several,
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_an_image_is_written_as_by_plain_pytorch(name: str) -> None:
+    plain = fill(Writes(WRITES[name]).double())
+    module = copy.deepcopy(plain)
+    tiled = TiledModule(module, tiles=2)
+    for _ in range(2):
+        x = torch.randn(2, 3, 16, 18, dtype=torch.float64)
+        y = x.clone()
+        plain.zero_grad()
+        module.zero_grad()
+        assert_same_step(plain, module, plain(x).square().mean(), tiled(y).square().mean())
+        assert difference(y, x) < TOLERANCE
+
+
+def test_an_image_that_was_read_before_is_not_written() -> None:
+    class Late(Writes):
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.conv(x)
+            self.write(x)
+            return first + self.conv(x)
+
+    with pytest.raises(RecordingError, match=r"image .* was changed in place after convolution in 'conv' used it"):
+        TiledModule(Late(WRITES["scale"]), tiles=2)(torch.zeros(1, 3, 16, 18))
