@@ -117,8 +117,8 @@ def preprocess(
         show_notes(console, out, listing, missing)
         how = f"{slides} --data.stores {out}" if is_table(slides) else f"{out / TEMPLATE}, when it has your labels"
         end = f"; reasons are in {out}/failures*.csv" if failures else ""
-        counts = f"{len(converted)} converted ({new} now), {len(failures)} failed"
-        say(console, f"{counts}. Train with --data.manifest {how}{end}")
+        train = f". Train with --data.manifest {how}" if converted else ""
+        say(console, f"{len(converted)} converted ({new} now), {len(failures)} failed{end}{train}")
     return 1 if failures else 0
 
 

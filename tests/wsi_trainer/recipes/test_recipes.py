@@ -15,7 +15,7 @@ RECIPES = Path(__file__).parents[3] / "datasets"
 
 
 def _run(recipe: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(RECIPES / recipe / "manifest.py"), *map(str, arguments)]
+    command = [sys.executable, str(RECIPES / "manifest.py"), recipe, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.wsi_trainer.report.conftest import SLIDES, MakeRun
+from tests.wsi_trainer.slides.artefacts import Spoilt, ink, stroke
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest, write_manifest
 from wsi_trainer.errors import UserError
@@ -19,7 +20,6 @@ from wsi_trainer.report.render import write_report
 from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture
 from wsi_trainer.slides.rules import RULES
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
-from wsi_trainer.synthetic.artefacts import Spoilt, ink, stroke
 from wsi_trainer.synthetic.pyramid import write_pyramid
 
 SHAPE = (700, 900)

@@ -62,13 +62,14 @@ def write_instance(
     found.save_as(path, enforce_file_format=True)
 
 
-def write_slide(folder: Path, name: str, seed: int = 0, levels: int = 2, suffix: str = ".dcm") -> str:
-    """A slide of several files; its series."""
+def write_slide(folder: Path, name: str, seed: int = 0, levels: int = 2, suffix: str = ".dcm", **tags: object) -> str:
+    """A slide of several files, with these tags; its series."""
     series = str(generate_uid(entropy_srcs=[name]))
     rng = np.random.default_rng(seed)
     pixels = rng.integers(100, 255, (20, 16, 3), np.uint8).repeat(10, 0).repeat(10, 1)
     for level in range(levels):
-        write_instance(folder / f"{name}_{level}{suffix}", series, pixels[:: 2**level, :: 2**level], mpp=0.5 * 2**level)
+        part = pixels[:: 2**level, :: 2**level]
+        write_instance(folder / f"{name}_{level}{suffix}", series, part, mpp=0.5 * 2**level, **tags)  # type: ignore[arg-type]
     return series
 
 

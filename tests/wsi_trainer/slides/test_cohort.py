@@ -163,6 +163,16 @@ def test_the_size_of_a_pixel_follows_a_store_that_is_made_anew(folder: Path, tmp
     assert [row["mpp"] for row in rows(out)] == ["1.0", "0.5"]
 
 
+def test_slides_that_refuse_new_settings_are_not_counted_as_converted(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert preprocess(folder, tmp_path / "out") == 0
+    capsys.readouterr()
+    assert preprocess(folder, tmp_path / "out", "--mpp", "1.0") == 1
+    printed = capsys.readouterr().out
+    assert "0 converted (0 now), 2 failed" in printed and "Train with" not in printed
+
+
 # -- nothing is deleted before what replaces it is there (S9)
 
 

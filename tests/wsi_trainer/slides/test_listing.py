@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import shutil
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.identity import quick_hash, source_files
 from wsi_trainer.slides.inputs import list_slides
 from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slides.readers.dicom import WsiDicomReader
 from wsi_trainer.slides.settings import Settings
 
 FAST = ["--workers", "1", "--tissue", "none"]
@@ -255,6 +257,13 @@ def test_output_folder_by_another_path(folder: Path, slide: Path, tmp_path: Path
     found, notes = _listed(folder, tmp_path / "link")
     assert list(found) == ["s"]
     assert notes == []
+
+
+def test_odd_headers_are_no_news(folder: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        dicom_files.write_slide(folder, "a", 1, StudyInstanceUID="1." * 33 + "1")
+    with warnings.catch_warnings(action="error"):
+        WsiDicomReader(folder).close()
 
 
 # -- links, pipes and what is no slide

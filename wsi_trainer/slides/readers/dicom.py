@@ -5,6 +5,7 @@ OpenSlide refuses some encodings, such as JPEG that is labelled YBR_FULL; wsidic
 
 from __future__ import annotations
 
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ class WsiDicomReader(Closing):
 
         self._path = Path(path)
         try:
-            self._slide: Any = WsiDicom.open(files_of(self._path))
+            with warnings.catch_warnings(action="ignore"):  # what is odd in a header is no news to the user
+                self._slide: Any = WsiDicom.open(files_of(self._path))
         except Exception as error:  # wsidicom and pydicom raise many kinds
             raise SlideError(self._path, f"wsidicom: {error or type(error).__name__}") from error
         self._levels = sorted(self._slide.levels, key=lambda level: level.level)

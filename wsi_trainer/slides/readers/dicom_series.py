@@ -97,7 +97,7 @@ class Series:
         if not levels and shown <= _BESIDE:
             return f"its series has no level of the slide itself, only {', '.join(sorted(shown))}: copy all files"
         if not levels:
-            return "its series has no file that says it is a level and how large: damaged or cut off; copy it again"
+            return "its series has no file that says it is a level and how large: no whole slide, or damaged or cut off"
         for found in levels:
             for name, value, expected in (("bits", found.bits, 8), ("focal planes", found.focal_planes, 1),
                                           ("optical paths", found.optical_paths, 1)):  # fmt: skip

@@ -168,7 +168,9 @@ def _check_encoding(path: Path, page: Any) -> None:
     """Leaves to other readers what is one flat image of bytes in an encoding that is not read here."""
     reason, change = None, ""
     if page.compression not in _CODECS:
-        reason = f"compression {_name(page.compression)} is not read through tifffile"
+        reason = (
+            f"compression {_name(page.compression)} is not read through tifffile: save it with JPEG, LZW or Deflate"
+        )
     elif page.bitspersample != 8:
         reason = f"pixels have {page.bitspersample} bits; expected 8"
     elif page.photometric not in (_RGB, _GREY) and not (page.photometric == _YCBCR and page.compression == 7):
