@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any, Unpack
 
@@ -17,6 +18,16 @@ from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.settings import Settings
 from lightning_plugin.trees import tree_map
+
+
+class Signed:
+    """A method of a `TiledModule` with the signature of the wrapped module's `forward`, which trainers look at."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+    def __get__(self, tiled: TiledModule | None, kind: type) -> Callable[..., Any]:
+        return self.run if tiled is None else wraps(tiled.module.forward)(partial(self.run, tiled))
 
 
 class TiledModule(nn.Module):
@@ -46,6 +57,7 @@ class TiledModule(nn.Module):
         self.module = module
         self.settings = Settings(found, given=plan)
 
+    @Signed
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         gather = not any(isinstance(a, LazyTensor) for a in _leaves((args, kwargs)))
         args, kwargs = tree_map(self._lazy, (args, kwargs))

@@ -1,6 +1,7 @@
 """What a user of `TiledModule`, `LazyImage` and `check` meets."""
 
 import copy
+import inspect
 import itertools
 import pickle
 from collections.abc import Callable
@@ -227,3 +228,16 @@ def test_results_within_objects_are_ordinary_tensors(wrap: Callable[[torch.Tenso
         for a, b in zip(actual, expected, strict=True):
             assert type(a) is torch.Tensor
             torch.testing.assert_close(a, b)
+
+
+def test_a_wrapper_has_the_signature_of_what_it_wraps() -> None:
+    class Named(nn.Module):
+        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+            return pixel_values if labels is None else labels
+
+    tiled = TiledModule(Named(), tiles=2)
+    assert inspect.signature(tiled.forward) == inspect.signature(tiled.module.forward)
+    assert inspect.signature(copy.deepcopy(tiled).forward) == inspect.signature(tiled.module.forward)
+    assert callable(TiledModule.forward)
+    image = torch.randn(1, 2, 8, 8)
+    assert torch.equal(tiled(pixel_values=image), image)
