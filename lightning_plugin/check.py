@@ -25,6 +25,7 @@ ROUNDING = 2.0
 FEW_ROUNDINGS = 1e-6
 #: What no comparison of one small step can show.
 UNSEEN = (
+    "random numbers for each position of a map (randn_like, normal_, ...): tiles draw others than plain PyTorch does",
     "other sizes, grids and plans than these",
     "a step of several calls, and tensors that change between its forward and its backward",
     "sources that read files, other devices, lower precision than float32",

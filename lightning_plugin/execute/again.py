@@ -85,6 +85,7 @@ class Again:
         run = copy(self.run)
         run.program = program = self.run.program.narrow([t for t in self.run.program.targets if t.stored in missing])
         run.stored = list(missing)
+        run.grouped = {}  # tiles of the shorter program have other places
         run.boundaries = [v for v in program.reads if v in self.boundaries]
         passing = [handle for v in run.boundaries if (handle := self.boundaries[v]).gone]
         for handle in passing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_plugin import LazyImage, PlanError, TiledModule
+from lightning_plugin import LazyImage, PlanError, TiledModule, materialize
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute import again
 from lightning_plugin.execute.forward import Forward
@@ -22,8 +24,9 @@ from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.settings import Settings
-from tests.exactness import assert_exact
+from tests.exactness import TOLERANCE, assert_exact, difference
 from tests.lightning_plugin.outside import account
+from tests.zoo import fill
 
 
 class Dropping(Settings):
@@ -182,3 +185,42 @@ def test_only_what_can_be_made_again_may_be_dropped() -> None:
         replace(tiled, keep=False, drop=1, tier="disk")
     with pytest.raises(PlanError, match="0 \\(not at all\\) or more, not -1"):
         replace(tiled, keep=False, drop=-1)
+
+
+class Pools(nn.Module):
+    """Two results of one map: by a small map with all axes, and by one with rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.conv(x).tanh()
+        small = F.avg_pool2d(h, 16)
+        spread = (small - small.mean((2, 3), keepdim=True)).square().mean()
+        return spread, self.out(self.norm(F.avg_pool2d(h, (1, 128)))).square().mean()
+
+
+def test_of_several_dropped_maps_on_glass_one_is_made_again() -> None:
+    """Identical tiles are looked for anew: fewer tiles have a share in the one that is still wanted."""
+    plain = fill(Pools().double())
+    x = torch.zeros(1, 3, 128, 128, dtype=torch.float64)
+    x[:, :, 40:60, 8:20] = torch.randn(1, 3, 20, 12, dtype=torch.float64)
+    plain(x)[1].backward()
+
+    def step(tiled: TiledModule) -> None:
+        spread, loss = tiled(LazyImage.from_tensor(x))
+        assert (spread + loss).item() > 0
+        wanted = materialize(loss)
+        del spread, loss
+        wanted.backward()
+
+    first = TiledModule(copy.deepcopy(plain), tiles=8)
+    step(first)
+    assert first.plan is not None
+    dropped = replace(first.plan, segments=(replace(first.plan.segments[0], drop=1), *first.plan.segments[1:]))
+    module = copy.deepcopy(plain)
+    module.zero_grad()
+    step(TiledModule(module, plan=dropped))
+    for p, q in zip(plain.parameters(), module.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and difference(q.grad, p.grad, 1e-3) < TOLERANCE
