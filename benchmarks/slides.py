@@ -34,7 +34,7 @@ from rich.progress import track
 from rich.table import Table
 
 from lightning_plugin import Box
-from wsi_trainer.fit.environment import environment
+from wsi_trainer.fit.run import environment
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.readers import open_reader
 from wsi_trainer.slides.scratch import beside_alignment

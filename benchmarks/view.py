@@ -27,7 +27,7 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 
-from wsi_trainer.fit.environment import environment
+from wsi_trainer.fit.run import environment
 from wsi_trainer.synthetic import generate
 from wsi_trainer.synthetic.pyramid import write_pyramid
 

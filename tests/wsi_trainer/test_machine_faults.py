@@ -22,10 +22,8 @@ from tests.warm import start
 from wsi_trainer.cli.entry import as_user_error
 from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.events import EventLog
-from wsi_trainer.fit.going_on import alone_in
-from wsi_trainer.fit.quiet import LogFile
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.events import EventLog, LogFile
+from wsi_trainer.fit.run import Run
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slides.errors import SlideError
 from wsi_trainer.slides.readers.tiff import TiffReader
@@ -127,7 +125,7 @@ def test_a_run_sweeps_its_folder_and_ctrl_c_leaves_nothing_to_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / f"plan.json.{machine()}.{2**22 + 7}.1.part").touch()
-    with alone_in(RunFolder(tmp_path)):
+    with Run(tmp_path).locked():
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
     def interrupted(number: int) -> None:

@@ -68,7 +68,7 @@ def _cohort(folder: Path) -> Path:
 
 def test_strange_names_are_reported_and_end_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = _cohort(tmp_path / "slides")
-    assert main(["preprocess", str(folder), str(tmp_path / "out"), "--workers", "1", "--stall_minutes", "0"]) == 1
+    assert main(["preprocess", str(folder), str(tmp_path / "out"), "--workers", "1", "--stall-minutes", "0"]) == 1
     shown = capsys.readouterr().out
     assert "\x1b[31m.svs" not in shown and "❌" not in shown
     for name in ("[/x].svs", "S-12[he].svs", "a\\x1b[31m.svs", ":x:.svs", "M\\xfcller.svs: its name is not UTF-8"):

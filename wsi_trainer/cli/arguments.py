@@ -1,5 +1,6 @@
 """A function's typed arguments as options: jsonargparse reads the signature and the docstring."""
 
+import re
 from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,14 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
+class Parser(ArgumentParser):
+    """A parser whose help spells options with hyphens; the words that it is given have underscores by then."""
+
+    def format_help(self, *how: Any, **more: Any) -> str:
+        text = super().format_help(*how, **more)
+        return re.sub(r"--[a-z]\w*(?![\w.])", lambda option: option[0].replace("_", "-"), text)
+
+
 def run(function: Callable[..., Any], command: Command, words: list[str]) -> Any:
     """Parse the words by the function's signature and call it."""
     parser = build_parser(function, command)
@@ -25,9 +34,7 @@ def run(function: Callable[..., Any], command: Command, words: list[str]) -> Any
 
 def build_parser(function: Callable[..., Any], command: Command) -> ArgumentParser:
     """The parser of one subcommand: `--config`, then the function's arguments."""
-    parser = ArgumentParser(
-        prog=f"wsi-train {command.name}", description=command.help, exit_on_error=False, allow_abbrev=False
-    )
+    parser = Parser(prog=f"wsi-train {command.name}", description=command.help, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="a YAML file with any of the options below")
     parser.add_function_arguments(function, as_group=False, as_positional=True)
     return parser

@@ -79,7 +79,23 @@ def dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"wsi-train {__version__}")
         return 0
-    return call(find(words[0]), words[1:])
+    return call(find(words[0]), with_underscores(words[1:]))
+
+
+def with_underscores(words: list[str]) -> list[str]:
+    """The words with their options spelled as the parsers know them; one that was written so is told its new spelling.
+
+    Keys of a config, which have a dot, may be spelled either way.
+    """
+    found = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and len(name) > 2:
+            if "_" in name and "." not in name:
+                print(f"wsi-train: {name} is now written {name.replace('_', '-')}", file=sys.stderr)
+            name = "--" + name[2:].replace("-", "_")
+        found.append(name + equals + value)
+    return found
 
 
 def find(name: str) -> Command:
@@ -120,7 +136,7 @@ def help_text() -> str:
         "options:\n"
         "  -h, --help  this text; `wsi-train COMMAND --help` shows the options of a command\n"
         "  --version   the version\n"
-        f"  {DEBUG_FLAG}     show the traceback of an error; a run that fails also writes a bundle to ask for help with"
+        f"  {DEBUG_FLAG}     show the traceback of an error"
     )
 
 

@@ -35,7 +35,8 @@ def explain(parser: argparse.ArgumentParser, error: Exception, words: list[str])
         return UserError(f"unknown key '{key}'{in_config(words)}; {suggest(key, keys_of(parser))}")
     if found := UNKNOWN_WORD.search(text):
         word = found["word"].partition("=")[0]
-        options = [f"--{key}" for key in keys_of(parser, positional=False)]
+        word = word if "." in word else word.replace("_", "-")
+        options = [f"--{key if '.' in key else key.replace('_', '-')}" for key in keys_of(parser, positional=False)]
         return UserError(f"unknown argument '{word}'; {suggest(word, options)}")
     if found := BAD_FILE.search(text):
         return UserError(f"cannot parse the configuration{in_config(words)}: {found['why']}")

@@ -56,19 +56,19 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "plan",
         "plan a model at an image size under a memory budget, without a device or an image",
-        "wsi_trainer.fit.plan_command:plan",
+        "wsi_trainer.fit.plan:plan",
         own_parser=True,
     ),
     Command(
         "fit",
         "train a slide classifier end to end",
-        "wsi_trainer.fit.command:fit",
+        "wsi_trainer.fit.fit:fit",
         own_parser=True,
     ),
     Command(
         "status",
         "how far a run is that goes on elsewhere: progress, time left, memory, the last error",
-        "wsi_trainer.fit.status_command:status",
+        "wsi_trainer.fit.status:status",
     ),
     Command(
         "embed",
@@ -79,25 +79,25 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "export",
         "write the encoder that a run has trained as a file of weights, LoRA merged into it",
-        "wsi_trainer.fit.export_command:export",
+        "wsi_trainer.fit.evaluate:export",
         own_parser=True,
     ),
     Command(
         "validate",
         "evaluate a checkpoint on the validation split",
-        "wsi_trainer.fit.command:validate",
+        "wsi_trainer.fit.evaluate:validate",
         own_parser=True,
     ),
     Command(
         "test",
         "evaluate a checkpoint on the test split, with confidence intervals",
-        "wsi_trainer.fit.command:test",
+        "wsi_trainer.fit.evaluate:test",
         own_parser=True,
     ),
     Command(
         "predict",
         "write a prediction for each slide",
-        "wsi_trainer.fit.command:predict",
+        "wsi_trainer.fit.evaluate:predict",
         own_parser=True,
     ),
     Command(

@@ -108,14 +108,15 @@ def changes_since(kept: Sequence[SlideRecord], now: Sequence[SlideRecord], colum
         "with another label in the manifest; the run keeps the label it began with": relabelled,
         "in another split in the manifest; the run keeps the split it began with": moved,
     }
-    return [f"{_counted(slides)} {text}: {_first(slides)}" for text, slides in said.items() if slides]
+    return [f"{_counted(slides)} {text}: {first_names(slides)}" for text, slides in said.items() if slides]
 
 
 def _counted(slides: Sequence[str]) -> str:
     return "1 slide" if len(slides) == 1 else f"{len(slides)} slides"
 
 
-def _first(slides: Sequence[str], most: int = 10) -> str:
+def first_names(slides: Sequence[str], most: int = 10) -> str:
+    """The first names of a list, and how many more there are."""
     return ", ".join(slides[:most]) + (f" and {len(slides) - most} more" if len(slides) > most else "")
 
 

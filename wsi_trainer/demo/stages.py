@@ -12,10 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from wsi_trainer.demo.settings import SPLITS, DemoSettings
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
-from wsi_trainer.fit.one_run import instantiate, run
+from wsi_trainer.fit.fit import run_fit
 from wsi_trainer.fit.parser import make_parser
-from wsi_trainer.fit.run_folder import RunFolder
-from wsi_trainer.fit.training import load_weights
+from wsi_trainer.fit.run import Run
 from wsi_trainer.slides.preprocess import preprocess
 from wsi_trainer.synthetic import generate
 from wsi_trainer.terminal import say
@@ -43,23 +42,19 @@ def convert(settings: DemoSettings, manifest: Path) -> None:
         raise UserError(f"slides could not be converted; the reasons are in {out / 'failures.csv'}")
 
 
-def train_and_test(settings: DemoSettings, name: str) -> RunFolder:
+def train_and_test(settings: DemoSettings, name: str) -> Run:
     """Run `wsi-train fit` with the demo's config, which is left beside the runs to be tried again."""
     parser = make_parser("fit", "Train a slide classifier.")
     options = parser.parse_object(settings.run_options(name))
     config = settings.out / "runs" / f"{name}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(parser.dump(options), encoding="utf-8")
-    return run(parser, options)
+    return run_fit(parser, options)
 
 
-def write_maps(settings: DemoSettings, folder: RunFolder, console: Console) -> None:
+def write_maps(settings: DemoSettings, run: Run, console: Console) -> None:
     """Write maps of the held-out slides, and compare them with the lesions that were generated."""
-    parser = make_parser("heatmap", "Write maps.")
-    options = parser.parse_object(settings.run_options("full"))
-    model, data, config = instantiate(parser, options)
-    load_weights(model, folder.checkpoint("best"))
-    facts = write_heatmaps(model, data, config, folder, regions=settings.out / "slides" / "lesions")
+    facts = write_heatmaps(run, regions=settings.out / "slides" / "lesions")
     say(console, f"{sentence_on_regions(facts)}.")
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wsi_trainer.fit.memory import format_bytes, process_peak
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions, Interval, auc, paired_difference, score_intervals
 from wsi_trainer.terminal import say
 
@@ -26,7 +26,7 @@ class Summary:
     report: Path
 
     @staticmethod
-    def of(full: RunFolder, thumbnail: RunFolder, seconds: float, report: Path) -> Summary:
+    def of(full: Run, thumbnail: Run, seconds: float, report: Path) -> Summary:
         """Gather the numbers from the two runs."""
         first = ClassPredictions.read(full.predictions("test"))
         second = ClassPredictions.read(thumbnail.predictions("test"))

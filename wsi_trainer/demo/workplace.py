@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run_folder import read_json, write_json
+from wsi_trainer.fit.run import read_json, write_json
 
 _MARK = "demo.json"
 

@@ -14,11 +14,9 @@ from wsi_trainer.embed.slides import Embedder
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import device_of
 from wsi_trainer.fit.config import TrainConfig
-from wsi_trainer.fit.engine import precision_of
-from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse
-from wsi_trainer.fit.parser import make_parser
-from wsi_trainer.fit.reach import within_reach
-from wsi_trainer.fit.training import check_bags, load_weights
+from wsi_trainer.fit.events import at_work
+from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, load_weights, make_parser, parse
+from wsi_trainer.fit.trainer import precision_of
 from wsi_trainer.foreign.arrays import import_h5py
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.low_rank import merge_low_rank
@@ -28,7 +26,7 @@ BATCH = 64
 """Patches that are encoded at a time."""
 
 
-@within_reach
+@limits_imports
 def embed(words: Sequence[str]) -> int:
     """Write the features of the patches of slides."""
     parser = make_parser(
@@ -56,7 +54,7 @@ def embed(words: Sequence[str]) -> int:
         raise UserError(
             "embed needs model.pretrained, or --checkpoint: features of an encoder with random weights say nothing"
         )
-    with ending_at_once(), naming_workers():
+    with at_work(Path(options.out)):
         write_features(model, data, config, Path(options.out), options.layout, options.batch, options.checkpoint)
     return 0
 

@@ -11,25 +11,26 @@ from rich.console import Console
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import sentence_on_regions, write_heatmaps
 from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse
-from wsi_trainer.fit.parser import make_parser
-from wsi_trainer.fit.reach import within_reach
-from wsi_trainer.fit.run_folder import RunFolder
-from wsi_trainer.fit.training import load_weights
+from wsi_trainer.fit.evaluate import add_overwrite
+from wsi_trainer.fit.events import at_work
+from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.terminal import say
 
 
-@within_reach
+@limits_imports
 def heatmap(words: Sequence[str]) -> int:
     """Write maps of what the model looked at."""
-    parser = make_parser(
+    parser = run_parser(
         "heatmap",
         "Write whole-slide maps of how much each position speaks for a class, tile by tile: OME-Zarr layers, a PNG "
         "overlay, GeoJSON outlines and tiles for QuPath, DICOM results and the top regions of each slide, in the "
         "folder heatmaps of the run. All places are in pixels of level 0 of the original slides, also where they were "
         "converted with --mpp or --crop. The script qupath.groovy there loads everything into a QuPath project.",
     )
-    parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
+    parser.add_argument(
+        "--name", type=str, default=None, help="the cohort that was tested, instead of the run's slides"
+    )
+    add_overwrite(parser)
     parser.add_argument("--split", type=str, default="test", help="which slides: train, val or test")
     parser.add_argument(
         "--regions",
@@ -38,8 +39,9 @@ def heatmap(words: Sequence[str]) -> int:
         help="folder with SLIDE.geojson, the true regions in pixels of the original slides",
     )
     parser.add_class_arguments(MapOptions)
-    options = parse(parser, words)
-    model, data, config = instantiate(parser, options)
+    run, options = open_run(parser, words)
+    run.keep(run.heatmaps / "heatmaps.json", options.overwrite)
+    model, data, _ = run.loaded
     if model.task.dense:
         raise UserError(
             "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
@@ -51,12 +53,10 @@ def heatmap(words: Sequence[str]) -> int:
             "a heat map is of one slide, and data.group is patient; --data.group slide maps each slide by itself"
         )
     maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
-    folder = RunFolder(Path(options.out)).existing()
-    load_weights(model, folder.checkpoint(options.checkpoint))
-    with ending_at_once(), naming_workers():
-        facts = write_heatmaps(model, data, config, folder, options.split, maps, options.regions)
+    with at_work(run.path):
+        facts = write_heatmaps(run, options.split, maps, options.regions)
     console = Console()
-    say(console, f"{len(facts['slides'])} maps: {folder.heatmaps}")
+    say(console, f"{len(facts['slides'])} maps: {run.heatmaps}")
     if sentence := sentence_on_regions(facts):
         say(console, sentence)
     for slide, entry in facts["slides"].items():

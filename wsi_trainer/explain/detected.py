@@ -11,8 +11,8 @@ import shapely
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.outlines import Outline
 from wsi_trainer.explain.regions import Rings
-from wsi_trainer.fit.lesion_scores import LESIONS, SCORES, write_lesions
-from wsi_trainer.fit.run_folder import write_json
+from wsi_trainer.fit.evaluate import LESION_SCORES, LESIONS, write_lesions
+from wsi_trainer.fit.run import write_json
 from wsi_trainer.metrics import MISSED, Marks
 
 
@@ -45,9 +45,9 @@ def write_detected(
     folder: Path, records: Sequence[SlideRecord], marks: Mapping[str, Marks], target: str, split: str, resamples: int
 ) -> None:
     """Write lesions.csv and scores.json of the slides on which all lesions are known; those of earlier maps go."""
-    for name in (LESIONS, SCORES):
+    for name in (LESIONS, LESION_SCORES):
         (folder / name).unlink(missing_ok=True)
     known = [record for record in records if record.slide in marks]
     if any(len(marks[record.slide].lesions) for record in known):
         found = write_lesions(folder, known, [(marks[record.slide],) for record in known], [target], resamples)
-        write_json(folder / SCORES, {"split": split, "lesions": found})
+        write_json(folder / LESION_SCORES, {"split": split, "lesions": found})

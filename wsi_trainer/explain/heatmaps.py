@@ -11,9 +11,8 @@ import torch
 from rich.progress import track
 
 from lightning_plugin import LazyImage
-from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image, read_manifest
+from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image
 from wsi_trainer.data.sampling import Visit
-from wsi_trainer.errors import UserError
 from wsi_trainer.explain.bag_map import BagPlaces
 from wsi_trainer.explain.detected import is_known, marks_of, write_detected
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
@@ -24,8 +23,8 @@ from wsi_trainer.explain.regions import Rings, rings_of
 from wsi_trainer.explain.score import index_of, targets_of
 from wsi_trainer.explain.slide_map import MapFiles, SlideMap, compute
 from wsi_trainer.fit.config import AUTO, TrainConfig
-from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.fit.training import tissue_stride
+from wsi_trainer.fit.run import Run, write_json
+from wsi_trainer.fit.trainer import tissue_stride
 from wsi_trainer.metrics import Marks
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.places.geojson import PathClass
@@ -41,10 +40,7 @@ SPARE = 0.2
 
 
 def write_heatmaps(
-    model: SlideClassifier,
-    data: DataConfig,
-    config: TrainConfig,
-    folder: RunFolder,
+    run: Run,
     split: str = "test",
     options: MapOptions | None = None,
     regions: Path | None = None,
@@ -52,26 +48,21 @@ def write_heatmaps(
     """Write the map of each slide of the split, tile by tile; returns what is also in heatmaps.json.
 
     Args:
-        model: The trained network.
-        data: How slides are read.
-        config: Where, and within which budget.
-        folder: The run, which says the slides and gets the maps.
+        run: The run, or one of its cohorts, which gets the maps.
         split: Which slides.
         options: What is mapped and written.
         regions: Folder with SLIDE.geojson, the true regions in pixels of level 0 of the original slides; without it
             shares are not computed.
     """
+    model, data, config = run.loaded
     options = options or MapOptions()
     if options.dicom:
         need_highdicom()
     originals = Originals.in_folder(options.originals)
     target = index_of(model.task, options.target)
     shown_as = PathClass.of(targets_of(model.task)[target], target)
-    columns = {"columns": model.task.columns, "filled": False}
-    records = [record for record in read_manifest(folder.splits, **columns) if record.split == split]  # type: ignore[arg-type]
-    if not records:
-        raise UserError(f"no slide is in the split {split}; the splits of this run are in {folder.splits}")
-    folder.heatmaps.mkdir(parents=True, exist_ok=True)
+    records = run.slides(split, model.task.columns)
+    run.heatmaps.mkdir(parents=True, exist_ok=True)
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size
     model.to(device_of(config))
     slides = SlideDataset(records, None, data, LazyImage, None, tissue_stride(model))
@@ -82,7 +73,7 @@ def write_heatmaps(
     largest = 0.0
     for place, record in enumerate(track(records, description="maps", transient=True)):
         try:
-            one, batch, source = _opened(slides[Visit(place, 0)], record, data, model, folder)
+            one, batch, source = _opened(slides[Visit(place, 0)], record, data, model, run)
             attribution = compute(model, batch, options, target, budget_of(config, model.device))
             if isinstance(source, BagPlaces):
                 attribution = replace(attribution, values=source.paint(attribution.values.cpu()), stride=source.stride)
@@ -102,10 +93,10 @@ def write_heatmaps(
             marks[record.slide] = marks_of(files.outlines, drawn, one.stride)
     for slide, one in maps.items():
         entries[slide] |= one.overlay(largest, _regions_of(one.record, regions), field)
-    write_detected(folder.heatmaps, records, marks, shown_as.name, split, config.resamples)
+    write_detected(run.heatmaps, records, marks, shown_as.name, split, config.resamples)
     facts = _facts(shown_as.name, options, field, entries, skipped, maps)
-    write_json(folder.heatmaps / "heatmaps.json", facts)
-    write_script(folder.heatmaps)
+    write_json(run.heatmaps / "heatmaps.json", facts)
+    write_script(run.heatmaps)
     return facts
 
 
@@ -135,17 +126,17 @@ def sentence_on_regions(facts: dict[str, Any]) -> str:
 
 
 def _opened(
-    batch: SlideBatch, record: SlideRecord, data: DataConfig, model: SlideClassifier, folder: RunFolder
+    batch: SlideBatch, record: SlideRecord, data: DataConfig, model: SlideClassifier, run: Run
 ) -> tuple[SlideMap, SlideBatch, SlideSource | BagPlaces]:
     if "failure" in batch:
         raise SlideError(record.slide, batch["failure"])
     if data.patches is not None:
         bag = BagPlaces.of(record, data.patches)
         size = bag.image.shape[2], bag.image.shape[3]
-        return SlideMap(folder.heatmaps, record, size, bag.image.place, bag.stride), batch, bag
+        return SlideMap(run.heatmaps, record, size, bag.image.place, bag.stride), batch, bag
     height, width = batch["image"].shape[2:]
     source = open_image(record.path, data.downsample, record.mpp)
-    return SlideMap(folder.heatmaps, record, (height, width), source.place, model.stride), batch, source
+    return SlideMap(run.heatmaps, record, (height, width), source.place, model.stride), batch, source
 
 
 def _of_original(

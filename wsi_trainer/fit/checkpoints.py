@@ -30,7 +30,7 @@ class Checkpoints(WholeCheckpoints):
             size = format_bytes(size_of(checkpoint))
             raise UserError(
                 f"{path} cannot be written (about {size}): {error.strerror}{kept}; mend it and continue with "
-                "--ckpt_path last"
+                "--resume last"
             ) from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:

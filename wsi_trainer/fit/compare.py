@@ -2,38 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import psutil
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Column, Table
 
-from wsi_trainer.embed.command import write_features
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.cost import Cost, costing
-from wsi_trainer.fit.estimate import duration
-from wsi_trainer.fit.memory import format_bytes
-from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers
-from wsi_trainer.fit.run_folder import RunFolder, read_json, write_json
+from wsi_trainer.fit.events import at_work
+from wsi_trainer.fit.memory import duration, format_bytes
+from wsi_trainer.fit.parser import instantiate
+from wsi_trainer.fit.run import Run, as_written, read_json, write_json
 from wsi_trainer.metrics import Interval, Predictions, joined_folds, paired_difference, read_predictions
 from wsi_trainer.models import FrozenFeatures
-from wsi_trainer.report.render import write_report
 from wsi_trainer.terminal import cell, say
 
 Other = Literal["frozen", "thumbnail"]
-"""What a run is compared with: the same head on features of the encoder as it was, or the same network on slides that
-were shrunk.
+"""The second run: the same head on features of the encoder as it was, or the same network on slides that were shrunk.
 """
 SHRUNK = 8
 """How much smaller a thumbnail is than what the run sees, in each direction."""
 RUN = "run"
+PAUSE = 0.05
+"""Seconds between two looks at the memory of the process."""
 NAMES = {"frozen": ("end to end", "frozen features"), "thumbnail": ("full resolution", "thumbnail")}
 Fit = Callable[[Namespace], Any]
 """Trains and tests with these options, in their folder; what is done is kept."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time and memory of a piece of work; several pieces of one work add up."""
+
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    process_bytes: int = 0
+    """Most resident memory of the process that was seen while it worked."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.seconds + other.seconds,
+            self.processor_seconds + other.processor_seconds,
+            max(self.process_bytes, other.process_bytes),
+        )
+
+    @staticmethod
+    def read(path: Path) -> Cost:
+        """The cost in a file; nothing where there is none."""
+        with as_written(path):
+            known = read_json(path)
+            return Cost(
+                **{name: known[name] for name in ("seconds", "processor_seconds", "process_bytes") if name in known}
+            )
+
+
+@contextmanager
+def costing(path: Path) -> Iterator[None]:
+    """Adds the work within to the file, also where it fails: a run that is continued costs all of its parts."""
+    process, ended, most = psutil.Process(), threading.Event(), [0]
+
+    def look() -> None:
+        while not ended.wait(PAUSE):
+            most[0] = max(most[0], process.memory_info().rss)
+
+    watch, began = threading.Thread(target=look, name="cost", daemon=True), (time.perf_counter(), time.process_time())
+    watch.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watch.join()
+        spent = time.perf_counter() - began[0], time.process_time() - began[1]
+        write_json(path, asdict(Cost.read(path) + Cost(*spent, max(most[0], process.memory_info().rss))))
 
 
 def fit_compared(
@@ -51,9 +99,9 @@ def fit_compared(
     """
     out = Path(options.out)
     if out.is_dir() and any(out.iterdir()) and resume is None:
-        raise UserError(f"{out} is not empty; choose another --out, or continue with --ckpt_path last")
+        raise UserError(f"{out} is not empty; choose another --out, or continue with --resume last")
     check(options, other, resume)
-    first, second = RunFolder(out / RUN), RunFolder(out / other)
+    first, second = Run(out / RUN), Run(out / other)
     mine = _in_folder(options, first)
     theirs = _in_folder(options, second)
     if other == "frozen":
@@ -77,6 +125,8 @@ def fit_compared(
     write_json(out / "comparison.json", facts)
     _show(facts)
     if split is not None:
+        from wsi_trainer.report.render import write_report  # slow to import
+
         page = write_report(first, second, split, out / "report.html", _lines(facts), NAMES[other])
         say(Console(), f"report: {page}")
     return facts
@@ -89,7 +139,7 @@ _UNTRAINED = {"pretrained": None, "trained": "all", "frozen_stages": 0, "layer_d
 def check(options: Namespace, other: Other, resume: str | None) -> None:
     """Refuse what cannot be compared, before anything is done."""
     if resume not in (None, "last"):
-        raise UserError(f"--ckpt_path is {resume}; a comparison continues with --ckpt_path last")
+        raise UserError(f"--resume is {resume}; a comparison continues with --resume last")
     if options.train.devices > 1:
         raise UserError(
             f"train.devices is {options.train.devices}, and a comparison measures one process; do both runs, and "
@@ -122,7 +172,7 @@ def _check_images(parser: ArgumentParser, options: Namespace) -> None:
         )
 
 
-def _in_folder(options: Namespace, folder: RunFolder) -> Namespace:
+def _in_folder(options: Namespace, folder: Run) -> Namespace:
     mine = options.clone()
     mine.out = folder.path
     return mine
@@ -130,16 +180,18 @@ def _in_folder(options: Namespace, folder: RunFolder) -> Namespace:
 
 def _features(parser: ArgumentParser, options: Namespace, out: Path) -> int:
     """Write the features of the encoder as it is before it is trained; how many a patch has."""
+    from wsi_trainer.embed.command import write_features  # which has a command of its own
+
     frozen = options.clone()
     frozen.model.trained, frozen.model.frozen_stages = "none", 0
     model, data, config = instantiate(parser, frozen)
-    with ending_at_once(), naming_workers():
+    with at_work(out):
         write_features(model, data, config, out / "features")
     return int(model.backbone.out_channels)  # type: ignore[arg-type]
 
 
 def _facts(
-    parser: ArgumentParser, options: Namespace, first: RunFolder, second: RunFolder, other: Other, split: str | None
+    parser: ArgumentParser, options: Namespace, first: Run, second: Run, other: Other, split: str | None
 ) -> dict[str, Any]:
     model, _, config = instantiate(parser, options)
     folders = {NAMES[other][0]: first, NAMES[other][1]: second}
@@ -168,17 +220,17 @@ def _facts(
     }
 
 
-def predictions_of(folder: RunFolder, split: str | None) -> Predictions:
+def predictions_of(folder: Run, split: str | None) -> Predictions:
     """What a run said of a split; of a cross-validation, what each fold said of the slides that it held out."""
     if split is not None:
         return read_predictions(folder.predictions(split))
     facts = read_json(folder.cross_validation)
     return joined_folds(
-        [read_predictions(RunFolder(folder.path / name).predictions(facts["split"])) for name in facts["runs"]]
+        [read_predictions(Run(folder.path / name).predictions(facts["split"])) for name in facts["runs"]]
     )
 
 
-def step_bytes(folder: RunFolder) -> int:
+def step_bytes(folder: Run) -> int:
     """Most that a training step held: as measured in tiles, or what plain PyTorch holds for backward."""
     facts = [read_json(path) for path in (folder.memory, *sorted(folder.path.glob("fold*/memory.json")))]
     return max((one.get("step_peak_bytes", one.get("plain_bytes", 0)) for one in facts), default=0)
@@ -188,10 +240,6 @@ def _of(predictions: Predictions, slides: set[str]) -> Predictions:
     return predictions.take(np.array([row for row, name in enumerate(predictions.slides) if name in slides], np.int64))
 
 
-def _energy(joules: float | None) -> str:
-    return "not readable" if joules is None else f"{joules / 3600:.3g} Wh"
-
-
 def _lines(facts: dict[str, Any]) -> dict[str, str]:
     """What both runs cost, as rows of a table."""
     kinds: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -199,7 +247,6 @@ def _lines(facts: dict[str, Any]) -> dict[str, str]:
         "processor time": lambda cost: duration(cost["processor_seconds"]),
         "most memory of a step": lambda cost: format_bytes(cost["step_bytes"]),
         "most memory of the process": lambda cost: format_bytes(cost["process_bytes"]),
-        "energy of the processor": lambda cost: _energy(cost["joules"]),
     }
     lines: dict[str, str] = {}
     for name, said in kinds.items():
@@ -208,7 +255,7 @@ def _lines(facts: dict[str, Any]) -> dict[str, str]:
         made = facts["features"]
         lines["features, before that"] = (
             f"{duration(made['seconds'])}, {duration(made['processor_seconds'])} of a processor, "
-            f"{format_bytes(made['process_bytes'])}, {_energy(made['joules'])}"
+            f"{format_bytes(made['process_bytes'])}"
         )
     return lines
 

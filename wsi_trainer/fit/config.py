@@ -58,7 +58,7 @@ class TrainConfig:
     patience: int | None = None
     """Stop after this many epochs without a better `monitor`; without it all epochs run."""
     checkpoint_every: int = 25
-    """Steps of the optimizer between two writes of last.ckpt, from which `--ckpt_path last` continues; it is written
+    """Steps of the optimizer between two writes of last.ckpt, from which `--resume last` continues; it is written
     after each epoch too, and with 0 only then.
     """
     loggers: tuple[Tracker, ...] = ("csv", "tensorboard")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +16,8 @@ from rich.table import Table
 from wsi_trainer.data import DataConfig, folds, read_splits, write_folds
 from wsi_trainer.data.datamodule import target_of
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.one_run import instantiate, run
-from wsi_trainer.fit.reach import trust_words
-from wsi_trainer.fit.run_folder import RunFolder, write_json
+from wsi_trainer.fit.parser import instantiate, trust_words, with_whole_paths
+from wsi_trainer.fit.run import Run, write_json
 from wsi_trainer.metrics import Interval, cross_validation, read_predictions
 from wsi_trainer.models import Task
 from wsi_trainer.terminal import cell
@@ -28,36 +27,37 @@ def fit_folds(
     parser: ArgumentParser,
     options: Namespace,
     count: int,
-    by: Literal["patient", "site"] = "patient",
-    resume: str | None = None,
-) -> RunFolder:
+    by: Literal["patient", "site"],
+    resume: str | None,
+    fit: Callable[..., Run],
+) -> Run:
     """Train on each fold in turn, each in a folder of its own, and write cross_validation.json.
 
     With `resume` folds that are done are kept, and the one under way goes on.
     """
-    out = RunFolder(Path(options.out))
+    out = Run(Path(options.out))
     if out.path.is_dir() and any(out.path.iterdir()) and resume is None:
-        raise UserError(f"{out.path} is not empty; choose another --out, or continue with --ckpt_path last")
+        raise UserError(f"{out.path} is not empty; choose another --out, or continue with --resume last")
     if resume not in (None, "last"):
-        raise UserError(f"--ckpt_path is {resume}; a cross-validation continues with --ckpt_path last")
+        raise UserError(f"--resume is {resume}; a cross-validation continues with --resume last")
     model, data, config = instantiate(parser, options)
     if data.splits is not None:
         raise UserError("--folds divides the slides anew, and data.splits says how: leave one of them out")
     manifests = divide(model.task, data, count, config.seed, by, out.path)
     split = held_out(manifests)
-    out.config.write_text(parser.dump(options), encoding="utf-8")
+    out.config.write_text(parser.dump(with_whole_paths(options)), encoding="utf-8")
     console = Console()
     runs = []
     for number, manifest in enumerate(manifests):
         console.rule(f"fold {number + 1} of {count}", align="left")
-        fold = RunFolder(out.path / f"fold{number}")
+        fold = Run(out.path / f"fold{number}")
         runs.append(fold)
         if not fold.evaluation(split).is_file():
             mine = of_fold(options, fold.path, manifest)
             if config.devices > 1:
                 run_apart(parser, mine, manifest.with_suffix(".yaml"), resume, split)
             else:
-                run(parser, mine, resume, split=split)
+                fit(parser, mine, resume, split=split)
     predictions = [read_predictions(fold.predictions(split)) for fold in runs]
     facts: dict[str, Any] = {"split": split, "by": by, "runs": [fold.path.name for fold in runs]}
     facts |= cross_validation(predictions, dict(model.task.scores), config.resamples, config.seed)  # type: ignore[type-var]
@@ -113,14 +113,14 @@ def run_apart(parser: ArgumentParser, options: Namespace, config: Path, resume: 
         "fit",
         *trust_words(),
         f"--config={config}",
+        f"--out={options.out}",
         f"--test_on={split}",
-        *([f"--ckpt_path={resume}"] if resume else []),
+        *([f"--resume={resume}"] if resume else []),
     ]
     code = subprocess.run([sys.executable, "-m", "wsi_trainer", *words], check=False).returncode
     if code:
         raise UserError(
-            f"{options.out} ended with exit code {code}, its message is above; "
-            "mend it and continue with --ckpt_path last"
+            f"{options.out} ended with exit code {code}, its message is above; mend it and continue with --resume last"
         )
 
 

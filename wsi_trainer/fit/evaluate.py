@@ -1,36 +1,242 @@
-"""From a trained model to predictions and scores with intervals."""
+"""The commands `test`, `validate`, `predict` and `export`: a trained run on slides, and its encoder as a file."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-from torch import Tensor
+from jsonargparse import ArgumentParser, Namespace
+from pytorch_lightning.callbacks import Callback, RichProgressBar
+from rich.console import Console
+from torch import Tensor, nn
 
-from wsi_trainer.data import SlideData, SlideRecord
+from wsi_trainer.data import SlideData, SlideDataset, SlideRecord, check_files, read_manifest
+from wsi_trainer.data.datamodule import grouped
+from wsi_trainer.data.folds import first_names
+from wsi_trainer.data.loader import in_order
 from wsi_trainer.errors import UserError
-from wsi_trainer.metrics import SCORES, Predictions, Score, summarise
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.fit.callbacks import FailureLog
+from wsi_trainer.fit.events import at_work, logged_to
+from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
+from wsi_trainer.fit.run import Run, read_json, write_json
+from wsi_trainer.fit.trainer import image_of, make_trainer, tissue_stride
+from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
+from wsi_trainer.models import FrozenFeatures, PatchEncoder, SlideClassifier, Task
+from wsi_trainer.models.low_rank import merge_low_rank
 from wsi_trainer.models.tasks.base import Owners
+from wsi_trainer.models.weights import write_weights
+from wsi_trainer.slides.inputs import list_slides
+from wsi_trainer.slides.names import plain_name
+from wsi_trainer.tables import write_table
+from wsi_trainer.terminal import say
+
+log = logging.getLogger("wsi_trainer")
+
+LESION_SCORES = "scores.json"
+LESIONS = "lesions.csv"
 
 
-def predict(trainer: pl.Trainer, model: SlideClassifier, data: SlideData, split: str) -> Predictions:
-    """The model's predictions of all slides of a split that can be read."""
-    records = data.of(split)
-    if not records:
-        raise UserError(f"no slide is in the split {split}; the splits of this run are in its splits.csv")
-    said = read_predictions(trainer.predict(model, dataloaders=data.loader(split)))
-    kept = [record for record in records if record.slide in said]
+# The commands.
+
+
+@limits_imports
+def test(words: Sequence[str]) -> int:
+    """Score a checkpoint on the held-out slides, or on all slides of another cohort."""
+    parser = run_parser(
+        "test",
+        "Predict the slides that the run held out, and score them. With --cohort, all labelled slides of another "
+        "manifest, in a folder of their own in the run: RUN/cohorts/NAME.",
+    )
+    parser.add_argument(
+        "--cohort", type=Path, default=None, help="a manifest of other slides, with the columns of the run's labels"
+    )
+    parser.add_argument("--name", type=str, default=None, help="the cohort's name; by default that of its file")
+    add_overwrite(parser)
+    run, options = open_run(parser, words)
+    if options.cohort is not None:
+        run = with_cohort(run, options)
+    run.keep(run.evaluation("test"), options.overwrite)
+    scores = test_split(run, "test")
+    show(scores, run)
+    return 0
+
+
+@limits_imports
+def validate(words: Sequence[str]) -> int:
+    """Score a checkpoint on the validation slides."""
+    parser = run_parser("validate", "Predict the slides that chose the checkpoint, and score them.")
+    add_overwrite(parser)
+    run, options = open_run(parser, words)
+    run.keep(run.evaluation("val"), options.overwrite)
+    show(test_split(run, "val"), run)
+    return 0
+
+
+@limits_imports
+def predict(words: Sequence[str]) -> int:
+    """Write the predictions of slides that need no label."""
+    parser = run_parser(
+        "predict", "Write what the run predicts of slides that need no label, in RUN/cohorts/NAME/predictions.csv."
+    )
+    parser.add_argument("slides", type=str, help="a slide, a store, a folder, or a manifest whose label may be missing")
+    parser.add_argument("--name", type=str, default=None, help="their name; by default that of the file or folder")
+    add_overwrite(parser)
+    run, options = open_run(parser, moved_slides(words))
+    cohort = run.of_cohort(options.name or name_of(Path(options.slides)))
+    target = cohort.results / "predictions.csv"
+    run.keep(target, options.overwrite)
+    model, data, _ = cohort.loaded
+    records = records_of(run, options.slides)
+    said = predict_records(cohort, records)
+    rows = (
+        [record.slide, record.patient, *(float(value) for value in said[record.slide])]
+        for record in grouped(data, records, None)
+        if record.slide in said
+    )
+    write_table(target, ["slide", "patient", *model.task.names], rows)
+    say(Console(), f"predictions: {target}")
+    return 0
+
+
+@limits_imports
+def export(words: Sequence[str]) -> int:
+    """Write the weights of the backbone that a run has trained."""
+    parser = run_parser(
+        "export",
+        "Write the weights of the backbone that a run has trained, under the names of the network itself: for "
+        "model.pretrained, for timm or transformers, or for your own code. What was learnt in low rank "
+        "(model.trained: lora) is merged into the layers, so that the file is one of the plain network.",
+    )
+    parser.add_argument(
+        "--file", type=Path, required=True, help="the file to write: NAME.pt for torch.load, or NAME.safetensors"
+    )
+    run, options = open_run(parser, words)
+    file: Path = options.file
+    if file.suffix not in (".pt", ".pth", ".safetensors"):
+        raise UserError(f"--file is {file}; give a name that ends in .pt or .safetensors")
+    if file.exists():
+        raise UserError(f"--file is {file}, which is there already; choose another name")
+    weights = encoder_of(run.loaded.model).state_dict()
+    write_weights(file, weights)
+    say(Console(), f"{len(weights)} tensors: {file}")
+    return 0
+
+
+def add_overwrite(parser: ArgumentParser) -> None:
+    """The option of commands that write results."""
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+
+
+def moved_slides(words: Sequence[str]) -> list[str]:
+    """The words with `--slides WHAT`, as it used to be written, as an argument at the end."""
+    from wsi_trainer.fit.parser import value_of, without
+
+    slides = value_of(words, "--slides")
+    return list(words) if slides is None else [*without(words, ["--slides"]), slides]
+
+
+# Slides of another cohort.
+
+
+def name_of(slides: Path) -> str:
+    """The name of a cohort that was given none: that of its file, or of the folder of a file that says nothing."""
+    name = plain_name(slides)
+    return slides.resolve().parent.name if name in ("manifest", "stores", "slides") else name
+
+
+def with_cohort(run: Run, options: Namespace) -> Run:
+    """The run with the slides of a cohort, all of them to be tested; those that it was trained on are left out."""
+    cohort = run.of_cohort(options.name or name_of(options.cohort))
+    run.keep(cohort.evaluation("test"), options.overwrite)
+    task = run.loaded.model.task
+    records = records_in(run, options.cohort, columns=task.columns, filled=not task.may_be_empty)
+    cohort.freeze([SlideRecord(**{**vars(one), "split": "test"}) for one in run.unseen(records)])
+    return cohort
+
+
+def records_in(run: Run, manifest: Path, **how: Any) -> list[SlideRecord]:
+    """The slides of another manifest, read from stores where the run reads stores; `read_manifest` says how."""
+    data = run.loaded.data
+    records = read_manifest(manifest, run.data_root, stores=data.stores if data.features is None else None, **how)
+    if data.features is None:
+        check_files(records)
+    return records
+
+
+def records_of(run: Run, slides: str) -> list[SlideRecord]:
+    """The slides that a user means, without labels: those of a manifest, of a folder, or one."""
+    if Path(slides).is_file() and Path(slides).suffix.lower() == ".csv":
+        return records_in(run, Path(slides), labelled=False)
+    listed = list_slides(slides, note=lambda text: say(Console(), text))
+    return [SlideRecord(one.job.name, one.job.slide, "", one.job.name, "") for one in listed]
+
+
+# Predictions and scores.
+
+
+def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
+    """Predict a split of the run, or of its cohort, and write predictions and scores."""
+    model, data, config = run.loaded
+    task = model.task
+    run.tell_changes(data, task.columns)
+    records = run.slides(split, task.columns, not task.may_be_empty, files=data.features is None)
+    slides = SlideData(data, task, config.seed, partial(image_of, config), tissue_stride(model), records)
+    failures = failure_log(run)
+    with at_work(run.path), logged_to(run.log):
+        trainer = evaluator(run, progress, failures)
+        said = read_outputs(trainer.predict(model, dataloaders=slides.loader(split)))
+    warn_of_lack(task, slides, split)
+    kept = [record for record in slides.of(split) if record.slide in said]
     if not kept:
-        raise UserError(f"none of the {len(records)} slides of the split {split} can be read; see failures.csv")
-    targets = np.concatenate([data.targets[record.slide].double().numpy() for record in kept])
-    return model.task.predictions(owners_of(kept), targets, np.stack([said[record.slide] for record in kept]))
+        raise UserError(f"none of the {len(records)} slides of the split {split} can be read; see {run.failures}")
+    targets = np.concatenate([slides.targets[record.slide].double().numpy() for record in kept])
+    predictions: Predictions = task.predictions(
+        owners_of(kept), targets, np.stack([said[record.slide] for record in kept])
+    )
+    predictions.write(run.predictions(split))
+    scores: dict[str, Any] = {"split": split, "checkpoint": run.chosen, "task": type(task).__name__}
+    scores |= {} if run.cohort is None else {"cohort": run.cohort}
+    scores |= summarise(predictions, dict(task.scores), config.resamples, 0)
+    scores["skipped"] = [slide for log in failures for slide in log.slides]
+    write_json(run.evaluation(split), scores)
+    return scores
 
 
-def read_predictions(outputs: Any) -> dict[str, np.ndarray]:
-    """What `predict_step` returned, by slide, without the slides that could not be read."""
+def warn_of_lack(task: Task, slides: SlideData, split: str) -> None:
+    """Warn where scores that compare classes are not defined on a split."""
+    if slides.of(split) and (lack := task.lack(slides.targets_of(split))):
+        log.warning("the split %s has %s: scores that compare slides are not defined there", split, lack)
+
+
+def predict_records(run: Run, records: Sequence[SlideRecord], progress: bool = True) -> dict[str, np.ndarray]:
+    """The outputs of slides without labels, by slide (or patient, with `data.group`); unreadable ones are absent."""
+    model, data, config = run.loaded
+    dataset = SlideDataset(
+        grouped(data, records, None), None, data, partial(image_of, config), None, tissue_stride(model)
+    )
+    with at_work(run.path), logged_to(run.log):
+        trainer = evaluator(run, progress, failure_log(run))
+        return read_outputs(trainer.predict(model, dataloaders=in_order(dataset, data.workers)))
+
+
+def evaluator(run: Run, progress: bool, logs: Sequence[FailureLog]) -> pl.Trainer:
+    """A Trainer that only predicts, on one device."""
+    bars: list[Callback] = [RichProgressBar(leave=False)] if progress else []
+    return make_trainer(run.loaded.train, run.path, [*bars, *logs], progress=progress)
+
+
+def failure_log(run: Run) -> list[FailureLog]:
+    """The log of slides that cannot be read, where the run may go on without them."""
+    return [FailureLog(run.failures)] if run.loaded.data.on_error == "skip" else []
+
+
+def read_outputs(outputs: Any) -> dict[str, np.ndarray]:
+    """The results of `predict_step` by slide, without the slides that could not be read."""
     pairs: list[tuple[str, Tensor | None]] = list(outputs or ())
     return {slide: said[0].double().numpy() for slide, said in pairs if said is not None}
 
@@ -41,8 +247,41 @@ def owners_of(records: Sequence[SlideRecord]) -> Owners:
     return Owners(tuple(r.slide for r in records), tuple(r.patient for r in records), sites)
 
 
-def evaluate(
-    predictions: Predictions, resamples: int = 1000, seed: int = 0, scores: dict[str, Score] | None = None
+def encoder_of(model: SlideClassifier) -> nn.Module:
+    """The network that a run has trained, with low-rank matrices merged into its layers."""
+    if isinstance(model.backbone, FrozenFeatures):
+        raise UserError("model.backbone is FrozenFeatures: a run on features has no encoder to export")
+    merge_low_rank(model.backbone)
+    return model.backbone.network if isinstance(model.backbone, PatchEncoder) else model.backbone
+
+
+def show(scores: dict[str, Any], run: Run) -> None:
+    """Print the scores of a split, or of a cohort."""
+    console = Console()
+    where = f"the split {scores['split']}" if run.cohort is None else f"the cohort {run.cohort}"
+    say(console, f"{scores['slides']} slides of {scores['patients']} patients in {where}:")
+    width = max(len(name) for name in scores["slide"])
+    for name, interval in scores["slide"].items():
+        say(console, f"  {name:{width}} {Interval(**interval)}")
+    if scores["skipped"]:
+        say(console, f"left out, since they cannot be read: {first_names(scores['skipped'])}; see {run.failures}")
+
+
+def write_lesions(
+    folder: Path,
+    records: Sequence[SlideRecord],
+    marks: Sequence[tuple[Marks, ...]],
+    classes: Sequence[str],
+    resamples: int,
 ) -> dict[str, Any]:
-    """All scores with their intervals, as `wsi_trainer.metrics.summarise` returns them."""
-    return summarise(predictions, SCORES if scores is None else scores, resamples, seed)
+    """Write the marks of each slide and class as lesions.csv; returns FROC with its intervals, for scores.json."""
+    owners = owners_of(records)
+    lesions = LesionPredictions.of_slides(owners.slides, owners.patients, tuple(classes), marks, owners.sites)
+    lesions.write(folder / LESIONS)
+    return summarise(lesions, FROC_SCORES, resamples)
+
+
+def read_lesion_scores(folder: Path, split: str) -> dict[str, Any]:
+    """The scores of a split in scores.json; empty where there are none."""
+    scores = read_json(folder / LESION_SCORES)
+    return scores if scores.get("split") == split else {}

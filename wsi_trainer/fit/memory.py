@@ -1,40 +1,10 @@
-"""Memory of a step: what plain PyTorch holds for backward, and what the process really used."""
+"""Bytes and seconds for people, and the memory of the process."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import psutil
-import torch
-from torch import Tensor, nn
-
-
-def held_for_backward(module: nn.Module, image: Tensor, *others: Any) -> int:
-    """Bytes that plain PyTorch holds between forward and backward for this image: the image and saved
-    activations.
-
-    Measured on one real forward pass: every storage that autograd saves is counted once, parameters are not.
-
-    Args:
-        module: The network.
-        image: Its first argument.
-        others: Its further ones.
-    """
-    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
-    held = {image.untyped_storage().data_ptr(): image.untyped_storage().nbytes()}
-
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            held[storage.data_ptr()] = storage.nbytes()
-        kept.append(tensor)  # a freed storage could give its address to the next one
-        return tensor
-
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), torch.enable_grad():
-        module(image, *others)
-    return sum(held.values())
 
 
 def process_peak() -> int:
@@ -54,3 +24,10 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError("the loop ends at TiB")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else "a second"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

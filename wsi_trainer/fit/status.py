@@ -1,21 +1,103 @@
-"""What the log of a run says of it: how far it is, whether its process lives, and what went wrong last."""
+"""The command `status`: how far a run is that goes on elsewhere, has ended, or has died; all of it from its log."""
 
 from __future__ import annotations
 
+import json as json_format
 import platform
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import OUTCOMES, read_events
-from wsi_trainer.fit.run_folder import RunFolder, as_written
+from wsi_trainer.fit.memory import duration, format_bytes
+from wsi_trainer.fit.run import Run, as_written
+from wsi_trainer.terminal import say
 
 LAST = 5
 """Warnings that are shown."""
+COLOURS = {"running": "green", "done": "green", "failed": "bold red", "died": "bold red", "stopped": "yellow"}
+LEFT = {"died", *OUTCOMES}
+"""States that nothing follows."""
+
+
+def status(run: Path, json: bool = False, watch: bool = False, every: float = 10.0) -> int:
+    """Say how far a run is: progress, time left, memory, who runs it, whether its process lives, the last error.
+
+    It only reads the log in the run's folder, so it may be asked from anywhere that sees the folder. The exit code is
+    1 where the run, or a fold, has failed or died.
+
+    Args:
+        run: the folder of a run or of a cross-validation, `--out` of `wsi-train fit`
+        json: print JSON, one line each time
+        watch: say it again and again until the run has ended
+        every: with `watch`, seconds between two looks
+    """
+    if not 0 < every < 86400:
+        raise UserError(f"--every is {every}; expected seconds, above 0 and below a day")
+    console = Console()
+    while True:
+        found = status_of(run)
+        if json:
+            print(json_format.dumps({"schema": 1, "runs": [asdict(one) for one in found]}), flush=True)
+        else:
+            for one in found:
+                show(one, console)
+        if not watch or all(one.state in LEFT for one in found):
+            return int(any(one.state in ("failed", "died") for one in found))
+        time.sleep(every)
+
+
+def show(one: RunStatus, console: Console) -> None:
+    """One run in a few lines."""
+    say(console, headline(one), lead=one.state, lead_style=COLOURS.get(one.state, "bold"))
+    for line in details(one):
+        say(console, f"  {line}")
+
+
+def headline(one: RunStatus) -> str:
+    """Name, progress and time left."""
+    parts = [one.run]
+    if one.progress is not None:
+        parts.append(f"{one.progress:.0%} of the training")
+    if one.epoch is not None and one.epochs:
+        parts.append(f"epoch {one.epoch + 1} of {one.epochs}")
+    if one.step is not None:
+        parts.append(f"step {one.step}")
+    if one.seconds_left is not None:
+        parts.append(f"about {duration(one.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def details(one: RunStatus) -> list[str]:
+    """Everything else that is known, a line each."""
+    lines = []
+    if one.host is not None:
+        silent = f", last heard of {duration(one.silent_seconds)} ago" if one.silent_seconds is not None else ""
+        lines.append(f"process {one.pid} of {one.user} on {one.host}, since {one.began}{silent}")
+    if one.loss is not None:
+        lines.append(f"loss {one.loss if isinstance(one.loss, str) else format(one.loss, '.4g')}")
+    if one.memory is not None:
+        device = (
+            "" if one.device_memory is None else f"; steps have needed {format_bytes(one.device_memory)} of the device"
+        )
+        lines.append(f"memory {format_bytes(one.memory)}{device}")
+    if one.scores:
+        lines.append(", ".join(f"{k} {v if isinstance(v, str) else format(v, '.4g')}" for k, v in one.scores.items()))
+    if one.not_finite:
+        first = "" if one.first_lost is None else f"; {one.first_lost}"
+        lines.append(f"{one.not_finite} losses were not finite: the log names slides and steps{first}")
+    lines += [f"warning: {text}" for text in one.warnings]
+    if one.last_error is not None:
+        lines.append(f"error: {one.last_error}")
+    if one.state in ("died", "stopped", "failed"):
+        lines.append("continue it with `wsi-train fit ... --resume last`")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -56,15 +138,18 @@ def status_of(path: Path) -> list[RunStatus]:
     if folds:
         return [one_status(path / fold.stem, fold.stem) for fold in folds]
     status = one_status(path, path.resolve().name)
+    if status.state == "waiting" and (path / "comparison.json").is_file():
+        parts = (path / name for name in ("run", "frozen", "thumbnail"))
+        return [one_status(part, part.name) for part in parts if part.is_dir()]
     if status.state == "waiting":
-        RunFolder(path).existing()
-        raise UserError(f"{path} has no {RunFolder(path).events.name}: it is of an older version, or it has not begun")
+        Run(path).existing()
+        raise UserError(f"{path} has no {Run(path).events.name}: it is of an older version, or it has not begun")
     return [status]
 
 
 def one_status(path: Path, name: str) -> RunStatus:
     """The status of the process that wrote to this folder last."""
-    file = RunFolder(path).events
+    file = Run(path).events
     with as_written(file):
         records = read_events(file)
         starts = [place for place, record in enumerate(records) if record["event"] == "start"]

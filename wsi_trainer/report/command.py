@@ -7,7 +7,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.report.render import write_report
 from wsi_trainer.terminal import say
 
@@ -26,6 +26,6 @@ def report(
         split: Which slides the report is about.
         out: Where to write the page; by default report.html in the folder of the run.
     """
-    other = None if baseline is None else RunFolder(baseline)
-    page = write_report(RunFolder(run), other, split, out)
+    other = None if baseline is None else Run(baseline)
+    page = write_report(Run(run), other, split, out)
     say(Console(), f"report: {page}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from wsi_trainer.data import read_manifest
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
+from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.metrics import Interval, Predictions, Words, paired_difference, read_predictions
 from wsi_trainer.report.regions import Regions
 from wsi_trainer.tables import read_table
@@ -18,11 +18,11 @@ Curves = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResults:
     """One run as the report needs it."""
 
     name: str
-    folder: RunFolder
+    folder: Run
     predictions: Predictions
     scores: dict[str, Any]
     curves: Curves
@@ -31,9 +31,9 @@ class Run:
     """What was found out about its regions, where it has any."""
 
     @staticmethod
-    def load(name: str, folder: RunFolder, split: str) -> Run:
+    def load(name: str, folder: Run, split: str) -> RunResults:
         """Read a run that was tested on the split."""
-        return Run(
+        return RunResults(
             name,
             folder.existing(),
             read_predictions(folder.predictions(split)),
@@ -73,7 +73,7 @@ def read_curves(folder: Path) -> Curves:
     return {name: [values[epoch] for epoch in sorted(values)] for name, values in columns.items()}
 
 
-def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
+def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
     """The slides, worst mistakes first."""
     paths = _paths(run.folder.splits)
     found = run.predictions.errors()
@@ -99,13 +99,13 @@ def slide_rows(run: Run, baseline: Run | None) -> list[SlideRow]:
     return sorted(rows, key=lambda row: -row.error)
 
 
-def _path_of(paths: Mapping[str, Path], slide: str, folder: RunFolder) -> Path:
+def _path_of(paths: Mapping[str, Path], slide: str, folder: Run) -> Path:
     if slide not in paths:
         raise UserError(f"{folder.splits} has no slide {slide}, which was predicted; test the run again")
     return paths[slide]
 
 
-def picture_of(folder: RunFolder, entries: Mapping[str, Any], slide: str) -> Path | None:
+def picture_of(folder: Run, entries: Mapping[str, Any], slide: str) -> Path | None:
     """The picture of a slide's map, which lies among the maps of the run: a run may come from somebody else."""
     if slide not in entries:
         return None
@@ -124,7 +124,7 @@ def _paths(splits: Path) -> dict[str, Path]:
     }
 
 
-def difference(run: Run, baseline: Run) -> Interval:
+def difference(run: RunResults, baseline: RunResults) -> Interval:
     """The main score of the run minus that of the baseline, paired by slide."""
     if type(run.predictions) is not type(baseline.predictions):
         raise UserError(f"{baseline.folder.path} predicts something else than {run.folder.path}; give another baseline")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from wsi_trainer.fit.lesion_scores import LESIONS, read_scores
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.evaluate import LESIONS, read_lesion_scores
+from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import LesionPredictions
 
 
@@ -20,10 +20,10 @@ class Regions:
     lesions: LesionPredictions
 
     @staticmethod
-    def load(name: str, folder: RunFolder, split: str) -> Regions | None:
+    def load(name: str, folder: Run, split: str) -> Regions | None:
         """Those of a run, or of its maps; None where it has none of the split."""
         for place in (folder.segments, folder.heatmaps):
-            if scores := read_scores(place, split):
+            if scores := read_lesion_scores(place, split):
                 return Regions(name, scores, LesionPredictions.read(place / LESIONS))
         return None
 

@@ -13,12 +13,12 @@ from jinja2 import UndefinedError
 from lightning_plugin import Plan, PlanError
 from wsi_trainer.explain.heatmaps import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
-from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
+from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.foreign import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.pages import template
 from wsi_trainer.report import figures
-from wsi_trainer.report.contents import Run, difference, slide_rows
+from wsi_trainer.report.contents import RunResults, difference, slide_rows
 from wsi_trainer.report.pictures import map_picture, slide_picture
 from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture
 
@@ -34,8 +34,8 @@ MOST_ROWS = 500
 
 
 def write_report(
-    folder: RunFolder,
-    baseline: RunFolder | None = None,
+    folder: Run,
+    baseline: Run | None = None,
     split: str = "test",
     out: Path | None = None,
     facts: dict[str, str] | None = None,
@@ -53,8 +53,8 @@ def write_report(
         names: What to call the run and the baseline.
         title: The heading; by default the name of the folder of the run.
     """
-    run = Run.load(names[0], folder, split)
-    other = Run.load(names[1], baseline, split) if baseline else None
+    run = RunResults.load(names[0], folder, split)
+    other = RunResults.load(names[1], baseline, split) if baseline else None
     context = _context(run, other, split, facts or {}, title)
     with as_written(folder.evaluation(split)):
         try:
@@ -67,7 +67,9 @@ def write_report(
     return target
 
 
-def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], title: str | None) -> dict[str, Any]:
+def _context(
+    run: RunResults, other: RunResults | None, split: str, facts: dict[str, str], title: str | None
+) -> dict[str, Any]:
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
     facts_on_maps = read_json(run.folder.heatmaps / "heatmaps.json")
@@ -104,12 +106,12 @@ def _context(run: Run, other: Run | None, split: str, facts: dict[str, str], tit
     }
 
 
-def _tables(run: Run) -> list[tuple[str, Any]]:
+def _tables(run: RunResults) -> list[tuple[str, Any]]:
     own = [(title, run.scores[key]) for title, key in TABLES if run.scores.get(key)]
     return own if run.regions is None else [*own, *run.regions.tables()]
 
 
-def figures_of(runs: list[Run]) -> list[tuple[str, str]]:
+def figures_of(runs: list[RunResults]) -> list[tuple[str, str]]:
     """The captions and pictures of one or more runs on the same slides."""
     pictures = []
     if any(r.curves for r in runs):
@@ -120,7 +122,7 @@ def figures_of(runs: list[Run]) -> list[tuple[str, str]]:
     return [*pictures, *figures.of_predictions({r.name: r.predictions for r in runs})]
 
 
-def _plan(folder: RunFolder) -> tuple[str, str] | None:
+def _plan(folder: Run) -> tuple[str, str] | None:
     """The table and the picture of the plan, where the run had one."""
     if not folder.plan.is_file():
         return None
@@ -136,7 +138,7 @@ def _plan(folder: RunFolder) -> tuple[str, str] | None:
     return str(plan), "data:image/png;base64," + encoded
 
 
-def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
+def _memory(run: RunResults, facts: dict[str, str]) -> dict[str, str]:
     lines: dict[str, str] = {"engine": str(run.memory.get("engine", "not recorded"))}
     if shape := run.memory.get("image_shape"):
         lines["largest image"] = " × ".join(map(str, shape))
@@ -155,7 +157,7 @@ def _memory(run: Run, facts: dict[str, str]) -> dict[str, str]:
     return lines | facts
 
 
-def _absent(run: Run) -> list[str]:
+def _absent(run: RunResults) -> list[str]:
     absent = []
     if isinstance(run.predictions, (AreaPredictions, JointPredictions)):
         if run.regions is None:

@@ -9,24 +9,22 @@ from typing import Any
 
 from rich.console import Console
 
-from wsi_trainer.data import check_files, read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import budget_of, device_of
-from wsi_trainer.fit.one_run import ending_at_once, instantiate, naming_workers, parse
-from wsi_trainer.fit.parser import make_parser
-from wsi_trainer.fit.reach import within_reach
-from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.fit.training import load_weights
+from wsi_trainer.fit.evaluate import add_overwrite, name_of, records_in
+from wsi_trainer.fit.events import at_work
+from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
+from wsi_trainer.fit.run import write_json
 from wsi_trainer.metrics import Interval
 from wsi_trainer.segment.scores import write_scores
 from wsi_trainer.segment.slides import SegmentOptions, Segments
 from wsi_trainer.terminal import say
 
 
-@within_reach
+@limits_imports
 def segment(words: Sequence[str]) -> int:
     """Write what a model with a class for each pixel finds on slides."""
-    parser = make_parser(
+    parser = run_parser(
         "segment",
         "Write the predicted class of each pixel of whole slides, block by block: an OME-Zarr label image and GeoJSON "
         "outlines for QuPath, in pixels of the slide, in the folder segments of the run. For runs of SegmentationTask. "
@@ -35,28 +33,28 @@ def segment(words: Sequence[str]) -> int:
         "and FROC, the share of lesions that is detected at 1/4 to 8 false positives for each slide, where a found "
         "region stands for its most probable point. `wsi-train report` then shows them.",
     )
-    parser.add_argument("--checkpoint", type=str, default="best", help="best, last, or a path")
     parser.add_argument("--split", type=str, default="test", help="which slides of the run: train, val or test")
     parser.add_argument("--slides", type=Path, default=None, help="a manifest of other slides, instead of a split")
+    parser.add_argument(
+        "--name", type=str, default=None, help="the name of these slides, or of a cohort that was tested"
+    )
+    add_overwrite(parser)
     parser.add_class_arguments(SegmentOptions)
-    options = parse(parser, words)
-    model, data, config = instantiate(parser, options)
+    run, options = open_run(parser, words)
+    if options.slides is not None:
+        records = records_in(run, options.slides, labelled=False)
+        run = run.of_cohort(options.name or name_of(options.slides))
+    run.keep(run.segments / "segments.json", options.overwrite)
+    model, data, config = run.loaded
     if not model.task.dense:
         raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
     chosen = SegmentOptions(**{field.name: getattr(options, field.name) for field in fields(SegmentOptions)})
-    folder = RunFolder(Path(options.out)).existing()
-    load_weights(model, folder.checkpoint(options.checkpoint))
-    if options.slides:
-        records = data.records(options.slides, labelled=False)
-    else:
-        records = [one for one in read_manifest(folder.splits, labelled=False) if one.split == options.split]
-    if not records:
-        raise UserError(f"no slide is in the split {options.split}; the splits of this run are in {folder.splits}")
-    check_files(records)
+    if options.slides is None:
+        records = run.slides(options.split)
     model.to(device_of(config))
-    out = folder.segments
+    out = run.segments
     classes, segments = list(model.task.classes), Segments(model, data, out, chosen, budget_of(config, model.device))
-    with ending_at_once(), naming_workers():
+    with at_work(run.path):
         segments.write(records)
     write_json(out / "segments.json", {"classes": classes, "slides": segments.found, "skipped": segments.skipped})
     facts = {"split": "" if options.slides else options.split, "tolerance": chosen.tolerance, "join": chosen.join}

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from lightning_plugin import TileSource
 from wsi_trainer.data import SlideRecord
-from wsi_trainer.fit.evaluate import owners_of
-from wsi_trainer.fit.lesion_scores import LESIONS, SCORES, write_lesions
-from wsi_trainer.fit.run_folder import write_json
+from wsi_trainer.fit.evaluate import LESION_SCORES, LESIONS, owners_of, write_lesions
+from wsi_trainer.fit.run import write_json
 from wsi_trainer.metrics import BORDER_SCORES, BorderPredictions, Marks, summarise
 from wsi_trainer.segment.borders import border_pixels
 from wsi_trainer.segment.lesions import Points, detections, drawn_lesions, marked, near_joined
@@ -82,7 +81,7 @@ def write_scores(
         facts: What else scores.json says.
         resamples: For the intervals.
     """
-    for name in (BORDERS, LESIONS, SCORES):
+    for name in (BORDERS, LESIONS, LESION_SCORES):
         (folder / name).unlink(missing_ok=True)
     known = [record for record in records if record.slide in judged]
     if not known:
@@ -97,5 +96,5 @@ def write_scores(
         borders.write(folder / BORDERS)
         scores["borders"] = summarise(borders, BORDER_SCORES, resamples)
     scores["without_micrometres"] = [slide for slide, found in counted.items() if found is None]
-    write_json(folder / SCORES, scores)
+    write_json(folder / LESION_SCORES, scores)
     return scores

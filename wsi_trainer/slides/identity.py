@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from wsi_trainer.foreign import read_json
 from wsi_trainer.foreign.files import what_is
 
 from .errors import SlideError
 from .readers import omezarr
 from .readers.dicom import claims, files_of
+from .store.manifest import NAME
+from .store.metadata import PROVENANCE
 
 _PIECE = 1 << 20
 
@@ -31,12 +35,48 @@ def quick_hash(path: Path) -> str:
     for file in _checked(path):
         size = file.stat().st_size
         seal.update(f"{file.name}:{size};".encode())
-        with file.open("rb") as stream:
-            # A set and not a list: its order is in the hashes of all stores that were ever made, and a test pins it.
-            for start in {0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}:
-                stream.seek(start)
-                seal.update(stream.read(_PIECE))
+        _add_pieces(seal, file, size)
     return seal.hexdigest()
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Checksums by which a slide is known again, whatever it is called; both empty where there is no file."""
+
+    content: str
+    """Of the file itself: a store's changes when it is made anew with other settings."""
+    source: str
+    """Of the slide that a store was made from; of another file the same as `content`."""
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """The fingerprint of a slide or a store. Of a store its records are read, of others three pieces of each file."""
+    if not path.exists():
+        return Fingerprint("", "")
+    if (path / NAME).is_file():
+        try:
+            content = str(read_json(path / NAME)["sha256"])
+            attributes = read_json(path / "zarr.json")["attributes"]
+            return Fingerprint(content, str(attributes[PROVENANCE]["source"]["sha256"]))
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise SlideError(path, f"is damaged, or no store of ours: {error}; see `wsi-train verify`") from error
+    seal = hashlib.sha256()
+    for file in _checked(path):
+        size = file.stat().st_size
+        seal.update(f"{size};".encode())
+        _add_pieces(seal, file, size)
+    return Fingerprint(seal.hexdigest(), seal.hexdigest())
+
+
+def _add_pieces(seal: hashlib._Hash, file: Path, size: int) -> None:
+    with file.open("rb") as stream:
+        # A set and not a list: its order is in the hashes of all stores that were ever made, and a test pins it.
+        for start in {0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}:
+            stream.seek(start)
+            seal.update(stream.read(_PIECE))
 
 
 def full_hash(path: Path) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wsi_trainer.data import SlideRecord, read_manifest
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run_folder import RunFolder, as_written, read_json
+from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.metrics import read_predictions
 from wsi_trainer.places import Place
@@ -95,8 +95,8 @@ def contents_of(what: Path, compare: Path | None = None, regions: Path | None = 
         raise UserError(f"--regions: there is no folder {regions}; it holds SLIDE.geojson for each annotated slide")
     if (what / "cross_validation.json").is_file():
         raise UserError(f"{what} holds a run for each fold; look at one of them, such as {what / 'fold0'}")
-    if RunFolder(what).config.is_file() or RunFolder(what).splits.is_file():
-        found = of_runs([RunFolder(what), *([] if compare is None else [RunFolder(compare).existing()])])
+    if Run(what).config.is_file() or Run(what).splits.is_file():
+        found = of_runs([Run(what), *([] if compare is None else [Run(compare).existing()])])
     elif compare is not None:
         raise UserError(f"--compare needs a run to compare with; {what} is not the folder of a run")
     else:
@@ -124,7 +124,7 @@ def of_slides(what: Path) -> Contents:
     return Contents(what.resolve().name, slides, notes=tuple(notes))
 
 
-def of_runs(folders: list[RunFolder]) -> Contents:
+def of_runs(folders: list[Run]) -> Contents:
     """The slides of the first run's splits, worst mistakes first, with what all of the runs say of them."""
     names = tuple(folder.path.resolve().name for folder in folders)
     if len(set(names)) < len(names):
@@ -153,12 +153,12 @@ def _shown(
     )
 
 
-def predictions_of(folder: RunFolder) -> list[Path]:
+def predictions_of(folder: Run) -> list[Path]:
     """The files of predictions of a run, one for each split."""
     return sorted(folder.predictions("any").parent.glob("*.csv"))
 
 
-def opinions_of(folder: RunFolder) -> tuple[dict[str, str], dict[str, Opinion]]:
+def opinions_of(folder: Run) -> tuple[dict[str, str], dict[str, Opinion]]:
     """The labels of slides as they were predicted against, and what the run says of them."""
     labels: dict[str, str] = {}
     opinions: dict[str, Opinion] = {}
@@ -171,14 +171,14 @@ def opinions_of(folder: RunFolder) -> tuple[dict[str, str], dict[str, Opinion]]:
     return labels, opinions
 
 
-def error_means(folder: RunFolder) -> str:
+def error_means(folder: Run) -> str:
     """What the error of a slide is, in words; empty where nothing was predicted."""
     for path in predictions_of(folder):
         return read_predictions(path).of_slide.ERROR
     return ""
 
 
-def maps_of(folder: RunFolder, run: str = "") -> dict[str, MapFile]:
+def maps_of(folder: Run, run: str = "") -> dict[str, MapFile]:
     """The maps of a run by slide. One outside of the run is refused: a run may come from somebody else."""
     about = folder.heatmaps / "heatmaps.json"
     with as_written(about):

@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_plugin import Box
 from wsi_trainer.cli import main
 from wsi_trainer.data import DataConfig, pixels_of, read_manifest
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.models import SegmentationTask
 from wsi_trainer.regions import IGNORED, counted, counts
 from wsi_trainer.slides.errors import SlideError
@@ -133,7 +133,7 @@ def test_a_run_weighs_by_the_pixels_of_its_training_slides(manifest: Path, tmp_p
             "--train.resamples=2",
         ]
         assert main(["fit", *words]) == 0
-        state = torch.load(RunFolder(tmp_path / name).checkpoint("best"), weights_only=True)["state_dict"]
+        state = torch.load(Run(tmp_path / name).checkpoint("best"), weights_only=True)["state_dict"]
         pixels = judged(manifest)
         expected = [1, 1] if name == "null" else (pixels.sum() / (2 * pixels)).tolist()
         assert state["task.weights.values"].tolist() == pytest.approx(expected)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def test_leaves_slides_stores_runs_and_report(small_demo: Path) -> None:
     assert len(list((small_demo / "slides" / "slides").glob("*.tif"))) == 20
     assert len(list((small_demo / "zarr").glob("*.zarr"))) == 20
     for name in ("full", "thumbnail"):
-        run = RunFolder(small_demo / "runs" / name).existing()
+        run = Run(small_demo / "runs" / name).existing()
         assert read_json(run.evaluation("test"))["slides"] >= 6
     page = (small_demo / "report.html").read_text(encoding="utf-8")
     assert "Difference, paired by slide" in page and "thumbnail" in page
@@ -35,10 +35,10 @@ def test_a_rerun_keeps_the_slides_and_ends_with_path_and_numbers(
 ) -> None:
     slides = sorted((small_demo / "slides" / "slides").glob("*.tif"))
     before = [path.stat().st_mtime_ns for path in slides]
-    first = RunFolder(small_demo / "runs" / "full").predictions("test").read_bytes()
+    first = Run(small_demo / "runs" / "full").predictions("test").read_bytes()
     assert main(words(small_demo)) == 0
     assert [path.stat().st_mtime_ns for path in slides] == before
-    assert RunFolder(small_demo / "runs" / "full").predictions("test").read_bytes() == first
+    assert Run(small_demo / "runs" / "full").predictions("test").read_bytes() == first
     out = capsys.readouterr().out
     assert f"report: {small_demo / 'report.html'}" in out
     for line in ("full resolution", "thumbnail", "difference, paired", "what plain PyTorch holds"):

@@ -21,7 +21,7 @@ from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
 from wsi_trainer.embed import slides as embedding
 from wsi_trainer.embed.layouts import checksum
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.slides import staging
 from wsi_trainer.slides.convert import Job, convert
@@ -304,7 +304,7 @@ def test_fit_trains_a_head_on_features_and_needs_no_slides(tmp_path: Path, capsy
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     words = [f"--config={tmp_path / 'config.yaml'}"]
     assert main(["fit", *words]) == 0
-    scores = read_json(RunFolder(tmp_path / "run").evaluation("test"))
+    scores = read_json(Run(tmp_path / "run").evaluation("test"))
     assert scores["slide"]["auc"]["value"] == 1.0
     capsys.readouterr()
     assert main(["fit", *words, f"--out={tmp_path / 'other'}", "--model.backbone.init_args.width=7"]) == 2

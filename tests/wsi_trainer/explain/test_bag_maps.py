@@ -17,8 +17,8 @@ from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.explain.attribution import attribute
 from wsi_trainer.explain.bag_map import BagPlaces
 from wsi_trainer.explain.probe import GLASS
-from wsi_trainer.fit.run_folder import RunFolder
-from wsi_trainer.fit.training import load_weights
+from wsi_trainer.fit.parser import load_weights
+from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.settings import Settings
@@ -104,7 +104,7 @@ def test_the_viewer_draws_maps_of_bags_where_their_files_say(slides: Path, tmp_p
     words = [f"--config={tmp_path / 'config.yaml'}"]
     assert main(["fit", *words]) == 0
     assert main(["heatmap", *words, "--method=attention", "--size=64"]) == 0
-    maps = RunFolder(tmp_path / "run").heatmaps
+    maps = Run(tmp_path / "run").heatmaps
     ((slide, entry),) = json.loads((maps / "heatmaps.json").read_text())["slides"].items()
     scene = Scene(contents_of(tmp_path / "run"))
     number = next(i for i, one in enumerate(scene.contents.slides) if one.name == slide)
@@ -140,8 +140,8 @@ def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: p
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     words = [f"--config={tmp_path / 'config.yaml'}"]
     assert main(["fit", *words]) == 0
-    assert main(["heatmap", *words, "--method=attention", "--size=64"]) == 0
-    run = RunFolder(tmp_path / "run")
+    assert main(["heatmap", str(tmp_path / "run"), "--method=attention", "--size=64"]) == 0
+    run = Run(tmp_path / "run")
     (entry,) = json.loads((run.heatmaps / "heatmaps.json").read_text())["slides"].values()
     values = np.load(run.heatmaps / entry["array"])
     assert values.shape == (7, 8) and entry["stride"] == SIZE
@@ -155,5 +155,5 @@ def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: p
         assert values[y, x] == pytest.approx(weight, rel=1e-4)
     assert main(["report", str(run.path)]) == 0
     capsys.readouterr()
-    assert main(["heatmap", *words, "--data.group=patient"]) == 2
+    assert main(["heatmap", str(tmp_path / "run"), "--overwrite", "--data.group=patient"]) == 2
     assert "--data.group slide maps each slide by itself" in capsys.readouterr().err

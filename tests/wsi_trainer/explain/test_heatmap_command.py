@@ -9,14 +9,14 @@ import zarr
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.regions import read_regions
-from wsi_trainer.report.contents import Run, slide_rows
+from wsi_trainer.report.contents import RunResults, slide_rows
 from wsi_trainer.synthetic import generate
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     folder = tmp_path_factory.mktemp("heatmap")
     splits = {"train": 0.5, "val": 0.25, "test": 0.25}
     shape = (256, 256)  # of all, so that one plan serves them
@@ -26,20 +26,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path]:
         "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4,8]",
     ]  # fmt: skip
     assert main(words) == 0
-    return RunFolder(folder / "run"), manifest.parent / "lesions"
+    return Run(folder / "run"), manifest.parent / "lesions"
 
 
 def test_writes_a_picture_and_an_array_for_each_slide(
-    run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]
+    run: tuple[Run, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, lesions = run
     assert (
-        main(["heatmap", f"--config={folder.config}", f"--regions={lesions}", "--size=64", "--train.budget=64MiB"]) == 0
+        main(["heatmap", str(folder.path), "--overwrite", f"--regions={lesions}", "--size=64", "--train.budget=64MiB"])
+        == 0
     )
     assert "of what speaks for '1'" in capsys.readouterr().out.replace("\n", " ")
     facts = json.loads((folder.heatmaps / "heatmaps.json").read_text())
     assert facts["annotated_slides"] >= 1 and 0 < facts["area_inside"] < 1
-    rows = slide_rows(Run.load("run", folder, "test"), None)
+    rows = slide_rows(RunResults.load("run", folder, "test"), None)
     assert len(rows) == len(facts["slides"]) and all(row.map is not None and row.map.is_file() for row in rows)
     for entry in facts["slides"].values():
         values = np.load(folder.heatmaps / entry["array"])
@@ -57,15 +58,15 @@ def test_writes_a_picture_and_an_array_for_each_slide(
     assert "Lesions detected by class" in page and "FROC, bands" in page and "Borders by class" not in page
 
 
-def test_a_split_without_slides_is_named(run: tuple[RunFolder, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["heatmap", f"--config={run[0].config}", "--split=holdout"]) == 2
+def test_a_split_without_slides_is_named(run: tuple[Run, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["heatmap", str(run[0].path), "--overwrite", "--split=holdout"]) == 2
     assert "no slide is in the split holdout" in capsys.readouterr().err
 
 
 def test_another_method_and_target_are_said(
-    run: tuple[RunFolder, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: tuple[Run, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["heatmap", f"--config={run[0].config}", "--split=val", "--train.budget=64MiB"]
+    words = ["heatmap", str(run[0].path), "--overwrite", "--split=val", "--train.budget=64MiB"]
     assert main([*words, "--method=integrated", "--steps=2", "--target=0", "--top=0"]) == 0
     facts = json.loads((run[0].heatmaps / "heatmaps.json").read_text())
     assert facts["class"] == "0" and facts["method"] == "integrated"

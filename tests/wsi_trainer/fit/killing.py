@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 
 
 def start(words: list[str], log: Path) -> int:
@@ -42,12 +42,12 @@ def ended(pid: int) -> int:
 
 
 def final(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(RunFolder(folder).checkpoint("last"), weights_only=False)["state_dict"]
+    return torch.load(Run(folder).checkpoint("last"), weights_only=False)["state_dict"]
 
 
 def steps(folder: Path) -> int:
     """How many steps of the optimizer the last checkpoint has; -1 where there is none."""
-    path = RunFolder(folder).checkpoint_path("last")
+    path = Run(folder).checkpoint_path("last")
     return int(torch.load(path, weights_only=False)["global_step"]) if path.is_file() else -1
 
 
@@ -82,15 +82,15 @@ def trial(words: list[str], folder: Path, moment: float, pause: float) -> int:
         pause: Seconds between two of them; where the moment is below 1, those before the first.
     """
     while True:
-        pid = start([*words, f"--out={folder}", "--ckpt_path=last"], folder.with_suffix(".log"))
-        watch(pid, RunFolder(folder).checkpoint_path("last"), until=int(moment))
+        pid = start([*words, f"--out={folder}", "--resume=last"], folder.with_suffix(".log"))
+        watch(pid, Run(folder).checkpoint_path("last"), until=int(moment))
         time.sleep((moment % 1) * pause)
         os.kill(pid, signal.SIGKILL)
         if ended(pid) == -signal.SIGKILL:
             break
         shutil.rmtree(folder)  # it ended before it was killed
     continued = steps(folder)
-    if ended(start([*words, f"--out={folder}", "--ckpt_path=last"], folder.with_suffix(".log"))):
+    if ended(start([*words, f"--out={folder}", "--resume=last"], folder.with_suffix(".log"))):
         raise RuntimeError(f"continuing {folder} failed: {folder.with_suffix('.log').read_text()[-2000:]}")
     return continued
 
@@ -98,7 +98,7 @@ def trial(words: list[str], folder: Path, moment: float, pause: float) -> int:
 def uninterrupted(words: list[str], folder: Path) -> list[float]:
     """Run to the end; the seconds from its start to the first checkpoint, and from each to the next."""
     pid = start([*words, f"--out={folder}"], folder.with_suffix(".log"))
-    moments = watch(pid, RunFolder(folder).checkpoint_path("last"))
+    moments = watch(pid, Run(folder).checkpoint_path("last"))
     if ended(pid):
         raise RuntimeError(folder.with_suffix(".log").read_text()[-2000:])
     return [after - before for before, after in pairwise(moments)]

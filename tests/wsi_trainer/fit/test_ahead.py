@@ -13,15 +13,15 @@ import torch
 from wsi_trainer.cli import main
 from wsi_trainer.data import ahead, read_manifest
 from wsi_trainer.data.ahead import AheadSource
-from wsi_trainer.fit.ahead import ReadAhead
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.callbacks import ReadAhead
+from wsi_trainer.fit.run import Run, read_json
 
 BUDGET = 6 << 20
 SHOWN = ["--data.stain=0.1", "--data.tint=0.02", "--data.shift=40", f"--train.budget={BUDGET}", "--train.epochs=2"]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(RunFolder(folder).checkpoint("last"), weights_only=True)["state_dict"]
+    found: dict[str, torch.Tensor] = torch.load(Run(folder).checkpoint("last"), weights_only=True)["state_dict"]
     return found
 
 
@@ -65,7 +65,7 @@ def test_weights_are_the_same_to_the_bit(
     assert_same_weights(tmp_path / "without", tmp_path / "with")
     assert rooms[0] == 0  # of the first step it is not known what it holds beside its plan
     assert len(begun) >= 6 and sum(used) >= 6, (rooms, begun, used)
-    facts = read_json(RunFolder(tmp_path / "with").memory)
+    facts = read_json(Run(tmp_path / "with").memory)
     assert facts["step_peak_bytes"] + max(begun) <= BUDGET
 
 
@@ -86,6 +86,6 @@ def test_a_tile_that_cannot_be_decoded_is_left_out_in_its_own_step(
     for name, switch in (("without", False), ("with", True)):
         run(common, tmp_path / name, ahead=switch)
     assert_same_weights(tmp_path / "without", tmp_path / "with")
-    failures = [RunFolder(tmp_path / name).failures.read_text() for name in ("without", "with")]
+    failures = [Run(tmp_path / name).failures.read_text() for name in ("without", "with")]
     assert failures[0] == failures[1]
     assert failures[0].count(f"{spoilt.slide},train") == 2

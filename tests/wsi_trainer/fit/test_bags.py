@@ -16,7 +16,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data import PatchConfig, open_bag
 from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.tissue import mask_of
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 
@@ -42,7 +42,7 @@ def config(bag_stores: Path, tmp_path: Path) -> Path:
 
 def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(bag_stores: Path, config: Path, tmp_path: Path) -> None:
     assert main(["fit", f"--config={config}", "--train.budget=1MiB"]) == 0
-    run = RunFolder(tmp_path / "run")
+    run = Run(tmp_path / "run")
     trained = torch.load(run.checkpoint("last"), weights_only=True)["state_dict"]
     bags = [whole_bag(bag_stores / f"s{number}.zarr") for number in range(len(SPLITS))]
     assert min(map(len, bags)) > 5
@@ -91,15 +91,16 @@ def test_what_a_run_says_and_what_follows_it(
     """Augmented bags, the estimate, the saved config, evaluation, report, and a plan for another bag."""
     more = ["--train.epochs=1", "--data.patches.turn=true", "--data.patches.shift=4", "--data.patches.stain=0.1"]
     assert main(["fit", f"--config={config}", "--train.budget=4MiB", "--data.patches.mpp=own", *more]) == 0
-    run = RunFolder(tmp_path / "run")
+    run = Run(tmp_path / "run")
     bags = [len(whole_bag(bag_stores / f"s{number}.zarr")) for number in range(3)]
     assert f"the largest has {max(bags)} patches of {SIZE} × {SIZE}" in capsys.readouterr().out
     assert read_json(run.estimate)["pixels"]["train"] == sum(bags) * SIZE**2
     saved = yaml.safe_load(run.config.read_text())["data"]["patches"]
     assert saved["mpp"] == "own" and saved["shift"] == 4
-    for command in (["test"], ["validate"], ["predict", f"--slides={bag_stores / 'manifest.csv'}"]):
-        assert main([*command, f"--config={run.config}"]) == 0
-    assert len((run.path / "predictions" / "manifest.csv").read_text().splitlines()) == 8
+    for command in (["test", "--overwrite"], ["validate"], ["predict", "--name=all"]):
+        more = [str(bag_stores / "manifest.csv")] if command[0] == "predict" else []
+        assert main([command[0], str(run.path), *more, *command[1:]]) == 0
+    assert len((run.path / "cohorts" / "all" / "predictions.csv").read_text().splitlines()) == 8
     assert main(["report", str(run.path)]) == 0
     assert main(["plan", f"--config={run.config}", "--patches=300"]) == 0
     assert f"300 x 3 x {SIZE} x {SIZE}" in capsys.readouterr().out
@@ -110,9 +111,7 @@ def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(bag_stores: Path, c
             "--data.turn=true", "--data.shift=9", "--data.tint=0.02"]  # fmt: skip
     for name, budget in (("tiled", "1MiB"), ("plain", "null")):
         assert main(["fit", f"--config={config}", *more, f"--out={tmp_path / name}", f"--train.budget={budget}"]) == 0
-    tiled, plain = (
-        torch.load(RunFolder(tmp_path / n).checkpoint("last"), weights_only=True) for n in ("tiled", "plain")
-    )
+    tiled, plain = (torch.load(Run(tmp_path / n).checkpoint("last"), weights_only=True) for n in ("tiled", "plain"))
     for name, value in plain["state_dict"].items():
         torch.testing.assert_close(tiled["state_dict"][name], value, rtol=1e-8, atol=1e-8, msg=name)
 

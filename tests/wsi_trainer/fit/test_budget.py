@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.report.contents import read_curves
 
 
-def losses(folder: RunFolder) -> list[float]:
+def losses(folder: Run) -> list[float]:
     """The loss of every step."""
     with (folder.metrics / "version_0" / "metrics.csv").open(newline="") as file:
         return [float(row["train_loss_step"]) for row in csv.DictReader(file) if row["train_loss_step"]]
@@ -24,7 +24,7 @@ def test_losses_and_predictions_are_those_of_plain_pytorch(
     common = [*words, f"--data.manifest={square_slides}", "--train.precision=64-true", "--train.epochs=9"]
     assert main(["fit", *common]) == 0
     assert main(["fit", *common, f"--out={tmp_path / 'tiled'}", "--train.budget=3MiB"]) == 0
-    plain, tiled = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "tiled")
+    plain, tiled = Run(tmp_path / "run"), Run(tmp_path / "tiled")
     curves = [read_curves(folder.metrics) for folder in (plain, tiled)]
     assert curves[0].keys() == curves[1].keys()
     for column in ("train_loss", "val_loss"):

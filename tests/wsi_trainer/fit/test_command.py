@@ -7,7 +7,7 @@ import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions, auc
 from wsi_trainer.report.contents import read_curves
 
@@ -16,7 +16,7 @@ def test_a_run_folder_holds_everything_and_the_other_commands_read_it(
     words: list[str], manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fit", *words]) == 0
-    folder = RunFolder(tmp_path / "run").existing()
+    folder = Run(tmp_path / "run").existing()
     splits = read_manifest(folder.splits)
     assert len(splits) == 16 and {record.split for record in splits} == {"train", "val", "test"}
     curves = read_curves(folder.metrics)
@@ -30,9 +30,11 @@ def test_a_run_folder_holds_everything_and_the_other_commands_read_it(
     assert scores["slide"]["auc"]["value"] == auc(predictions)
     assert "auc" in capsys.readouterr().out
 
-    again = [f"--config={folder.config}"]
+    again = [str(folder.path)]
     first = folder.predictions("test").read_bytes()
-    assert main(["test", *again]) == 0
+    assert main(["test", *again]) == 2
+    assert "evaluation/test.json is there already; give --overwrite" in capsys.readouterr().err
+    assert main(["test", *again, "--overwrite"]) == 0
     assert folder.predictions("test").read_bytes() == first
     assert main(["validate", *again, "--checkpoint=last"]) == 0
     assert read_json(folder.evaluation("val"))["checkpoint"] == "last"
@@ -40,12 +42,12 @@ def test_a_run_folder_holds_everything_and_the_other_commands_read_it(
 
 
 def _predict_without_labels(
-    again: list[str], folder: RunFolder, slide: Path, known: ClassPredictions, tmp_path: Path
+    again: list[str], folder: Run, slide: Path, known: ClassPredictions, tmp_path: Path
 ) -> None:
     unlabelled = tmp_path / "new.csv"
     unlabelled.write_text("slide\n" + "\n".join(str(slide.parent / Path(name).name) for name in known.slides))
-    assert main(["predict", *again, f"--slides={unlabelled}"]) == 0
-    with (folder.path / "predictions" / "new.csv").open(newline="") as file:
+    assert main(["predict", *again, str(unlabelled)]) == 0
+    with (folder.path / "cohorts" / "new" / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert "label" not in rows[0]
     values = [float(row["probability_1"]) for row in rows]
@@ -84,12 +86,12 @@ def test_a_second_run_does_not_overwrite_the_first(
     capsys.readouterr()
     assert main(["fit", *words]) == 2
     assert "holds a run already" in capsys.readouterr().err
-    assert main(["test", *[word for word in words if "run" not in word], f"--out={tmp_path / 'other'}"]) == 2
+    assert main(["test", str(tmp_path / "other")]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
 
 
 def test_a_missing_checkpoint_is_named(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").touch()
-    assert main(["test", *words]) == 2
+    (tmp_path / "run" / "config.yaml").write_text("data: {manifest: m.csv}\n")
+    assert main(["test", str(tmp_path / "run")]) == 2
     assert "there is no checkpoint at" in capsys.readouterr().err

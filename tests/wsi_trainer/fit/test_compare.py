@@ -12,8 +12,8 @@ import yaml
 from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, resnet
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
-from wsi_trainer.fit.cost import Cost, Watch, costing
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.compare import Cost, costing
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import auc, paired_difference, read_predictions
 from wsi_trainer.models import ResNet
 
@@ -48,7 +48,7 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
     words = ["fit", f"--config={config}", "--compare=frozen"]
     assert main(words) == 0
     out, shown = tmp_path / "out", capsys.readouterr().out
-    runs = RunFolder(out / "run"), RunFolder(out / "frozen")
+    runs = Run(out / "run"), Run(out / "frozen")
     splits = [{r.slide: r.split for r in read_manifest(run.splits)} for run in runs]
     assert splits[0] == splits[1]
     facts = json.loads((out / "comparison.json").read_text())
@@ -74,7 +74,7 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
     assert main(words) == 2
     assert "is not empty; choose another --out, or continue" in capsys.readouterr().err
     before = runs[0].evaluation("test").stat().st_mtime_ns
-    assert main([*words, "--ckpt_path=last"]) == 0
+    assert main([*words, "--resume=last"]) == 0
     assert runs[0].evaluation("test").stat().st_mtime_ns == before, "what is done is kept"
 
 
@@ -83,7 +83,7 @@ def test_folds_of_both_runs_hold_out_the_same_slides(words: list[str], square_sl
     assert main(["fit", *words, *more]) == 0
     out = tmp_path / "run"
     for fold in ("fold0", "fold1"):
-        held = [read_predictions(RunFolder(out / run / fold).predictions("val")).slides for run in ("run", "thumbnail")]
+        held = [read_predictions(Run(out / run / fold).predictions("val")).slides for run in ("run", "thumbnail")]
         assert held[0] == held[1]
     facts = read_json(out / "comparison.json")
     assert facts["runs"] == ["full resolution", "thumbnail"] and facts["features"] is None
@@ -100,7 +100,7 @@ def test_folds_of_both_runs_hold_out_the_same_slides(words: list[str], square_sl
         (["--compare=frozen", "--model.pretrained=null"], "--compare frozen needs model.pretrained"),
         (["--compare=frozen", "--data.patches=null"], "--compare frozen needs data.patches"),
         (["--compare=frozen", "--train.devices=2"], "train.devices is 2, and a comparison measures one process"),
-        (["--compare=frozen", "--ckpt_path=best"], "a comparison continues with --ckpt_path last"),
+        (["--compare=frozen", "--resume=best"], "a comparison continues with --resume last"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
@@ -109,24 +109,6 @@ def test_what_cannot_be_compared_is_one_line(
     assert main(["fit", f"--config={config}", *more]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def test_energy_is_counted_across_the_end_of_a_counter(tmp_path: Path) -> None:
-    for number, begin in enumerate((10, 990)):
-        zone = tmp_path / f"intel-rapl:{number}"
-        (zone / f"intel-rapl:{number}:0").mkdir(parents=True)  # a part of the package, counted with it
-        (zone / "energy_uj").write_text(str(begin))
-        (zone / "max_energy_range_uj").write_text("1000")
-    watch = Watch(tmp_path)
-    watch.look()
-    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("30")
-    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("5")
-    watch.look()
-    assert watch.joules == pytest.approx((20 + 15) / 1e6)
-    (tmp_path / "intel-rapl:0" / "energy_uj").unlink()
-    watch.look()
-    assert watch.joules is None
-    assert Watch(tmp_path / "nowhere").joules is None
 
 
 def test_a_run_in_parts_costs_all_of_them(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from wsi_trainer.fit.one_run import instantiate, parse
-from wsi_trainer.fit.parser import make_parser
-from wsi_trainer.fit.planning import plan_shape
-from wsi_trainer.fit.training import check_settings
+from wsi_trainer.fit.parser import check_settings, instantiate, make_parser, parse
+from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.models import SlideBatch
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs").glob("*.yaml"))

@@ -8,7 +8,7 @@ import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions, auc
 
 
@@ -30,9 +30,9 @@ def test_folds_are_runs_and_their_summary(
     assert main(["fit", *options, "--folds=2"]) == 0
     shown = capsys.readouterr().out
     assert "cross-validation, 2 folds" in shown and "pooled" in shown
-    out = RunFolder(tmp_path / "run")
+    out = Run(tmp_path / "run")
     facts = read_json(out.cross_validation)
-    held = [ClassPredictions.read(RunFolder(out.path / f"fold{number}").predictions("test")) for number in range(2)]
+    held = [ClassPredictions.read(Run(out.path / f"fold{number}").predictions("test")) for number in range(2)]
     everyone = [record.slide for record in read_manifest(unsplit)]
     assert sorted(slide for fold in held for slide in fold.slides) == sorted(everyone)
     for fold, predictions in zip(facts["folds"], held):
@@ -44,22 +44,22 @@ def test_folds_are_runs_and_their_summary(
     kept = (out.path / "fold0" / "evaluation" / "test.json").stat().st_mtime_ns
     assert main(["fit", *options, "--folds=2"]) == 2
     assert "is not empty" in capsys.readouterr().err
-    assert main(["fit", *options, "--folds=2", "--ckpt_path=last"]) == 0
+    assert main(["fit", *options, "--folds=2", "--resume=last"]) == 0
     assert read_json(out.cross_validation) == facts
     assert (out.path / "fold0" / "evaluation" / "test.json").stat().st_mtime_ns == kept
-    assert main(["test", f"--config={out.path / 'fold1' / 'config.yaml'}"]) == 0
+    assert main(["test", str(out.path / "fold1"), "--overwrite"]) == 0
 
 
 def test_a_test_split_of_the_manifest_is_kept_for_the_end(
     words: list[str], square_slides: Path, tmp_path: Path
 ) -> None:
     assert main(["fit", *words, f"--data.manifest={square_slides}", "--train.epochs=1", "--folds=2"]) == 0
-    out = RunFolder(tmp_path / "run")
+    out = Run(tmp_path / "run")
     facts = read_json(out.cross_validation)
     assert facts["split"] == "val"
     tested = {record.slide for record in read_manifest(square_slides) if record.split == "test"}
     for number in range(2):
-        fold = RunFolder(out.path / f"fold{number}")
+        fold = Run(out.path / f"fold{number}")
         with fold.predictions("val").open(newline="") as file:
             assert not tested & {row["slide"] for row in csv.DictReader(file)}
 
@@ -69,8 +69,8 @@ def test_a_test_split_of_the_manifest_is_kept_for_the_end(
     [
         (["--folds=1"], "needs 2 or more"),
         (["--folds=9"], "too few for 9 parts"),
-        (["--folds=2", "--folds_by=site"], "has no site"),
-        (["--folds=2", "--ckpt_path=best"], "continues with --ckpt_path last"),
+        (["--folds=2", "--folds-by=site"], "has no site"),
+        (["--folds=2", "--resume=best"], "continues with --resume last"),
     ],
 )
 def test_what_cannot_be_divided_is_one_line(

@@ -11,7 +11,7 @@ import torch
 
 from wsi_trainer.cli import main
 from wsi_trainer.data.sampling import EpochSampler, InOrder
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models.gathered import Gathered
 
 PROGRAM = "import sys; from wsi_trainer.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -44,7 +44,7 @@ def test_two_processes_train_one_network(words: list[str], square_slides: Path, 
         capture_output=True, text=True, timeout=300, cwd=Path(__file__).resolve().parents[3],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     assert read_json(folder.evaluation("test"))["slides"] == 2
     assert torch.load(folder.checkpoint("last"), weights_only=False)["global_step"] == 2 * 3  # of 6 slides, two at once
 
@@ -85,11 +85,11 @@ def test_folds_on_two_processes_are_runs_of_their_own(words: list[str], square_s
     command = [sys.executable, "-m", "wsi_trainer", "fit", *words, *options, "--folds=2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).resolve().parents[3])
     assert done.returncode == 0, done.stderr[-3000:]
-    out = RunFolder(tmp_path / "run")
+    out = Run(tmp_path / "run")
     facts = read_json(out.cross_validation)
     assert facts["split"] == "val" and len(facts["folds"]) == 2  # the manifest's test slides are kept for the end
     for number in range(2):
-        fold = RunFolder(out.path / f"fold{number}")
+        fold = Run(out.path / f"fold{number}")
         assert read_json(fold.evaluation("val"))["slides"] == facts["folds"][number]["slides"]
         assert torch.load(fold.checkpoint("last"), weights_only=False)["global_step"] == 3
 
@@ -102,4 +102,4 @@ def test_a_fold_that_fails_says_how_to_go_on(
     assert main(["fit", *words, *options, "--folds=2"]) == 2
     error = capfd.readouterr().err
     assert "smallest budget that works is" in error
-    assert "ended with exit code 2, its message is above; mend it and continue with --ckpt_path last" in error
+    assert "ended with exit code 2, its message is above; mend it and continue with --resume last" in error

@@ -25,7 +25,9 @@ def write_config(folder: Path, mpp: str = "0.5", white: bool = False) -> Path:
     rows = ["slide,label,split,mpp"]
     for number, split in enumerate(("train", "val")):
         noise = np.random.default_rng(number).integers(60, 200, (96, 96, 3), dtype=np.uint8)
-        tifffile.imwrite(folder / f"s{number}.tif", np.full_like(noise, 250) if white else noise, tile=(32, 32))
+        tifffile.imwrite(
+            folder / f"s{number}.tif", np.full_like(noise, 250 + number) if white else noise, tile=(32, 32)
+        )
         rows.append(f"s{number}.tif,{number},{split},{mpp}")
     (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
     content = {
@@ -75,6 +77,6 @@ def test_a_bag_of_one_patch_is_trained_on_and_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = write_config(tmp_path)
-    words = ["--data.patches.over=slide", "--data.patches.stride=96", "--test_on=val"]
+    words = ["--data.patches.over=slide", "--data.patches.stride=96", "--test-on=val"]
     assert main(["fit", f"--config={config}", *words]) == 0
     assert "its bag is one patch; attention over it has nothing to choose from" in caplog.text

@@ -7,8 +7,9 @@ import pytest
 from lightning_plugin import Grid, Plan
 from lightning_plugin.plan import Forecast, SegmentForecast, SegmentPlan
 from wsi_trainer.cli import main
-from wsi_trainer.fit.estimate import duration, estimate, sentence
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.callbacks import estimate, sentence
+from wsi_trainer.fit.memory import duration
+from wsi_trainer.fit.run import Run, read_json
 
 GIB = 2**30
 
@@ -45,7 +46,7 @@ def test_a_run_says_it_before_its_first_step(
     assert main(["fit", *words, *options]) == 0
     shown = capsys.readouterr().out
     assert shown.index("6 slides to train on") < shown.index("Epoch 0")
-    facts = read_json(RunFolder(tmp_path / "run").estimate)
+    facts = read_json(Run(tmp_path / "run").estimate)
     assert facts["largest"] == [256, 256] and facts["pixels"]["train"] == 6 * 256 * 256
     assert 0 < facts["device_bytes"] <= facts["budget"] == 16 * 2**20 and facts["seconds_per_epoch"] > 0
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.wsi_trainer.fit.whole_bags import VIT, vit
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
 from wsi_trainer.models.low_rank import LowRankLinear
 from wsi_trainer.models.pretrained import load_pretrained
@@ -23,7 +23,7 @@ SMALL = {"img_size": SIZE, "patch_size": 8, "depth": 2, "embed_dim": 8, "num_hea
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> tuple[RunFolder, SlideClassifier]:
+def run(tmp_path: Path) -> tuple[Run, SlideClassifier]:
     """A run with LoRA, and the network that it has trained."""
     content = {
         "out": str(tmp_path / "run"),
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> tuple[RunFolder, SlideClassifier]:
         },
         "data": {"manifest": "manifest.csv", "patches": {"size": SIZE}},
     }
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     folder.checkpoints.mkdir(parents=True)
     folder.config.write_text(yaml.safe_dump(content))
     torch.manual_seed(1)
@@ -48,11 +48,11 @@ def run(tmp_path: Path) -> tuple[RunFolder, SlideClassifier]:
 
 @pytest.mark.parametrize("name", ["encoder.pt", "encoder.safetensors"])
 def test_low_rank_is_merged_into_a_file_that_the_plain_network_takes(
-    run: tuple[RunFolder, SlideClassifier], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: tuple[Run, SlideClassifier], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name.endswith("safetensors"):
         pytest.importorskip("safetensors")
-    words = ["export", f"--config={run[0].config}", f"--file={tmp_path / name}"]
+    words = ["export", str(run[0].path), f"--file={tmp_path / name}"]
     assert main(words) == 0
     plain = PatchEncoder(VIT, SIZE, SMALL)
     match = load_pretrained(plain, tmp_path / name)

@@ -16,8 +16,8 @@ from lightning_plugin import Box, LazyImage, SFTStrategy
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
 from wsi_trainer.data.checked import CheckedSource
-from wsi_trainer.fit.failures import FailureLog
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.callbacks import FailureLog
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import ResNet, SlideClassifier
 from wsi_trainer.slides.errors import SlideError
 
@@ -32,7 +32,7 @@ def damaged(manifest: Path, tmp_path: Path) -> tuple[Path, dict[str, str]]:
     for record in records:
         if record.split not in spoilt:
             spoilt[record.split] = record.slide
-            record.path.write_bytes(b"II*\0 this is no slide")
+            record.path.write_bytes(b"II*\0 this is no slide" + record.slide.encode())
     return folder / manifest.name, spoilt
 
 
@@ -46,16 +46,15 @@ def test_by_default_the_run_ends_and_names_the_slide(
 
 
 def test_a_slide_that_is_only_tested_on_is_named_before_the_first_step(
-    words: list[str], damaged: tuple[Path, dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], manifest: Path, damaged: tuple[Path, dict[str, str]], tmp_path: Path, capsys: Any
 ) -> None:
     path, spoilt = damaged
     records = {record.slide: record for record in read_manifest(path)}
-    sound = next(record for record in records.values() if record.slide not in spoilt.values())
     for split in ("train", "val"):
-        shutil.copyfile(sound.path, records[spoilt[split]].path)
+        shutil.copyfile(manifest.parent / spoilt[split], records[spoilt[split]].path)
     assert main(["fit", *words, f"--data.manifest={path}"]) == 2
     assert spoilt["test"] in capsys.readouterr().err
-    assert not RunFolder(tmp_path / "run").begun
+    assert not Run(tmp_path / "run").begun
 
 
 @pytest.mark.parametrize("budget", ["null", "4MiB"])
@@ -65,7 +64,7 @@ def test_a_run_goes_on_without_it_and_says_so(
     path, spoilt = damaged
     options = [f"--data.manifest={path}", "--data.on_error=skip", "--train.epochs=2", f"--train.budget={budget}"]
     assert main(["fit", *words, *options]) == 0
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     with folder.failures.open(newline="") as file:
         rows = [(row["slide"], row["stage"], row["epoch"]) for row in csv.DictReader(file)]
     expected = [
@@ -83,7 +82,7 @@ def test_a_run_without_any_slide_ends(words: list[str], damaged: tuple[Path, dic
     path, _ = damaged
     for record in read_manifest(path):
         if record.split == "train":
-            record.path.write_bytes(b"")
+            record.path.write_bytes(record.slide.encode())
     assert main(["fit", *words, f"--data.manifest={path}", "--data.on_error=skip"]) == 2
     assert "none of the 8 training slides can be read" in capsys.readouterr().err
 

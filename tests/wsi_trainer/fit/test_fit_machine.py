@@ -25,9 +25,9 @@ from torch import Tensor
 from tests.machines import DAMAGES, Machine, go_through, quietly
 from tests.stopping import go_on, started, stopped
 from wsi_trainer.cli import main
-from wsi_trainer.fit import going_on
+from wsi_trainer.fit import run as runs
 from wsi_trainer.fit.checkpoints import Checkpoints
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.synthetic import generate
 
 ENDED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -59,7 +59,7 @@ class Fit(Machine):
         if engine not in self.wholes:
             self.wholes[engine] = self.undisturbed()
         self.whole = self.wholes[engine]
-        self.folder = RunFolder(self.root / "run")
+        self.folder = Run(self.root / "run")
         self.spoilt: dict[Path, bytes] = {}  # what was whole
 
     def teardown(self) -> None:
@@ -117,7 +117,7 @@ class Fit(Machine):
 
     @rule()
     def resume(self) -> None:
-        code, said = self.here(self.words("fit", "--ckpt_path=last"))
+        code, said = self.here(self.words("fit", "--resume=last"))
         if self.last in self.spoilt:
             assert code == 2 and any(words in said for words in SAID), said
         else:
@@ -132,7 +132,7 @@ class Fit(Machine):
     @rule(how=st.sampled_from(sorted(ENDED)), touches=st.integers(1, 160), resume=st.booleans())
     def killed(self, how: signal.Signals, touches: int, resume: bool) -> None:
         self.counted["kills"] += 1
-        more = ["--ckpt_path=last"] if resume else []
+        more = ["--resume=last"] if resume else []
         process = started(self.words("fit", *more), self.folder.path, self.root / "log", touches, how)
         process.join()
         log = (self.root / "log").read_text()
@@ -145,10 +145,10 @@ class Fit(Machine):
         self.counted["concurrent"] += 1
         log = self.root / "log"
         log.unlink(missing_ok=True)
-        first = started(self.words("fit", "--ckpt_path=last"), self.folder.path, log, touches, signal.SIGSTOP)
+        first = started(self.words("fit", "--resume=last"), self.folder.path, log, touches, signal.SIGSTOP)
         stands = stopped(first)
-        with mock.patch.object(going_on, "PATIENCE", 0.05):
-            code, said = self.here(self.words("fit", "--ckpt_path=last"))
+        with mock.patch.object(runs, "SEARCHING", 0.05):
+            code, said = self.here(self.words("fit", "--resume=last"))
         assert go_on(first) == 0, log.read_text()[-3000:]
         # It may stand before it has taken the folder, or when it has let it go: then the second one is the first.
         assert code == 0 or (stands and "is being written by another run" in said), said
@@ -159,7 +159,7 @@ class Fit(Machine):
     def another_model(self, word: str) -> None:
         """Weights and optimizer are those of the checkpoint: what else is asked for cannot be had."""
         before, config = self.last.read_bytes(), self.folder.config.read_text()
-        code, said = self.here(self.words("fit", "--ckpt_path=last", f"--{word}"))
+        code, said = self.here(self.words("fit", "--resume=last", f"--{word}"))
         key = word.partition("=")[0].rpartition(".")[2]
         assert code == 2 and f"{key} was" in said, said
         assert self.last.read_bytes() == before and self.folder.config.read_text() == config
@@ -172,7 +172,8 @@ class Fit(Machine):
         if command in ("report", "status"):
             words = [command, str(self.folder.path)]
         else:
-            words = self.words(command, *([f"--slides={self.manifest}"] if command == "predict" else []))
+            more = [str(self.manifest)] if command == "predict" else []
+            words = [command, str(self.folder.path), *more, "--overwrite"]
         self.here(words)
         assert (self.last.read_bytes() if self.last.is_file() else None) == before
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import read_predictions
 from wsi_trainer.synthetic import generate
 
@@ -19,7 +19,7 @@ Rows = list[dict[str, str]]
 @pytest.fixture(scope="module")
 def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rows of 26 slides without splits."""
-    return generate(tmp_path_factory.mktemp("grown"), slides=26, seed=5, shape=(64, 64), workers=1)
+    return generate(tmp_path_factory.mktemp("grown"), slides=26, seed=5, shape=(256, 256), workers=1)
 
 
 def write(path: Path, rows: Rows) -> None:
@@ -29,7 +29,7 @@ def write(path: Path, rows: Rows) -> None:
         table.writerows(rows)
 
 
-def splits_of(run: RunFolder) -> dict[str, str]:
+def splits_of(run: Run) -> dict[str, str]:
     with run.splits.open(newline="") as file:
         return {row["slide"]: row["split"] for row in csv.DictReader(file)}
 
@@ -63,21 +63,20 @@ def test_slides_are_scored_in_the_split_they_were_trained_with(
 ) -> None:
     with slides.open(newline="") as file:
         rows = [{**row, "path": str(slides.parent / row["slide"])} for row in csv.DictReader(file)]
-    manifest, run = tmp_path / "manifest.csv", RunFolder(tmp_path / "run")
+    manifest, run = tmp_path / "manifest.csv", Run(tmp_path / "run")
     write(manifest, rows[:20])
     fit = ["fit", *words, f"--data.manifest={manifest}", "--train.epochs=1"]
     assert main(fit) == 0
     kept = run.splits.read_bytes()
     splits = splits_of(run)
     write(manifest, change(rows[:20], rows[20:]))
-    again = f"--config={run.config}"
-    for command, split in ((["test", again], "test"), (["validate", again], "val")):
+    for command, split in ((["test", str(run.path), "--overwrite"], "test"), (["validate", str(run.path)], "val")):
         capsys.readouterr()
         assert main(command) == 0
         assert CHANGES[change] in " ".join(capsys.readouterr().out.split())
         said = read_predictions(run.predictions(split)).slides
         assert set(said) == {slide for slide, its in splits.items() if its == split}
-    assert main([*fit, "--train.epochs=2", "--ckpt_path=last"]) == 0
+    assert main([*fit, "--train.epochs=2", "--resume=last"]) == 0
     assert set(read_predictions(run.predictions("test")).slides) == {s for s, its in splits.items() if its == "test"}
     assert run.splits.read_bytes() == kept
 
@@ -87,7 +86,7 @@ def test_folds_are_drawn_once(slides: Path, words: list[str], tmp_path: Path) ->
         rows = [{**row, "path": str(slides.parent / row["slide"])} for row in csv.DictReader(file)]
     manifest, folds = tmp_path / "manifest.csv", tmp_path / "run" / "folds"
     write(manifest, rows[:20])
-    command = ["fit", *words, f"--data.manifest={manifest}", "--train.epochs=1", "--folds=2", "--ckpt_path=last"]
+    command = ["fit", *words, f"--data.manifest={manifest}", "--train.epochs=1", "--folds=2", "--resume=last"]
     assert main(command) == 0
     kept = [path.read_bytes() for path in sorted(folds.glob("*.csv"))]
     write(manifest, rows)

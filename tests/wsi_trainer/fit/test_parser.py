@@ -41,7 +41,7 @@ def test_every_argument_of_every_class_has_help_and_the_class_can_be_named(key: 
 
 
 def test_the_printed_config_has_comments_and_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--out=run", "--data.manifest=slides.csv", "--print_config=comments"]) == 0
+    assert main(["fit", "--out=run", "--data.manifest=slides.csv", "--print-config=comments"]) == 0
     shown = capsys.readouterr().out
     content = yaml.safe_load(shown)
     assert content["train"]["budget"] == "auto" and content["data"]["manifest"] == "slides.csv"

@@ -13,7 +13,7 @@ import yaml
 
 from tests.wsi_trainer.fit.whole_bags import SIZE, resnet, train_whole, whole_bag
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 
@@ -48,7 +48,7 @@ def test_a_patient_is_one_bag_one_label_and_one_prediction(
     bag_stores: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fit", f"--config={config}", "--train.budget=1500KiB"]) == 0
-    run = RunFolder(tmp_path / "run")
+    run = Run(tmp_path / "run")
     bags = {
         patient: torch.cat([whole_bag(bag_stores / f"s{slide}.zarr", SIZE, STRIDE, share=0) for slide in slides])
         for patient, slides in PATIENTS.items()
@@ -70,6 +70,6 @@ def test_a_patient_is_one_bag_one_label_and_one_prediction(
         said = model.task.predict(model.eval()(bags["dee"]))
     np.testing.assert_allclose(predicted.probabilities, said.numpy(), atol=1e-8)
     assert main(["report", str(run.path)]) == 0 and "dee" in run.report.read_text()
-    assert main(["predict", f"--config={run.config}", f"--slides={tmp_path / 'manifest.csv'}"]) == 0
-    with (run.path / "predictions" / "manifest.csv").open() as file:
+    assert main(["predict", str(run.path), str(tmp_path / "manifest.csv"), "--name=all"]) == 0
+    with (run.path / "cohorts" / "all" / "predictions.csv").open() as file:
         assert [row["slide"] for row in csv.DictReader(file)] == list(PATIENTS)

@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_plugin import Plan
 from wsi_trainer.cli import main
-from wsi_trainer.fit.plan_model import build_model, on_any_device
+from wsi_trainer.fit.plan import build_model, on_any_device
 
 DEMO = Path(__file__).resolve().parents[3] / "configs" / "demo.yaml"
 HERE = "tests.wsi_trainer.fit.test_plan_command"

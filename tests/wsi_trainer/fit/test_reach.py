@@ -15,8 +15,8 @@ import torch
 
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.reach import limited
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.parser import limited
+from wsi_trainer.fit.run import Run
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint, read_weights
 
@@ -61,12 +61,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, manifest: Path) -> Path:
 def test_a_checkpoint_executes_nothing(
     command: str, trained: Path, manifest: Path, trap: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = torch.load(RunFolder(trained).checkpoint("best"), weights_only=True)
+    content = torch.load(Run(trained).checkpoint("best"), weights_only=True)
     torch.save({**content, "callbacks": Evil(trap)}, tmp_path / "evil.ckpt")
-    words = [f"--config={trained / 'config.yaml'}"]
-    words += [f"--slides={manifest}"] if command == "predict" else []
-    words += [f"--ckpt_path={tmp_path / 'evil.ckpt'}"] if command == "fit" else []
-    words += [f"--checkpoint={tmp_path / 'evil.ckpt'}"] if command != "fit" else []
+    words = [str(trained), *([str(manifest)] if command == "predict" else [])]
+    words += [f"--resume={tmp_path / 'evil.ckpt'}" if command == "fit" else f"--checkpoint={tmp_path / 'evil.ckpt'}"]
+    words += ["--overwrite"] if command == "test" else []
     capsys.readouterr()
     assert main([command, *words]) == 2
     assert "which reading it would run" in one_line(capsys)
@@ -78,7 +77,7 @@ def test_a_file_that_is_no_checkpoint_is_one_line(
     kind: str, trained: Path, trap: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.ckpt"
-    whole = RunFolder(trained).checkpoint("best").read_bytes()
+    whole = Run(trained).checkpoint("best").read_bytes()
     contents = {"empty": b"", "text": b"weights\n", "cut": whole[: len(whole) // 2], "pickle": pickle.dumps(Evil(trap))}
     if kind in contents:
         path.write_bytes(contents[kind])
@@ -89,12 +88,11 @@ def test_a_file_that_is_no_checkpoint_is_one_line(
     elif kind == "folder":
         path.mkdir()
     path = Path("/dev/null") if kind == "null" else path
-    words = [f"--config={trained / 'config.yaml'}", f"--checkpoint={path}"]
-    assert main(["test", *words]) == 2
+    assert main(["test", str(trained), "--overwrite", f"--checkpoint={path}"]) == 2
     assert path.name in one_line(capsys)
     if kind in ("cut", "pickle"):
-        fresh = [words[0], f"--out={tmp_path / 'r'}"]
-        for more in ([words[0], f"--ckpt_path={path}"], [*fresh, f"--model.pretrained={path}"]):
+        config = f"--config={trained / 'config.yaml'}"
+        for more in ([config, f"--resume={path}"], [config, f"--out={tmp_path / 'r'}", f"--model.pretrained={path}"]):
             assert main(["fit", *more]) == 2
             assert path.name in one_line(capsys)
     assert not trap.exists()
@@ -102,7 +100,7 @@ def test_a_file_that_is_no_checkpoint_is_one_line(
 
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_our_own_checkpoints_hold_numbers_only(trained: Path, name: str) -> None:
-    assert read_checkpoint(RunFolder(trained).checkpoint(name))["state_dict"]
+    assert read_checkpoint(Run(trained).checkpoint(name))["state_dict"]
 
 
 CONFIGS = [
@@ -130,11 +128,13 @@ def test_a_config_names_classes_of_this_package_only(
 ) -> None:  # fmt: skip
     (tmp_path / "evil.py").write_text(f"open({str(trap)!r}, 'w')\n")
     monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m wsi_trainer` has the working folder
-    config = tmp_path / "c.yaml"
-    config.write_text(f"out: {tmp_path / 'run'}\ndata: {{manifest: m.csv}}\n" + text.replace("TRAP", str(trap)) + "\n")
-    needed = {"plan": ["--budget=1GiB", "--image=512x512"], "predict": ["--slides=m.csv"]}
-    more = needed.get(command, [])
-    assert main([command, f"--config={config}", *more]) == 2
+    config = tmp_path / "run" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text("data: {manifest: m.csv}\n" + text.replace("TRAP", str(trap)) + "\n")
+    of_config = [f"--config={config}", f"--out={config.parent}"]
+    needed = {"plan": [*of_config, "--budget=1GiB", "--image=512x512"], "fit": of_config}
+    more = needed.get(command, [str(config.parent), *(["m.csv"] if command == "predict" else [])])
+    assert main([command, *more]) == 2
     error = one_line(capsys)
     assert "--trust" in error and "is not a class of wsi_trainer.models" in error
     assert not trap.exists()
@@ -161,11 +161,14 @@ def test_with_trust_your_own_classes_are_used_in_every_command(
     assert main(["fit", *own, "--train.epochs=1"]) == 2
     assert "mine.Head is not a class" in one_line(capsys)
     assert main(["fit", "--trust", *own, "--train.epochs=1"]) == 0
-    again = f"--config={tmp_path / 'run' / 'config.yaml'}"
+    again = ["test", str(tmp_path / "run"), "--overwrite"]
     capsys.readouterr()
-    assert main(["test", again]) == 2
+    assert main(again) == 2
     assert "--trust" in one_line(capsys)
-    assert main(["test", again, "--trust"]) == 0
+    with pytest.raises(UserError, match="--trust"):
+        _ = Run.open(tmp_path / "run").loaded
+    assert Run.open(tmp_path / "run", trust=True).loaded.data.manifest.is_absolute()
+    assert main([*again, "--trust"]) == 0
 
 
 def test_the_limit_is_lifted_after_a_command() -> None:
@@ -215,7 +218,7 @@ def test_a_config_that_is_no_config_is_one_line(
 def test_many_references_that_stand_for_little_are_read(words: list[str], tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("train: &t\n  epochs: 1\n  seed: &s 3\n  resamples: *s\n")
-    assert main(["fit", *words, f"--config={config}", "--print_config"]) == 0
+    assert main(["fit", *words, f"--config={config}", "--print-config"]) == 0
 
 
 def test_weights_that_are_cut_short_are_refused(tmp_path: Path) -> None:

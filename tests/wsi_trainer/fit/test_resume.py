@@ -18,10 +18,11 @@ from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import main
 from wsi_trainer.cli.entry import FAULT_EXIT
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit import checkpoints, going_on, training
+from wsi_trainer.fit import checkpoints, fit
+from wsi_trainer.fit import run as runs
 from wsi_trainer.fit.config import TrainConfig
-from wsi_trainer.fit.engine import make_trainer
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.trainer import make_trainer
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.report.contents import read_curves
@@ -32,7 +33,7 @@ class Killed(RuntimeError):
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(RunFolder(folder).checkpoint("last"), weights_only=True)["state_dict"]
+    return torch.load(Run(folder).checkpoint("last"), weights_only=True)["state_dict"]
 
 
 def test_resumed_after_death_in_an_epoch(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +44,7 @@ def test_resumed_after_death_in_an_epoch(words: list[str], tmp_path: Path, monke
         expected, actual = weights(tmp_path / "run"), weights(folder)
         assert expected.keys() == actual.keys()
         assert all(torch.equal(value, actual[key]) for key, value in expected.items())
-        curves = [read_curves(RunFolder(place).metrics) for place in (tmp_path / "run", folder)]
+        curves = [read_curves(Run(place).metrics) for place in (tmp_path / "run", folder)]
         assert curves[0] == curves[1]
 
 
@@ -74,15 +75,15 @@ def test_the_same_command_again_ends_a_run_that_is_finished(
 ) -> None:
     """As docs/how-to/slurm.md has it: one script for the first job and for all others."""
     options = [f"--data.manifest={square_slides}", "--train.epochs=1", f"--train.budget={budget}"]
-    command = ["fit", *words, *options, "--ckpt_path=last"]
-    folder = RunFolder(tmp_path / "run")
+    command = ["fit", *words, *options, "--resume=last"]
+    folder = Run(tmp_path / "run")
 
     def die(*_: object, **__: object) -> None:
         raise Killed
 
     with monkeypatch.context() as context:
         if died == "before its test":
-            context.setattr(training, "predict", die)
+            context.setattr(fit, "test_split", die)
         elif died == "while it wrote a checkpoint":
             context.setattr(os, "fsync", die)
         assert main(command) == (0 if died == "after its test" else FAULT_EXIT)
@@ -98,11 +99,11 @@ def test_a_folder_is_one_runs_at_a_time(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whether the first has taken a step already or not."""
-    monkeypatch.setattr(going_on, "PATIENCE", 0.05)
-    folder = RunFolder(tmp_path / "run")
+    monkeypatch.setattr(runs, "SEARCHING", 0.05)
+    folder = Run(tmp_path / "run")
     folder.path.mkdir()
-    with going_on.alone_in(folder):
-        for more in ([], ["--ckpt_path=last"]):
+    with folder.locked():
+        for more in ([], ["--resume=last"]):
             assert main(["fit", *words, *more]) == 2
             assert "is being written by another run" in capsys.readouterr().err
     assert [path.name for path in folder.path.iterdir()] == [".lock"]
@@ -112,8 +113,8 @@ def test_a_disk_without_locks_trains(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(going_on.FileLock, "acquire", refuse)
-    with going_on.alone_in(RunFolder(tmp_path)):
+    monkeypatch.setattr(runs.FileLock, "acquire", refuse)
+    with Run(tmp_path).locked():
         pass
 
 
@@ -121,9 +122,9 @@ def test_a_run_goes_on_with_the_model_it_began_with(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A checkpoint holds the optimizer with its learning rate: what is asked for otherwise could only be ignored."""
-    command = ["fit", *words, "--ckpt_path=last"]
+    command = ["fit", *words, "--resume=last"]
     assert main([*command, "--train.epochs=1"]) == 0
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     config = folder.config.read_text()
     assert main([*command, "--train.epochs=2", "--model.learning_rate=0.5"]) == 2
     assert "model.learning_rate was" in capsys.readouterr().err and folder.config.read_text() == config
@@ -137,7 +138,7 @@ def test_a_run_that_died_after_its_last_checkpoint_tells_of_its_memory(
 ) -> None:
     command = ["fit", *words, "--train.epochs=1", f"--train.budget={budget}"]
     assert main(command) == 0
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     before = read_json(folder.memory)
     folder.memory.unlink()
     folder.plan.unlink(missing_ok=True)
@@ -151,8 +152,8 @@ def test_a_run_that_died_after_its_last_checkpoint_tells_of_its_memory(
 def test_a_full_disk_keeps_the_checkpoint_before(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["fit", *words, "--train.epochs=2", "--train.checkpoint_every=1", "--ckpt_path=last"]
-    folder, fsync, calls = RunFolder(tmp_path / "run"), os.fsync, 0
+    command = ["fit", *words, "--train.epochs=2", "--train.checkpoint_every=1", "--resume=last"]
+    folder, fsync, calls = Run(tmp_path / "run"), os.fsync, 0
 
     def full(descriptor: int) -> None:
         nonlocal calls
@@ -228,9 +229,9 @@ def terminated(process: ForkServerProcess, log: Path) -> str:
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
 def test_a_signal_ends_a_run_which_is_continued(words: list[str], tmp_path: Path) -> None:
     """Not as if all were well: a job that is stopped has another exit code than one that is done."""
-    command = ["fit", *words, "--train.epochs=2", "--train.checkpoint_every=1", "--ckpt_path=last"]
+    command = ["fit", *words, "--train.epochs=2", "--train.checkpoint_every=1", "--resume=last"]
     process = start(tmp_path / "log.txt", slow_steps.fit, command)
-    last = RunFolder(tmp_path / "run").checkpoint_path("last")
+    last = Run(tmp_path / "run").checkpoint_path("last")
     while not last.is_file() and process.is_alive():
         time.sleep(0.05)
     error = terminated(process, tmp_path / "log.txt")
@@ -248,7 +249,7 @@ def test_a_signal_ends_a_run_which_is_continued(words: list[str], tmp_path: Path
 def test_a_signal_ends_the_commands_that_look_at_slides(words: list[str], tmp_path: Path, name: str) -> None:
     assert main(["fit", *words, "--train.epochs=1"]) == 0
     manifest = next(w.partition("=")[2] for w in words if w.startswith("--data.manifest="))
-    command = [name, *words, *([f"--slides={manifest}"] if name == "predict" else [])]
+    command = [name, str(tmp_path / "run"), "--overwrite", *([manifest] if name == "predict" else [])]
     log = tmp_path / "log.txt"
     process = start(log, slow_steps.look, command)
     while not log.is_file() or "looking at a slide" not in log.read_text():

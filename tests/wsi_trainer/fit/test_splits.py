@@ -10,8 +10,8 @@ import pytest
 from lightning_plugin import SFTStrategy
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
-from wsi_trainer.fit.engine import make_trainer
-from wsi_trainer.fit.plan_command import plan
+from wsi_trainer.fit.plan import plan
+from wsi_trainer.fit.trainer import make_trainer
 
 
 @pytest.mark.parametrize(

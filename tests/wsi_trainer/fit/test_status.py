@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from torch import Tensor
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
-from wsi_trainer.errors import UserError
-from wsi_trainer.fit.bundle import offering
 from wsi_trainer.fit.events import EventLog, older, read_events, recorded
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.status import status_of
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.stopping import Stopped
@@ -89,7 +86,7 @@ def test_a_disk_that_refuses_a_record_does_not_end_the_run(tmp_path: Path, caplo
     ("error", "outcome"), [(None, "done"), (Stopped(15), "stopped"), (ValueError("it\nbroke"), "failed")]
 )
 def test_the_end_of_a_run_is_told(tmp_path: Path, error: BaseException | None, outcome: str) -> None:
-    folder = RunFolder(tmp_path)
+    folder = Run(tmp_path)
     try:
         with recorded(folder.events, "1", None):
             assert status_of(tmp_path)[0].state == "running"
@@ -119,7 +116,7 @@ with recorded(Path({str(tmp_path / "events.jsonl")!r}), "1", None):
 
 
 def test_time_left_goes_by_what_this_process_has_done(tmp_path: Path) -> None:
-    path = RunFolder(tmp_path).events
+    path = Run(tmp_path).events
     with recorded(path, "1", "last"):
         pass
     start = read_events(path)[0]
@@ -153,7 +150,7 @@ def test_a_run_is_told_of_and_a_loss_that_is_not_finite_is_named(
 
     monkeypatch.setattr(SlideClassifier, "_loss", loss)
     assert main(["fit", *words, "--train.epochs=1"]) == 2, "scores of such predictions are refused"
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     records = read_events(folder.events)
     assert next((r["slide"], r["loss"]) for r in records if r["event"] == "loss") == (spoilt[0], "inf")
     assert any(spoilt[0] in r["text"] and "step 1" in r["text"] for r in records if r["event"] == "warning")
@@ -165,73 +162,6 @@ def test_a_run_is_told_of_and_a_loss_that_is_not_finite_is_named(
     validated = [record.slide for record in read_manifest(folder.splits) if record.split == "val"]
     assert any(f"the prediction of slide {slide} is" in said["last_error"] for slide in validated)
     assert {"start", "train", "step", "end"} <= {r["event"] for r in records}
-
-
-def test_a_bundle_has_no_names_no_paths_and_no_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = RunFolder(tmp_path / "Secret Study")
-    folder.path.mkdir()
-    planted = ["Ottilie", "Jane Doe", "S19-4711", "Secret Study", "planteduser", "plantedhost", tmp_path.name]
-    folder.config.write_text("data: {manifest: /data/Secret Study/slides.csv, downsample: 2}\nout: /home/Ottilie/r\n")
-    folder.splits.write_text("slide,patient,path,label,split\nS19-4711,Jane Doe,/data/Secret Study/a b.svs,1,train\n")
-    (folder.path / "a b.svs").write_bytes(b"PIXELS" * 100)
-    folder.plan.write_text('{"budget": 1234567}')
-    events = EventLog(folder.events)
-    events.write("start", version="1", host="plantedhost", pid=1, created=0.0, user="planteduser", resume=None)
-    events.write("step", epoch=0, batch=0, step=1, done=1, slide="S19-4711", loss=0.25)
-    events.write("warning", text="slide s19-4711 of JANE DOE is left out: no tissue")
-    events.write("error", kind="UserError", text="/data/Secret Study/a b.svs: planteduser may not read it")
-    target = tmp_path / "help.zip"
-    assert main(["status", str(folder.path), f"--bundle={target}"]) == 0
-    with zipfile.ZipFile(target) as file:
-        texts = {name: file.read(name).decode() for name in file.namelist()}
-    everything = "".join([*texts, *texts.values()]).lower()
-    assert [name for name in [*planted, "pixels", "a b.svs", str(Path.home())] if name.lower() in everything] == []
-    assert '"loss": 0.25' in texts["events.json"] and "is left out: no tissue" in texts["events.json"]
-    assert "1234567" in texts["plan.json"] and '"downsample": 2' in texts["config.json"]
-    assert "codecs" in texts["doctor.json"]
-    assert main(["status", str(folder.path), f"--bundle={target}"]) == 2, "nothing is overwritten"
-    folder.splits.unlink()
-    assert main(["status", str(folder.path), f"--bundle={tmp_path / 'second.zip'}"]) == 0
-    with zipfile.ZipFile(tmp_path / "second.zip") as file:
-        assert "no tissue" not in file.read("events.json").decode()
-
-
-@pytest.mark.parametrize("debug", [True, False])
-def test_a_run_that_fails_offers_a_bundle_and_writes_it_where_all_was_asked_for(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], debug: bool
-) -> None:
-    right, steps = SlideClassifier._loss, []
-
-    def broken(self: SlideClassifier, *rest: Any) -> Tensor:
-        steps.append(self)
-        if self.training and len(steps) > 6:
-            raise ZeroDivisionError("a fault")
-        return right(self, *rest)
-
-    words = [word for word in words if "budget" not in word] + ["--train.budget=64MiB"]
-    monkeypatch.setattr(SlideClassifier, "_loss", broken)
-    run = tmp_path / "run"
-    for attempt in range(2 if debug else 1):
-        again = ["--ckpt_path=last"] if attempt else []
-        assert main(["fit", *words, "--train.epochs=1", *again, *(["--debug"] if debug else [])]) == 70
-    said = capsys.readouterr().err
-    written = sorted(path.name for path in run.glob("*.zip"))
-    assert written == (["bundle-2.zip", "bundle.zip"] if debug else [])
-    assert (f"{run / 'bundle-2.zip'} holds what" in said) == debug and ("--bundle help.zip" in said) != debug
-    for name in written:
-        with zipfile.ZipFile(run / name) as file:
-            records = json.loads(file.read("events.json"))
-            assert json.loads(file.read("plan.json"))["segments"], "the plan of the steps that there were"
-            assert [r["outcome"] for r in records if r["event"] == "end"][-1] == "failed"
-            assert [r["kind"] for r in records if r["event"] == "error"][-1] == "ZeroDivisionError"
-
-
-def test_what_the_user_can_mend_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError), offering(tmp_path):
-        raise UserError("a cell is wrong")
-    assert "bundle" not in capsys.readouterr().err
 
 
 def test_a_run_that_went_well_is_done(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,7 +178,7 @@ def test_a_cross_validation_says_each_fold(tmp_path: Path) -> None:
     for number in range(11):
         (tmp_path / "folds" / f"fold{number}.csv").touch()
     (tmp_path / "fold0").mkdir()
-    with recorded(RunFolder(tmp_path / "fold0").events, "1", None):
+    with recorded(Run(tmp_path / "fold0").events, "1", None):
         said = status_of(tmp_path)
     assert [one.run for one in said] == [f"fold{number}" for number in range(11)]
     assert [one.state for one in said] == ["running"] + ["waiting"] * 10

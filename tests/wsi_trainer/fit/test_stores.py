@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.synthetic import generate
 
 SPLITS = {"train": 0.5, "val": 0.25, "test": 0.25}
@@ -25,7 +25,7 @@ SMALL = [
 
 
 def preprocess(*words: object) -> int:
-    return main(["preprocess", *map(str, words), "--workers", "1", "--stall_minutes", "0"])
+    return main(["preprocess", *map(str, words), "--workers", "1", "--stall-minutes", "0"])
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -52,9 +52,9 @@ def test_regions_are_those_of_the_users_table(tmp_path: Path) -> None:
     assert main(["fit", *words, f"--out={tmp_path / 'slides'}"]) == 0
     for name in ("stores", "again"):
         assert main(["fit", *words, f"--out={tmp_path / name}", f"--data.stores={tmp_path / 'out'}"]) == 0
-        found = RunFolder(tmp_path / name)
+        found = Run(tmp_path / name)
         assert all(row["path"].endswith(".zarr") for row in rows(found.splits))
-        assert rows(found.predictions("test")) == rows(RunFolder(tmp_path / "slides").predictions("test"))
+        assert rows(found.predictions("test")) == rows(Run(tmp_path / "slides").predictions("test"))
 
 
 def test_slides_that_were_renamed_are_in_one_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,9 +76,9 @@ def test_slides_that_were_renamed_are_in_one_split(tmp_path: Path, capsys: pytes
     assert "and 7 more" in capsys.readouterr().out  # notes that two stores are one slide
     assert len(list(out.glob("*.zarr"))) == 24
     assert main(["fit", *SMALL, f"--data.manifest={mine}", f"--data.stores={out}", f"--out={tmp_path / 'run'}"]) == 0
-    splits = rows(RunFolder(tmp_path / "run").splits)
+    splits = rows(Run(tmp_path / "run").splits)
     assert len(splits) == 12 and max(Counter(row["slide"] for row in splits).values()) == 1
-    assert main(["test", f"--config={RunFolder(tmp_path / 'run').config}"]) == 0
+    assert main(["test", f"--config={Run(tmp_path / 'run').config}"]) == 0
 
 
 def test_a_template_with_labels_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import read_predictions
 
 TASKS = {
@@ -41,14 +41,14 @@ def test_trains_and_is_scored(name: str, table: Path, words: list[str], tmp_path
     tissue += ["--model.backbone.norm=batch", "--model.statistics=tissue"] if name == "number" else []
     budget = ["--train.budget=64MiB"] if name in ("number", "cox") else []
     assert main(["fit", *words, *more, *tissue, *budget, "--train.resamples=20"]) == 0
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     scores = read_json(folder.evaluation("test"))
     assert monitor == "val_loss" or monitor.removeprefix("val_") in scores["slide"]
     assert len(read_predictions(folder.predictions("test"))) == scores["slides"] == 2
     kept = read_manifest(folder.splits, columns=("age", "time", "event"))
     assert [record.others["age"] for record in kept] == [str(40 + 3 * i) for i in range(12)]
-    assert main(["predict", f"--config={folder.config}", f"--slides={table}"]) == 0
-    with (folder.path / "predictions" / "all.csv").open(newline="") as file:
+    assert main(["predict", str(folder.path), str(table)]) == 0
+    with (folder.path / "cohorts" / "all" / "predictions.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 12
 
 

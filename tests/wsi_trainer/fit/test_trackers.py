@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def options(words: list[str], square_slides: Path) -> list[str]:
 def test_mlflow_keeps_every_score(options: list[str], tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     assert main([*options, "--train.loggers=[mlflow]"]) == 0
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     client = mlflow.MlflowClient(f"sqlite:///{folder.path / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("wsi-train")
     (found,) = client.search_runs([experiment.experiment_id])

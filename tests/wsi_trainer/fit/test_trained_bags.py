@@ -14,7 +14,7 @@ import yaml
 from lightning_plugin import Plan
 from tests.wsi_trainer.fit.whole_bags import TRAINED_ON, VIT, train_whole, vit, whole_bag
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")
@@ -57,7 +57,7 @@ def test_steps_of_a_fit_are_those_of_plain_pytorch(
     assert [len(bag) for bag in bags] == [9] * TRAINED_ON
     train_whole(model, bags, [0, 1, 0], epochs, RATE)
 
-    run = RunFolder(tmp_path / "run")
+    run = Run(tmp_path / "run")
     trained = torch.load(run.checkpoint("last"), weights_only=True)["state_dict"]
     learnt = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for name, value in model.state_dict().items():

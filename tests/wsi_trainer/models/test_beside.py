@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box, LazyImage, TensorSource, TiledModule
-from wsi_trainer.fit.planning import plan_step
+from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.metrics import JointPredictions
 from wsi_trainer.models import (
     AttentionPooling,
@@ -139,7 +139,7 @@ def test_predicts_both() -> None:
 
 def test_is_planned_and_pools_over_tissue() -> None:
     model = SlideClassifier(UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), pool_over="tissue")
-    plan = plan_step(model, 300, 200, "64MiB")
+    plan = plan_shape(model, (1, 3, 300, 200), "64MiB")
     assert plan.peak_bytes <= 64 * 2**20 and not plan.barriers and not model.standardise.seen
     tissue = torch.zeros(1, 1, 61, 50)
     tissue[:, :, :20, :20] = 1

@@ -10,12 +10,10 @@ import pytest
 import tifffile
 
 from wsi_trainer.data import SlideRecord, write_manifest
-from wsi_trainer.fit.environment import environment
-from wsi_trainer.fit.evaluate import evaluate
-from wsi_trainer.fit.run_folder import RunFolder, write_json
-from wsi_trainer.metrics import ClassPredictions
+from wsi_trainer.fit.run import Run, environment, write_json
+from wsi_trainer.metrics import SCORES, ClassPredictions, summarise
 
-MakeRun = Callable[[str, np.ndarray], RunFolder]
+MakeRun = Callable[[str, np.ndarray], Run]
 SLIDES = 24
 
 
@@ -35,8 +33,8 @@ def make_run(tmp_path: Path, labels: np.ndarray) -> MakeRun:
         label = ("normal", "tumour")[labels[index]]
         records.append(SlideRecord(path.name, path, label, f"p{index // 2 * 2 + labels[index]}", "test"))
 
-    def make(name: str, positive: np.ndarray) -> RunFolder:
-        folder = RunFolder(tmp_path / name)
+    def make(name: str, positive: np.ndarray) -> Run:
+        folder = Run(tmp_path / name)
         predictions = ClassPredictions(
             tuple(r.slide for r in records),
             tuple(r.patient for r in records),
@@ -45,7 +43,7 @@ def make_run(tmp_path: Path, labels: np.ndarray) -> MakeRun:
             np.stack([1 - positive, positive], axis=1),
         )
         predictions.write(folder.predictions("test"))
-        write_json(folder.evaluation("test"), {"split": "test", **evaluate(predictions, resamples=50)})
+        write_json(folder.evaluation("test"), {"split": "test", **summarise(predictions, SCORES, 50)})
         write_json(folder.environment, environment())
         write_json(folder.memory, {"engine": "plain PyTorch", "plain_bytes": 2**20, "image_shape": [1, 3, 256, 320]})
         write_manifest(folder.splits, records)

@@ -15,7 +15,7 @@ from PIL import Image
 from wsi_trainer.cli import main
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.slide_map import SlideMap
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.places import Place
 
 from .conftest import SLIDES, MakeRun
@@ -24,11 +24,11 @@ SLIDE = "slide 0 <&>.tif"
 
 
 @pytest.fixture
-def run(make_run: MakeRun, labels: np.ndarray) -> RunFolder:
+def run(make_run: MakeRun, labels: np.ndarray) -> Run:
     return make_run("run", np.where(labels == 1, 0.9, 0.1) + np.linspace(-0.05, 0.05, SLIDES))
 
 
-def refused(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(run: Run, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["report", str(run.path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "Traceback" not in error
@@ -36,7 +36,7 @@ def refused(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-def with_picture(run: RunFolder, picture: str) -> RunFolder:
+def with_picture(run: Run, picture: str) -> Run:
     run.heatmaps.mkdir(exist_ok=True)
     facts = {"class": "tumour", "slides": {SLIDE: {"picture": picture}}}
     (run.heatmaps / "heatmaps.json").write_text(json.dumps(facts))
@@ -47,7 +47,7 @@ def with_picture(run: RunFolder, picture: str) -> RunFolder:
     "picture", ["../../outside.png", "{tmp}/outside.png", "/etc/passwd", "link.png", "../link/outside.png"]
 )
 def test_a_picture_outside_of_the_run_is_refused(
-    picture: str, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    picture: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Image.new("RGB", (4, 4), "red").save(tmp_path / "outside.png")
     run.heatmaps.mkdir()
@@ -56,7 +56,7 @@ def test_a_picture_outside_of_the_run_is_refused(
     assert "outside of the run" in refused(with_picture(run, picture.format(tmp=tmp_path)), capsys)
 
 
-def test_a_run_that_is_reached_by_a_link_shows_its_own_pictures(run: RunFolder, tmp_path: Path) -> None:
+def test_a_run_that_is_reached_by_a_link_shows_its_own_pictures(run: Run, tmp_path: Path) -> None:
     with_picture(run, "map.png")
     Image.new("RGB", (4, 4), "red").save(run.heatmaps / "map.png")
     (tmp_path / "link").symlink_to(run.path)
@@ -76,7 +76,7 @@ CASES += [(name, text) for name in ("plan.json", "evaluation/test.json") for tex
 
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_a_damaged_file_is_named_or_left_out(
-    name: str, text: bytes, run: RunFolder, capsys: pytest.CaptureFixture[str]
+    name: str, text: bytes, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run.path / name).parent.mkdir(exist_ok=True)
     (run.path / name).write_bytes(text)
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_named_or_left_out(
         assert code == 2
 
 
-def test_a_picture_that_is_none_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_that_is_none_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with_picture(run, "map.png")
     (run.heatmaps / "map.png").write_bytes(b"no picture")
     assert "map.png is no picture" in refused(run, capsys)

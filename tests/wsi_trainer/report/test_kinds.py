@@ -9,9 +9,7 @@ import pytest
 import tifffile
 
 from wsi_trainer.data import SlideRecord, write_manifest
-from wsi_trainer.fit.environment import environment
-from wsi_trainer.fit.evaluate import evaluate
-from wsi_trainer.fit.run_folder import RunFolder, write_json
+from wsi_trainer.fit.run import Run, environment, write_json
 from wsi_trainer.metrics import (
     MULTI_LABEL_SCORES,
     RISK_SCORES,
@@ -24,6 +22,7 @@ from wsi_trainer.metrics import (
     Score,
     ValuePredictions,
     Words,
+    summarise,
 )
 from wsi_trainer.report import write_report
 
@@ -69,9 +68,9 @@ KINDS: dict[str, tuple[Callable[[], Predictions], Mapping[str, Score], tuple[str
 def test_each_kind_has_its_page(kind: str, tmp_path: Path, browser: Browser) -> None:
     make, scores, expected = KINDS[kind]
     predictions = make()
-    folder = RunFolder(tmp_path)
+    folder = Run(tmp_path)
     predictions.write(folder.predictions("test"))
-    summary = evaluate(predictions, resamples=40, scores=dict(scores))
+    summary = summarise(predictions, dict(scores), 40)
     write_json(folder.evaluation("test"), {"split": "test", **summary})
     write_json(folder.environment, environment())
     write_json(folder.memory, {"engine": "plain PyTorch"})

@@ -10,30 +10,30 @@ from PIL import Image
 
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run_folder import RunFolder, write_json
+from wsi_trainer.fit.run import Run, write_json
 from wsi_trainer.report import write_report
-from wsi_trainer.report.contents import Run, read_curves, slide_rows
+from wsi_trainer.report.contents import RunResults, read_curves, slide_rows
 
 from .conftest import SLIDES, Browser, MakeRun
 
 
 @pytest.fixture
-def runs(make_run: MakeRun, labels: np.ndarray) -> tuple[RunFolder, RunFolder]:
+def runs(make_run: MakeRun, labels: np.ndarray) -> tuple[Run, Run]:
     """A good model with one bad mistake, slide 5, and one that guesses."""
     good = np.where(labels == 1, 0.9, 0.1) + np.linspace(-0.05, 0.05, SLIDES)
     good[5] = 0.02
     return make_run("full", good), make_run("guess", np.random.default_rng(0).random(SLIDES))
 
 
-def test_the_worst_mistake_comes_first(runs: tuple[RunFolder, RunFolder]) -> None:
-    rows = slide_rows(Run.load("full", runs[0], "test"), Run.load("guess", runs[1], "test"))
+def test_the_worst_mistake_comes_first(runs: tuple[Run, Run]) -> None:
+    rows = slide_rows(RunResults.load("full", runs[0], "test"), RunResults.load("guess", runs[1], "test"))
     assert rows[0].slide.startswith("slide 5 ") and rows[0].words.wrong and rows[0].error == pytest.approx(0.98)
     assert rows[0].words.predicted == "normal" and rows[0].words.probability == pytest.approx(0.98)
     assert [row.error for row in rows] == sorted((row.error for row in rows), reverse=True)
     assert sum(row.words.wrong for row in rows) == 1 and all(row.baseline is not None for row in rows)
 
 
-def test_the_page_needs_nothing_but_itself(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_the_page_needs_nothing_but_itself(runs: tuple[Run, Run]) -> None:
     page = write_report(runs[0], runs[1]).read_text(encoding="utf-8")
     addresses = re.findall(r"""(?:src|href|url|@import)\s*[=(]?\s*["']?([^"'\s>)]+)""", page)
     assert len(addresses) > SLIDES
@@ -41,7 +41,7 @@ def test_the_page_needs_nothing_but_itself(runs: tuple[RunFolder, RunFolder]) ->
     assert "http:" not in page.replace("http://www.w3.org", "") and "https:" not in page
 
 
-def test_the_page_says_the_numbers_and_what_is_absent(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_the_page_says_the_numbers_and_what_is_absent(runs: tuple[Run, Run]) -> None:
     page = unescape(write_report(runs[0], runs[1], facts={"time": "12 s"}).read_text(encoding="utf-8"))
     assert "What is not there yet" in page and "This run used plain PyTorch" in page
     assert "which excludes 0" in page and "24 slides of 24 patients" in page
@@ -57,13 +57,11 @@ def test_the_page_says_that_a_training_was_an_approximation(make_run: MakeRun) -
     assert "training was an approximation" in page and "splits 2 along each axis" in page
 
 
-def test_names_cannot_break_the_page(runs: tuple[RunFolder, RunFolder]) -> None:
+def test_names_cannot_break_the_page(runs: tuple[Run, Run]) -> None:
     assert "<&>" not in write_report(runs[0]).read_text(encoding="utf-8")
 
 
-def test_a_browser_shows_it_without_an_error(
-    runs: tuple[RunFolder, RunFolder], browser: Browser, tmp_path: Path
-) -> None:
+def test_a_browser_shows_it_without_an_error(runs: tuple[Run, Run], browser: Browser, tmp_path: Path) -> None:
     page = write_report(runs[0], runs[1])
     screenshot = tmp_path / "page.png"
     _, logged = browser(page, "--window-size=1200,3000", f"--screenshot={screenshot}")
@@ -74,7 +72,7 @@ def test_a_browser_shows_it_without_an_error(
     assert dark.mean() > 0.2, "the page is nearly empty"
 
 
-def test_the_script_sorts_and_filters(runs: tuple[RunFolder, RunFolder], browser: Browser, tmp_path: Path) -> None:
+def test_the_script_sorts_and_filters(runs: tuple[Run, Run], browser: Browser, tmp_path: Path) -> None:
     page = write_report(runs[0], runs[1]).read_text(encoding="utf-8")
     actions = """<script>
     document.getElementById("wrong").checked = true;
@@ -98,7 +96,7 @@ def test_the_browser_would_notice_an_error(browser: Browser, tmp_path: Path) -> 
 
 
 def test_the_command_writes_it_and_names_what_is_missing(
-    runs: tuple[RunFolder, RunFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: tuple[Run, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep" / "page.html"
     assert main(["report", str(runs[0].path), f"--baseline={runs[1].path}", f"--out={out}"]) == 0
@@ -132,4 +130,4 @@ def test_a_resumed_run_has_one_curve(tmp_path: Path) -> None:
 
 def test_a_run_that_was_not_tested_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not the folder of a run"):
-        write_report(RunFolder(tmp_path))
+        write_report(Run(tmp_path))

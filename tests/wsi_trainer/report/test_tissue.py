@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("b", "c"):
         spoilt = Spoilt(made.render, SHAPE, marks if name == "b" else [])
         write_pyramid(folder / "in" / "a" / f"{name}.tif", spoilt.render, SHAPE, mpp=0.5)
-    words = ["preprocess", str(folder / "in"), str(folder / "out"), "--rules=pen", "--workers=1", "--stall_minutes=0"]
+    words = ["preprocess", str(folder / "in"), str(folder / "out"), "--rules=pen", "--workers=1", "--stall-minutes=0"]
     assert main(words) == 0
     return next((folder / "out").rglob("b.zarr"))
 

@@ -22,7 +22,7 @@ from lightning_plugin import Box, LazyImage, TensorSource
 from wsi_trainer.cli import main
 from wsi_trainer.data import open_image, read_manifest
 from wsi_trainer.data.images import dense
-from wsi_trainer.fit.run_folder import RunFolder, read_json
+from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import (
     AREA_SCORES,
     SCORES,
@@ -46,7 +46,7 @@ TASK = "{class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("regions")
     splits = {"train": 0.5, "val": 0.25, "test": 0.25}
     manifest = generate(folder, slides=8, seed=1, splits=splits, workers=1, shape=(192, 256))
@@ -63,14 +63,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         "--train.resamples=20",
     ]
     assert main(["fit", *words]) == 0
-    return RunFolder(folder / "run")
+    return Run(folder / "run")
 
 
-def test_the_scores_are_those_of_the_written_labels(run: RunFolder) -> None:
-    assert main(["segment", f"--config={run.config}", "--block=150", "--smallest=0"]) == 0
+def test_the_scores_are_those_of_the_written_labels(run: Run) -> None:
+    assert main(["segment", str(run.path), "--overwrite", "--block=150", "--smallest=0"]) == 0
     predictions = read_predictions(run.predictions("test"))
     assert isinstance(predictions, AreaPredictions) and predictions.classes == ("normal", "lesion")
-    found = read_json(run.path / "segments" / "segments.json")["slides"]
+    found = read_json(run.segments / "segments.json")["slides"]
     records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
     legend = Legend.of(["normal", "lesion"], None, None)
     for row, slide in enumerate(predictions.slides):
@@ -89,8 +89,8 @@ def test_the_scores_are_those_of_the_written_labels(run: RunFolder) -> None:
         assert np.array_equal(again[0, 0], labels)
 
 
-def test_borders_and_lesions_of_the_written_labels(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["segment", f"--config={run.config}", "--block=150", "--smallest=5", "--tolerance=3"]) == 0
+def test_borders_and_lesions_of_the_written_labels(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["segment", str(run.path), "--overwrite", "--block=150", "--smallest=5", "--tolerance=3"]) == 0
     assert "lesions, FROC: " in (said := " ".join(capsys.readouterr().out.split())) and "borders, F1: " in said
     folder = run.path / "segments"
     borders, lesions = BorderPredictions.read(folder / "borders.csv"), LesionPredictions.read(folder / "lesions.csv")
@@ -117,36 +117,36 @@ def test_borders_and_lesions_of_the_written_labels(run: RunFolder, capsys: pytes
     assert "Borders by class, within 3 µm" in page and "Lesions detected by class" in page and "FROC, " in page
 
 
-def test_without_drawn_regions_or_unasked_there_are_no_scores(run: RunFolder, tmp_path: Path) -> None:
+def test_without_drawn_regions_or_unasked_there_are_no_scores(run: Run, tmp_path: Path) -> None:
     slide = read_manifest(run.splits, labelled=False)[0].path
     (tmp_path / "a.tif").write_bytes(slide.read_bytes())
     (tmp_path / "list.csv").write_text("slide\na.tif\n")
-    for words in ([f"--slides={tmp_path / 'list.csv'}"], ["--compare=false"]):
-        (run.segments / "scores.json").write_text("{}")  # of an earlier run
-        assert main(["segment", f"--config={run.config}", *words]) == 0
-        assert not [name for name in ("scores.json", "borders.csv", "lesions.csv") if (run.segments / name).exists()]
+    other = run.of_cohort("list").segments
+    for words, folder in (([f"--slides={tmp_path / 'list.csv'}"], other), (["--compare=false"], run.segments)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "scores.json").write_text("{}")  # of an earlier command
+        assert main(["segment", str(run.path), "--overwrite", *words]) == 0
+        assert not [name for name in ("scores.json", "borders.csv", "lesions.csv") if (folder / name).exists()]
 
 
 @pytest.mark.parametrize(("word", "said"), [("--block=0", "--block is 0"), ("--tolerance=-1", "--tolerance is -1")])
-def test_options_without_sense_are_named(
-    run: RunFolder, capsys: pytest.CaptureFixture[str], word: str, said: str
-) -> None:
-    assert main(["segment", f"--config={run.config}", word]) == 2
+def test_options_without_sense_are_named(run: Run, capsys: pytest.CaptureFixture[str], word: str, said: str) -> None:
+    assert main(["segment", str(run.path), "--overwrite", word]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = read_manifest(run.splits, labelled=False)[0].path
     (tmp_path / "broken.tif").write_bytes(whole.read_bytes()[:3000])
     (tmp_path / "whole.tif").write_bytes(whole.read_bytes())
     (tmp_path / "list.csv").write_text("slide\nbroken.tif\nwhole.tif\n")
-    words = ["segment", f"--config={run.config}", f"--slides={tmp_path / 'list.csv'}"]
+    words = ["segment", str(run.path), "--overwrite", f"--slides={tmp_path / 'list.csv'}"]
     assert main(words) != 0
     assert main([*words, "--data.on_error=skip"]) == 0
     assert "left out: broken.tif" in " ".join(capsys.readouterr().out.split())
-    told = read_json(run.path / "segments" / "segments.json")
+    told = read_json(run.path / "cohorts" / "list" / "segments" / "segments.json")
     assert list(told["slides"]) == ["whole.tif"]
     assert list(told["skipped"]) == ["broken.tif"]
 
@@ -174,7 +174,7 @@ def test_coarser_levels_take_every_second_label(height: int, width: int, seed: i
         assert max(found.shape) <= 512
 
 
-def test_scores_with_intervals_report_and_predictions(run: RunFolder, tmp_path: Path) -> None:
+def test_scores_with_intervals_report_and_predictions(run: Run, tmp_path: Path) -> None:
     scores = read_json(run.evaluation("test"))
     assert set(scores["slide"]) == {"dice", "slide_dice", "mean_iou", "pixel_accuracy"}
     assert set(scores["per_class"]["lesion"]) == {"dice", "iou", "recall", "precision"}
@@ -182,15 +182,15 @@ def test_scores_with_intervals_report_and_predictions(run: RunFolder, tmp_path: 
     assert main(["report", str(run.path)]) == 0
     page = run.report.read_text()
     assert "right_" not in page and "lesion" in page and "wsi-train heatmap" not in page
-    assert main(["predict", f"--config={run.config}", f"--slides={run.splits}"]) == 0
-    with (run.path / "predictions" / "splits.csv").open(newline="") as file:
+    assert main(["predict", str(run.path), str(run.splits)]) == 0
+    with (run.path / "cohorts" / "splits" / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 8
     assert all(float(row["share_normal"]) + float(row["share_lesion"]) == pytest.approx(1) for row in rows)
 
 
-def test_a_heat_map_of_pixels_is_refused(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["heatmap", f"--config={run.config}"]) == 2
+def test_a_heat_map_of_pixels_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["heatmap", str(run.path), "--overwrite"]) == 2
     assert "wsi-train segment" in capsys.readouterr().err
 
 
@@ -234,7 +234,7 @@ def test_outlines_are_in_pixels_of_level_0(tmp_path: Path) -> None:
     assert feature["properties"]["classification"]["name"] == "lesion"
 
 
-def test_regions_reach_the_network_turned_as_the_slide_is(run: RunFolder) -> None:
+def test_regions_reach_the_network_turned_as_the_slide_is(run: Run) -> None:
     from wsi_trainer.data import DataConfig, SlideData
 
     manifest = run.path.parent / "manifest.csv"
@@ -247,7 +247,7 @@ def test_regions_reach_the_network_turned_as_the_slide_is(run: RunFolder) -> Non
 
 
 def test_a_label_of_the_slide_is_learnt_and_scored_beside(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     beside = "{class_path: BinaryTask, init_args: {positive_weight: balanced}}"
     task = (
@@ -259,7 +259,7 @@ def test_a_label_of_the_slide_is_learnt_and_scored_beside(
         "--train.monitor=val_label_brier", "--model.head=MaxPooling",
     ]  # fmt: skip
     assert main(["fit", *words]) == 0
-    folder = RunFolder(tmp_path / "run")
+    folder = Run(tmp_path / "run")
     scores, predictions = read_json(folder.evaluation("test")), read_predictions(folder.predictions("test"))
     assert isinstance(predictions, JointPredictions)
     assert scores["slide"]["dice"]["value"] == pytest.approx(AREA_SCORES["dice"](predictions.areas), nan_ok=True)
@@ -269,9 +269,9 @@ def test_a_label_of_the_slide_is_learnt_and_scored_beside(
     assert [records[slide].label for slide in predictions.slides] == [str(n) for n in predictions.labels.labels]  # type: ignore[union-attr]
     with next(folder.metrics.rglob("metrics.csv")).open(newline="") as file:
         assert any(row.get("val_label_brier") for row in csv.DictReader(file))
-    assert main(["predict", f"--config={folder.config}", f"--slides={folder.splits}"]) == 0
-    assert "probability_1" in (folder.path / "predictions" / "splits.csv").read_text().splitlines()[0]
-    assert main(["segment", f"--config={folder.config}"]) == 0
+    assert main(["predict", str(folder.path), str(folder.splits)]) == 0
+    assert "probability_1" in (folder.path / "cohorts" / "splits" / "predictions.csv").read_text().splitlines()[0]
+    assert main(["segment", str(folder.path), "--overwrite"]) == 0
     assert main(["report", str(folder.path)]) == 0
     assert "Results by class of the slide" in folder.report.read_text()
     capsys.readouterr()
@@ -281,8 +281,8 @@ def test_a_label_of_the_slide_is_learnt_and_scored_beside(
     assert "has the label ''" in capsys.readouterr().err
 
 
-def test_lesions_are_joined_where_asked(run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["segment", f"--config={run.config}", "--join=75"]) == 0
+def test_lesions_are_joined_where_asked(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["segment", str(run.path), "--overwrite", "--join=75"]) == 0
     lesions = LesionPredictions.read(run.segments / "lesions.csv")
     records = {record.slide: record for record in read_manifest(run.splits, labelled=False)}
     legend = Legend.of(["normal", "lesion"], None, None)
@@ -298,7 +298,7 @@ def test_lesions_are_joined_where_asked(run: RunFolder, tmp_path: Path, capsys: 
     pixels = dense(open_image(slide.path))[0].permute(1, 2, 0).numpy()
     tifffile.imwrite(tmp_path / "a.tif", pixels, tile=(128, 128), photometric="rgb")
     (tmp_path / "list.csv").write_text("slide,regions\na.tif,\n")
-    words = ["segment", f"--config={run.config}", f"--slides={tmp_path / 'list.csv'}"]
+    words = ["segment", str(run.path), "--overwrite", f"--slides={tmp_path / 'list.csv'}"]
     assert main([*words, "--join=75"]) == 2
     assert "how large its pixels are, which --join needs" in capsys.readouterr().err
     assert main([*words, "--join=-1"]) == 2
@@ -306,14 +306,14 @@ def test_lesions_are_joined_where_asked(run: RunFolder, tmp_path: Path, capsys: 
 
 
 def test_folds_are_summed_up_over_pixels(
-    run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     options = [f"--config={run.config}", f"--out={tmp_path / 'folds'}", f"--data.manifest={run.splits}", "--folds=2"]
     assert main(["fit", *options]) == 0
     assert "cross-validation, 2 folds" in capsys.readouterr().out
-    out = RunFolder(tmp_path / "folds")
+    out = Run(tmp_path / "folds")
     facts = read_json(out.cross_validation)
-    held = [read_predictions(RunFolder(out.path / f"fold{fold}").predictions(facts["split"])) for fold in (0, 1)]
+    held = [read_predictions(Run(out.path / f"fold{fold}").predictions(facts["split"])) for fold in (0, 1)]
     pixels = np.concatenate([one.pixels for one in held if isinstance(one, AreaPredictions)]).sum(0)
     both, mine, drawn = pixels[:, 1]
     found = facts["pooled"]["dice"]

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def preprocess(*words: object) -> int:
-    return main(["preprocess", *map(str, words), "--workers", "1", "--stall_minutes", "0", "--tissue", "none"])
+    return main(["preprocess", *map(str, words), "--workers", "1", "--stall-minutes", "0", "--tissue", "none"])
 
 
 def rows(out: Path, name: str = "stores.csv") -> list[dict[str, str]]:
@@ -258,7 +258,7 @@ def test_a_damaged_store_is_made_anew_with_overwrite(folder: Path, tmp_path: Pat
 def test_a_copy_follows_its_store(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     copy = out / "ngff-0.4" / "a.zarr"
-    assert preprocess(folder, out, "--export_ngff", "0.4") == 0
+    assert preprocess(folder, out, "--export-ngff", "0.4") == 0
     assert is_current(out / "a.zarr", copy)
     assert preprocess(folder / "a.tif", out, "--mpp", "1.0", "--overwrite", "true") == 0
     assert is_current(out / "a.zarr", copy)

@@ -54,7 +54,7 @@ def test_interrupted_export_has_no_name(store: Path, tmp_path: Path) -> None:
 
 
 def test_export_from_the_command_line(slide: Path, tmp_path: Path) -> None:
-    assert main(["preprocess", str(slide), str(tmp_path), "--export_ngff", "0.4"]) == 0
+    assert main(["preprocess", str(slide), str(tmp_path), "--export-ngff", "0.4"]) == 0
     assert (tmp_path / "ngff-0.4" / "slide.zarr" / ".zattrs").exists()
     assert main(["verify", str(tmp_path)]) == 0
 

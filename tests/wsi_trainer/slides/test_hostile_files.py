@@ -563,7 +563,7 @@ def test_outline_of_an_ome_tiff(tmp_path: Path, outline: str) -> None:
     folder = tmp_path / "slides"
     folder.mkdir()
     tifffile.imwrite(folder / "x.ome.tif", np.zeros((512, 512, 3), np.uint8), **RGB)
-    options = ["--tissue", "geojson", "--source_mpp", "0.5", "--workers", "1"]
+    options = ["--tissue", "geojson", "--source-mpp", "0.5", "--workers", "1"]
     command = ["preprocess", str(folder), str(tmp_path / "out"), *options]
     assert main(command) == 1
     assert "x.geojson does not exist" in (tmp_path / "out" / "failures.csv").read_text()

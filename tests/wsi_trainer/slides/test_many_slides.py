@@ -60,7 +60,7 @@ class Looks:
 def looks(slides: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Looks:
     with monkeypatch.context() as patch:
         found = Looks(patch, out)
-        assert main(["preprocess", str(slides), str(out), "--workers", "1", "--stall_minutes", "0"]) == 0
+        assert main(["preprocess", str(slides), str(out), "--workers", "1", "--stall-minutes", "0"]) == 0
     return found
 
 
@@ -88,7 +88,7 @@ def test_a_half_written_journal_goes_with_the_conversion(slides: Path, tmp_path:
     staging = out / ".staging"
     staging.mkdir(parents=True)
     (staging / "s0.journal.part").write_text("{")
-    assert main(["preprocess", str(slides / str(FEW)), str(out), "--workers", "1", "--stall_minutes", "0"]) == 0
+    assert main(["preprocess", str(slides / str(FEW)), str(out), "--workers", "1", "--stall-minutes", "0"]) == 0
     assert all(path.suffix == ".lock" for path in staging.iterdir())
 
 

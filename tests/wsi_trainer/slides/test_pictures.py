@@ -35,7 +35,7 @@ def test_converted_with_a_stated_resolution(tmp_path: Path, kind: str) -> None:
     expected = np.asarray(Image.open(path).convert("RGB"))
     with pytest.raises(UnknownResolution, match="source_mpp"):
         convert(Job(path, "s"), tmp_path, Settings(tissue="none"))
-    options = ["--source_mpp", "0.5", "--tissue", "none", "--workers", "1"]
+    options = ["--source-mpp", "0.5", "--tissue", "none", "--workers", "1"]
     assert main(["preprocess", str(path.parent), str(tmp_path / "out"), *options]) == 0
     with open_reader(tmp_path / "out" / "s.zarr") as reader:
         assert np.array_equal(reader.read(0, 0, 0, 700, 500), expected)

@@ -48,8 +48,8 @@ def test_nothing_of_it_is_written_or_printed(
     broken = named_slide.with_name("s2.svs")
     broken.write_bytes(named_slide.read_bytes()[:60_000])  # the report of a failure says nothing either
     out = tmp_path / "out"
-    command = ["preprocess", str(named_slide.parent), str(out), "--workers", "1", "--stall_minutes", "0"]
-    assert main([*command, "--export_ngff", "0.4"]) in (0, 1)
+    command = ["preprocess", str(named_slide.parent), str(out), "--workers", "1", "--stall-minutes", "0"]
+    assert main([*command, "--export-ngff", "0.4"]) in (0, 1)
     assert main(["verify", str(out)]) == 0
     files = written(out)
     assert (out / "s1.zarr" / "zarr.json") in files and (out / "stores.csv") in files
@@ -76,7 +76,7 @@ def test_images_are_copied_where_asked_for_and_without_their_text(named_slide: P
     command = ["preprocess", str(named_slide), str(out), "--tissue", "none"]
     assert main(command) == 0
     assert not (out / "associated").exists()
-    assert main([*command, "--copy_associated", "true"]) == 0  # also where the slide was converted before
+    assert main([*command, "--copy-associated", "true"]) == 0  # also where the slide was converted before
     folder = out / "associated" / "s1"
     assert np.array_equal(np.asarray(Image.open(folder / "label.png")), LABEL)
     assert np.array_equal(np.asarray(Image.open(folder / "macro.png")), MACRO)
@@ -93,7 +93,7 @@ def test_image_that_cannot_be_read_is_named(named_slide: Path, tmp_path: Path, m
     with pytest.raises(SlideError, match=r"s1\.svs: the associated image '\w+' cannot be copied: no such strip"):
         save_associated(named_slide, tmp_path / "a")
     out = tmp_path / "out"
-    assert main(["preprocess", str(named_slide), str(out), "--tissue", "none", "--copy_associated", "true"]) == 1
+    assert main(["preprocess", str(named_slide), str(out), "--tissue", "none", "--copy-associated", "true"]) == 1
     assert "cannot be copied" in (out / "failures.csv").read_text()
 
 

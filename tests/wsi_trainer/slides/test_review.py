@@ -43,7 +43,7 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def looked(slides: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("looked") / "out"
-    assert main(["tissue", str(slides), str(out), "--workers=1", "--stall_minutes=0"]) == 0
+    assert main(["tissue", str(slides), str(out), "--workers=1", "--stall-minutes=0"]) == 0
     return out
 
 
@@ -78,7 +78,7 @@ def test_what_was_edited_is_kept_shown_and_converted(slides: Path, looked: Path,
     edited = outlines.read_bytes()
     before = (out / "clean.geojson").stat().st_mtime_ns
     for _ in range(2):
-        assert main(["tissue", str(slides), str(out), "--workers=1", "--stall_minutes=0"]) == 0
+        assert main(["tissue", str(slides), str(out), "--workers=1", "--stall-minutes=0"]) == 0
         assert outlines.read_bytes() == edited
         assert (out / "clean.geojson").stat().st_mtime_ns == before
         assert "edited by hand" in (out / "tissue.html").read_text()
@@ -207,7 +207,7 @@ def test_outlines_of_a_run_that_died_are_not_taken_for_another_tools(
     slides: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """Neither where it died before the record of the outlines was complete, nor before they had their name."""
-    command = ["tissue", str(slides), str(tmp_path / "out"), "--workers=1", "--stall_minutes=0"]
+    command = ["tissue", str(slides), str(tmp_path / "out"), "--workers=1", "--stall-minutes=0"]
     note, calls = review._note, []
 
     def die(record: Path, facts: Any) -> None:

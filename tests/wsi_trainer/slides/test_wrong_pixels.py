@@ -340,8 +340,8 @@ def test_associated_images_of_a_slide_of_channels(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "s.ome.tif", ome=True) as writer:
         writer.write(_values(3, *SIZE, dtype="uint16"), metadata={"axes": "CYX", "Name": "slide"}, **GREY)
         writer.write(_values(40, 50, 3), photometric="rgb", metadata={"axes": "YXS", "Name": "label"})
-    options = ["--channel", "1", "--to_8bit", "0:65535", "--source_mpp", "0.5", "--tissue", "none"]
-    command = ["preprocess", str(tmp_path / "s.ome.tif"), str(tmp_path / "out"), *options, "--copy_associated", "true"]
+    options = ["--channel", "1", "--to-8bit", "0:65535", "--source-mpp", "0.5", "--tissue", "none"]
+    command = ["preprocess", str(tmp_path / "s.ome.tif"), str(tmp_path / "out"), *options, "--copy-associated", "true"]
     assert main(command) == 0
     assert (tmp_path / "out" / "associated" / "s" / "label.png").is_file()
 

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from wsi_trainer.data import SlideRecord, write_manifest
 from wsi_trainer.explain.layer import write_layer
-from wsi_trainer.fit.run_folder import RunFolder, write_json
+from wsi_trainer.fit.run import Run, write_json
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.places import Place
 from wsi_trainer.view.contents import Contents, contents_of
@@ -39,7 +39,7 @@ LABELS = (0, 1, 0, 1)
 class Made:
     """A run and what is in it."""
 
-    folder: RunFolder
+    folder: Run
     pixels: list[np.ndarray]
     maps: list[np.ndarray]
     regions: Path
@@ -60,7 +60,7 @@ def texture(shape: tuple[int, int], seed: int) -> np.ndarray:
 
 def make_run(folder: Path, slides: Path, positive: tuple[float, ...] = POSITIVE) -> Made:
     """Write the folder of a run as `fit` and `heatmap` do."""
-    run = RunFolder(folder)
+    run = Run(folder)
     pixels = [texture(shape, seed) for seed, shape in enumerate(SHAPES)]
     slides.mkdir(exist_ok=True)
     records, maps, entries = [], [], {}

@@ -137,7 +137,7 @@ def test_a_damaged_map_or_slide_leaves_the_others(tmp_path: Path) -> None:
         (["{run}", "--compare={slides}"], "is not the folder of a run"),
         (["{slides}", "--compare={run}"], "--compare needs a run"),
         (["{run}", "--regions=nowhere"], "--regions: there is no folder"),
-        (["{run}", "--to_8bit=9"], "expected LOW:HIGH"),
+        (["{run}", "--to-8bit=9"], "expected LOW:HIGH"),
         (["{run}", "--static={run}"], "is not empty"),
         (["{run}", "--static=new", "--only=[nobody]"], "--only names 'nobody'"),
         (["{run}", "--static=new", "--longest=5"], "--longest is 5"),

@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.wsi_trainer.view.conftest import open_page, serving
 from wsi_trainer.cli import main
-from wsi_trainer.fit.run_folder import RunFolder
+from wsi_trainer.fit.run import Run
 from wsi_trainer.metrics import read_predictions
 from wsi_trainer.synthetic import generate
 from wsi_trainer.view.contents import contents_of
@@ -36,7 +36,7 @@ class Session:
     """What the commands have left: slides, and a run that was trained on stores of them."""
 
     slides: Path
-    run: RunFolder
+    run: Run
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "--train.epochs=1", "--train.accelerator=cpu", "--train.budget=null", "--train.resamples=20",
     ]  # fmt: skip
     assert main(["fit", *words]) == 0
-    run = RunFolder(folder / "run")
+    run = Run(folder / "run")
     maps = [f"--originals={folder / 'slides'}", f"--regions={folder / 'lesions'}"]
-    assert main(["heatmap", f"--config={run.config}", *maps]) == 0
+    assert main(["heatmap", str(run.path), "--overwrite", *maps]) == 0
     return Session(folder / "slides", run)
 
 

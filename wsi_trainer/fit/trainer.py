@@ -1,8 +1,11 @@
-"""How a step is executed: by plain PyTorch, or tile by tile within a budget."""
+"""How a step is executed: by plain PyTorch, or tile by tile within a budget; and where its curves go."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +13,24 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.loggers import Logger
+from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
-from lightning_plugin import SFTDDPStrategy, SFTStrategy, TileSource
+from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy, TileSource
 from wsi_trainer.data import dense
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.checkpoints import Checkpoints
-from wsi_trainer.fit.config import AUTO, TrainConfig
+from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig
+from wsi_trainer.fit.run import Run
+from wsi_trainer.foreign import read_yaml
+from wsi_trainer.models import SlideClassifier
 
 
 def image_of(config: TrainConfig, source: TileSource) -> Tensor:
     """The image of a batch: lazy where a budget is given, else read whole."""
     if config.budget is None:
         return dense(source)
-    from lightning_plugin import LazyImage
-
     return LazyImage(source)
 
 
@@ -80,3 +85,56 @@ def precision_of(config: TrainConfig) -> str:
         return config.precision
     gpu = config.accelerator in (AUTO, "cuda", "gpu") and torch.cuda.is_available()
     return "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def tissue_stride(model: SlideClassifier) -> int | None:
+    """Pixels for one position of the map of tissue, where the model asks for one."""
+    return model.stride if model.wants_tissue else None
+
+
+@contextmanager
+def trackers(config: TrainConfig, run: Run) -> Iterator[list[Logger]]:
+    """The loggers that the config names, all writing into the folder of the run; closed at the end.
+
+    Weights & Biases has one run at a time: left open it would go on into the next fold's.
+    """
+    loggers = [_logger(name, run) for name in dict.fromkeys(config.loggers)]
+    services = [logger for logger in loggers if isinstance(logger, WandbLogger | MLFlowLogger)]
+    if run.config.is_file():
+        options = read_yaml(run.config)
+        for service in services:
+            service.log_hyperparams(options)
+    status = "failed"
+    try:
+        yield loggers
+        status = "success"
+    finally:
+        for service in services:
+            if isinstance(service, WandbLogger):
+                _finish(service, failed=status == "failed")
+            else:
+                service.finalize(status)
+
+
+def check_trackers(config: TrainConfig) -> None:
+    """Raise an error that names the extra to install for a logger that is not there."""
+    for name in config.loggers:
+        if name in ("wandb", "mlflow") and find_spec(name) is None:
+            raise UserError(f"train.loggers names {name}, which is not installed: pip install 'wsi-trainer[tracking]'")
+
+
+def _logger(name: Tracker, run: Run) -> Logger:
+    if name == "csv":
+        return CSVLogger(run.path, name=run.metrics.name)  # a resumed run writes a further version_N
+    if name == "tensorboard":
+        return TensorBoardLogger(run.path, name="", version="tensorboard")
+    if name == "wandb":
+        return WandbLogger(name=run.path.name, save_dir=run.path, project="wsi-train")
+    # Its former default, a folder of files, is refused by MLflow 3.
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.path.resolve() / 'mlflow.db'}"
+    return MLFlowLogger("wsi-train", run_name=run.path.name, tracking_uri=uri)
+
+
+@rank_zero_only
+def _finish(logger: WandbLogger, failed: bool) -> None:
+    logger.experiment.finish(exit_code=int(failed))

@@ -1,33 +1,37 @@
-"""The command `plan`: what a training step on an image of some size would be, without image or device."""
+"""The command `plan`, and plans of a model's step: what a training step on an image of some size would be."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.progress import track
 from rich.text import Text
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_plugin import Plan, make_plan, sweep
+from lightning_plugin import BudgetError, LazyImage, Plan, make_plan, sweep
+from lightning_plugin.planner.analysis.recorded import Blank
+from wsi_trainer import models
+from wsi_trainer.cli.arguments import Parser
 from wsi_trainer.data import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO
-from wsi_trainer.fit.one_run import instantiate, parse
-from wsi_trainer.fit.parser import make_parser
-from wsi_trainer.fit.plan_model import build_model, on_any_device
-from wsi_trainer.fit.planning import Step
-from wsi_trainer.fit.reach import within_reach
-from wsi_trainer.fit.training import check_bags
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, make_parser, parse
+from wsi_trainer.models import Backbone, SegmentationTask, SlideClassifier
+from wsi_trainer.models.backbones import import_timm
+
+T = TypeVar("T")
 
 #: Budgets of a sweep.
 POINTS = 10
@@ -35,7 +39,7 @@ POINTS = 10
 LARGEST = 10_000_000
 
 
-@within_reach
+@limits_imports
 def plan(words: Sequence[str]) -> int:
     """Plan a model at an image size under a memory budget, and print the plan."""
     step = config_step(words) if names_config(words) else model_step(words)
@@ -61,7 +65,7 @@ def add_options(parser: ArgumentParser, bags: bool = False) -> None:
     parser.add_argument(
         "--device", type=str, default="cpu", help="whose speed ranks the plans: cpu, cuda:a100, ...; need not be there"
     )
-    parser.add_argument("--host-budget", type=str, default=None, help="host memory below a device that is not the CPU")
+    parser.add_argument("--host_budget", type=str, default=None, help="host memory below a device that is not the CPU")
     parser.add_argument("--disk", type=bool, default=True, help="whether what fits nowhere else may go to disk")
     parser.add_argument("--half", type=bool, default=False, help="keep maps there as bfloat16, which loses digits")
     parser.add_argument(
@@ -72,7 +76,7 @@ def add_options(parser: ArgumentParser, bags: bool = False) -> None:
     parser.add_argument(
         "--splits", type=int, default=None, help="into how many splits each side is cut, to approximate"
     )
-    parser.add_argument("--split-depth", type=str, default="0.5", help="up to which share of the windows, or module")
+    parser.add_argument("--split_depth", type=str, default="0.5", help="up to which share of the windows, or module")
     parser.add_argument("--policy", type=str, default="auto", help="another way to plan: overl, 2ps, ...")
     parser.add_argument(
         "--parameters",
@@ -94,7 +98,7 @@ def add_options(parser: ArgumentParser, bags: bool = False) -> None:
     parser.add_argument(
         "--sweep", type=Literal["budget"], default=None, help="also plan for other budgets, and print time against them"
     )
-    parser.add_argument("--sweep-picture", type=Path, default=None, help="draw the sweep, as PNG")
+    parser.add_argument("--sweep_picture", type=Path, default=None, help="draw the sweep, as PNG")
 
 
 def config_step(words: Sequence[str]) -> Callable[[], int]:
@@ -130,7 +134,7 @@ def shape_of(data: DataConfig, model: SlideClassifier, options: Namespace) -> tu
 
 def model_step(words: Sequence[str]) -> Callable[[], int]:
     """The step of a model by name."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="wsi-train plan",
         description="Plan a training step under a memory budget, without image, device or activations: where tensors "
         "live, tile grids, cost. The model is named by --model; or it is that of a config, with the options of "
@@ -220,3 +224,127 @@ def pixels(image: str) -> tuple[int, int]:
     if max(int(found[1]), int(found[2])) > LARGEST:
         raise UserError(f"--image: '{image}' has more than {LARGEST} pixels on a side")
     return int(found[1]), int(found[2])
+
+
+def build_model(name: str) -> Callable[[], nn.Module]:
+    """What makes the network that `name` means: a backbone, `timm:NAME`, or `package.module:callable`."""
+    if name.startswith("timm:"):
+        return timm_model(name.removeprefix("timm:"))
+    if ":" in name:
+        return imported(*name.rsplit(":", 1))
+    return backbone(name)
+
+
+def on_any_device(build: Callable[[], nn.Module], use: Callable[[nn.Module], T]) -> T:
+    """Use a network whose parameters are on the meta device, or, if it cannot live there, one with real parameters."""
+    try:
+        with torch.device("meta"):
+            module = build()
+        return use(module)
+    except (BudgetError, ValueError, UserError):
+        raise  # would be the same on any device
+    except (RuntimeError, NotImplementedError):  # something reads the values of a parameter or a buffer
+        return use(build())
+
+
+def backbone(name: str) -> Callable[[], nn.Module]:
+    """A slide classifier with one of the application's backbones."""
+    known = {n: cls for n, cls in vars(models).items() if isinstance(cls, type) and issubclass(cls, Backbone)}
+    known.pop("Backbone")
+    found = {n.lower(): cls for n, cls in known.items()}.get(name.lower())
+    if found is None:
+        raise UserError(
+            f"--model: there is no backbone '{name}'; valid: {', '.join(sorted(known))}, timm:NAME, "
+            "package.module:callable"
+        )
+    make: Callable[[], nn.Module] = found
+    return lambda: SlideClassifier(backbone=make())
+
+
+def timm_model(name: str) -> Callable[[], nn.Module]:
+    """A network of timm with its own head and no pretrained weights."""
+    try:
+        timm = import_timm()
+    except UserError as error:
+        raise UserError(f"--model: timm:{name} needs timm, which cannot be imported: {error}") from error
+    known = timm.list_models()
+    if name not in known and not timm.is_model(name):
+        near = get_close_matches(name, known, n=3)
+        raise UserError(f"--model: timm has no '{name}'" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    return lambda: timm.create_model(name, pretrained=False)
+
+
+def imported(module_name: str, attribute: str) -> Callable[[], nn.Module]:
+    """What a name in an importable module makes when it is called without arguments; the working folder counts."""
+    where = f"--model: {module_name}:{attribute}"
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"{where} cannot be imported: {error}") from error
+    finally:
+        sys.path.remove(here)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, [n for n in dir(found) if not n.startswith("_")], n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise UserError(f"{where}: '{part}' is not in {getattr(found, '__name__', found)}{hint}")
+        found = getattr(found, part)
+
+    def make() -> nn.Module:
+        try:
+            module = found if isinstance(found, nn.Module) else found()
+        except TypeError as error:
+            raise UserError(f"{where} has to work without arguments: {error}") from error
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{where} is a {type(module).__name__}; it must be a module, or return one")
+        return module
+
+    return make
+
+
+def blank(*shape: int) -> LazyImage:
+    """An image of which only the shape is known."""
+    return LazyImage(Blank(shape, torch.uint8))
+
+
+class Step(nn.Module):
+    """A model with all that it sees of a slide beside the image: further magnifications, and where tissue is."""
+
+    def __init__(self, model: SlideClassifier, factors: Sequence[float]) -> None:
+        super().__init__()
+        self.model = model
+        self.factors = tuple(factors)
+
+    def forward(self, image: Tensor) -> Tensor:
+        height, width = image.shape[2:]
+        shapes = [(height, width), *((int(height / f), int(width / f)) for f in self.factors)]
+        context = [blank(1, 3, *shape) for shape in shapes[1:]]
+        tissue: list[Tensor] = []
+        if self.model.wants_tissue:
+            stride = self.model.stride
+            tissue = [blank(1, 1, -(-rows // stride), -(-columns // stride)) for rows, columns in shapes]
+        task = self.model.task
+        if not isinstance(task, SegmentationTask):
+            return self.model(image, context, tissue)
+        logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
+        loss = task.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
+        return loss if vector is None else torch.cat([loss[None], self.model.last_beside(vector)[0]])
+
+
+def plan_shape(
+    model: SlideClassifier,
+    shape: tuple[int, ...],
+    budget: str | int,
+    device: str = "cpu",
+    factors: Sequence[float] = (),
+) -> Plan:
+    """The plan of a training step on an image, (1, 3, height, width), or on a bag, (patches, 3, size, size)."""
+    model.train()
+    model.standardise.eval()  # it would write the statistics of a slide that is not there
+    factors = factors or [4.0**level for level in range(1, model.levels)]
+    try:
+        return make_plan(Step(model, factors), shape, budget=budget, device=device, dtype=torch.uint8)
+    finally:
+        model.train()

@@ -1,0 +1,411 @@
+"""Callbacks of a run: the estimate before it, the log, slides left out, memory, and reading ahead."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytorch_lightning as pl
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning.callbacks import Callback
+from rich.console import Console
+from torch import Tensor, nn
+
+from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
+from wsi_trainer.data import SlideData, SlideRecord, open_bag, open_image
+from wsi_trainer.data.ahead import LIMIT
+from wsi_trainer.data.loader import TrainLoader
+from wsi_trainer.data.tissue import mask_of
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.events import EventLog
+from wsi_trainer.fit.memory import duration, format_bytes, process_peak
+from wsi_trainer.fit.plan import plan_shape
+from wsi_trainer.fit.run import Run, write_json
+from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.slides.store.files import replace_file
+from wsi_trainer.tables import append_row
+from wsi_trainer.terminal import say
+from wsi_trainer.words import clean
+
+log = logging.getLogger("wsi_trainer")
+
+EVERY = 5.0
+"""Seconds between two steps that are written down."""
+NAMED = 5
+"""Losses that are not finite and are named; more of them say nothing new."""
+FAILURE_COLUMNS = ("slide", "stage", "epoch", "reason")
+UNLIMITED = 1 << 60
+"""The budget of plain PyTorch: its step is planned to be asked what it needs."""
+FORWARD_SHARE = 1 / 3
+"""Of a training step's time: backward does about twice the work of forward."""
+
+
+def tiled(trainer: pl.Trainer) -> SFTStrategy | SFTDDPStrategy | None:
+    """The strategy of a run tile by tile once it has a plan; None of plain PyTorch."""
+    strategy = trainer.strategy
+    return strategy if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and strategy.plan is not None else None
+
+
+class Estimate(Callback):
+    """Plans the largest slide's step when training starts, prints what follows from it, and writes estimate.json."""
+
+    def __init__(self, slides: SlideData, config: TrainConfig, run: Run) -> None:
+        self.slides, self.config, self.run = slides, config, run
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, SlideClassifier)
+        if not trainer.is_global_zero or trainer.fit_loop.restarted_mid_epoch or trainer.current_epoch > 0:
+            return
+        sizes = {split: self._sizes(self.slides.of(split)) for split in ("train", "val", "test")}
+        del sizes["test"]  # it was only to be seen whether they can be opened: better now than at the end
+        if not sizes["train"]:
+            return
+        strategy = trainer.strategy
+        budget: Any = None
+        if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)):
+            budget = strategy.settings.options.budget
+        largest = max(sizes["train"].values(), key=lambda size: size[0] * size[1])
+        if min(largest) < pl_module.stride:
+            raise UserError(
+                f"the largest training slide has {largest[0]} × {largest[1]} pixels at data.downsample "
+                f"{self.slides.config.downsample}, and the backbone needs {pl_module.stride} for one position"
+            )
+        data = self.slides.config
+        factors = [factor / data.downsample for factor in data.context]
+        say(Console(), "planning a step on the largest slide, to say what the run costs")
+        device = pl_module.device.type
+        patches = None if data.patches is None else (largest[0] // largest[1], largest[1])
+        shape = (1, 3, *largest) if patches is None else (patches[0], 3, patches[1], patches[1])
+        plan = plan_shape(pl_module, shape, budget or UNLIMITED, device, factors)
+        facts = estimate(plan, sizes, largest, budget, self.config.devices, checkpoint_bytes(pl_module))
+        if patches is not None:
+            facts["patches"] = list(patches)
+        write_json(self.run.estimate, facts)
+        for line in sentence(facts).splitlines():
+            say(Console(), line)
+
+    def _sizes(self, records: list[SlideRecord]) -> dict[str, tuple[int, int]]:
+        """Height and width of each slide that can be opened; one that cannot ends the run here, unless it may go on.
+
+        Those of a bag are its patches', one below the other.
+        """
+        sizes, config = {}, self.slides.config
+        for record in records:
+            try:
+                if config.patches is not None:
+                    bags = [open_bag(p.path, config.patches, mask_of, p.mpp) for p in record.parts or (record,)]
+                    sizes[record.slide] = (sum(bag.shape[0] for bag in bags) * bags[0].size, bags[0].size)
+                    continue
+                image = open_image(record.path, config.downsample, record.mpp)
+            except (UserError, OSError) as error:
+                if config.on_error == "stop":
+                    raise
+                log.info("slide %s is left out of the estimate: %s", record.slide, error)
+                continue
+            sizes[record.slide] = (image.shape[2], image.shape[3])
+            image.close()
+        return sizes
+
+
+def estimate(
+    plan: Plan,
+    sizes: dict[str, dict[str, tuple[int, int]]],
+    largest: tuple[int, int],
+    budget: int | None,
+    devices: int,
+    checkpoint: int,
+) -> dict[str, Any]:
+    """The numbers: a slide's time is that of the largest, by its share of pixels."""
+    pixels = {split: sum(h * w for h, w in slides.values()) for split, slides in sizes.items()}
+    speed = plan.seconds / (largest[0] * largest[1]) / devices
+    train, val = pixels["train"] * speed, pixels["val"] * speed * FORWARD_SHARE
+    tiers = {tier: sum(s.forecast.stored_bytes for s in plan.segments if s.tier == tier) for tier in ("host", "disk")}
+    return {
+        "slides": {split: len(slides) for split, slides in sizes.items()},
+        "pixels": pixels,
+        "largest": list(largest),
+        "seconds_per_epoch": train + val,
+        "train_seconds": train,
+        "validation_seconds": val,
+        "device_bytes": plan.peak_bytes if budget else plan.plain_bytes,
+        "budget": budget,
+        "host_bytes": tiers["host"],
+        "disk_bytes": tiers["disk"],
+        "checkpoint_bytes": checkpoint,
+    }
+
+
+def checkpoint_bytes(model: SlideClassifier) -> int:
+    """The best and the last checkpoint: weights, and the optimizer's two numbers for each trained one."""
+    own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    return 2 * (own + 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad))
+
+
+def sentence(facts: dict[str, Any]) -> str:
+    """The estimate as lines for the console."""
+    what = "is {} × {}".format(*facts["largest"])
+    if "patches" in facts:
+        what = "has {0} patches of {1} × {1}".format(*facts["patches"])
+    slides, gigapixels = facts["slides"], sum(facts["pixels"].values()) / 1e9
+    limit = f" of {format_bytes(facts['budget'])}" if facts["budget"] else ", without a budget"
+    stored = {tier: facts[f"{tier}_bytes"] for tier in ("host", "disk")}
+    below = " and ".join(f"{format_bytes(count)} on {tier}" for tier, count in stored.items() if count)
+    return (
+        f"{slides['train']} slides to train on and {slides['val']} to validate, {gigapixels:.3g} Gpx: about "
+        f"{duration(facts['seconds_per_epoch'])} an epoch by the device's typical rates\n"
+        f"the largest {what}: {format_bytes(facts['device_bytes'])} on the device{limit}"
+        f"{', ' + below if below else ''}; checkpoints take {format_bytes(facts['checkpoint_bytes'])}"
+    )
+
+
+class Events(Callback):
+    """Writes steps at a bounded rate, epochs with their scores, checkpoints, and losses that are not finite."""
+
+    def __init__(self, events: EventLog, every: float = EVERY) -> None:
+        self.events, self.every = events, every
+        self._written = float("-inf")
+        self._named = 0
+        self._process = psutil.Process()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._batches = int(trainer.num_training_batches)
+        self.events.write("train", epochs=trainer.max_epochs, batches=self._batches, done=self._done(trainer))
+
+    def _done(self, trainer: pl.Trainer) -> int:
+        """Batches behind: of whole epochs, and of the one under way."""
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        within = progress.current.completed if progress.current.completed < self._batches else 0
+        return trainer.current_epoch * self._batches + within
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: SlideBatch, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        value = float(loss.detach()) if isinstance(loss, torch.Tensor) else None
+        if value is not None and not math.isfinite(value):
+            self._not_finite(trainer, batch, batch_idx, value)
+        if time.monotonic() - self._written < self.every:
+            return
+        self._written = time.monotonic()
+        strategy = trainer.strategy
+        tiled = isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and strategy.plan is not None
+        self.events.write(
+            "step",
+            epoch=trainer.current_epoch,
+            batch=batch_idx,
+            step=trainer.global_step,
+            done=trainer.current_epoch * self._batches + batch_idx + 1,
+            slide=batch["slide"],
+            loss=value,
+            memory=self._process.memory_info().rss,
+            device_memory=strategy.peak_bytes if tiled else None,  # type: ignore[attr-defined]
+        )
+
+    def _not_finite(self, trainer: pl.Trainer, batch: SlideBatch, batch_idx: int, value: float) -> None:
+        self._named += 1
+        if self._named > NAMED:
+            return
+        where = f"epoch {trainer.current_epoch}, batch {batch_idx}, step {trainer.global_step}"
+        strategy = trainer.strategy
+        lost = strategy.lost if isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and self._named == 1 else None
+        first = None if lost is None else str(lost)
+        self.events.write("loss", step=trainer.global_step, slide=batch["slide"], loss=value, first=first)
+        log.warning(
+            "the loss of slide %s is %s (%s): as in plain PyTorch the run goes on, with weights that may be lost; a "
+            "lower model.learning_rate or float32 may help%s",
+            clean(batch["slide"]), value, where, "; further ones are not named" if self._named == NAMED else "",
+        )  # fmt: skip
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        epoch, done = trainer.current_epoch, (trainer.current_epoch + 1) * self._batches
+        self.events.write("epoch", epoch=epoch, step=trainer.global_step, done=done, scores=scores)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
+        self.events.write("checkpoint", step=trainer.global_step)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.events.write("trained", step=trainer.global_step)
+
+
+class FailureLog(Callback):
+    """Writes each to failures.csv and says so at once; ends the run where nothing is left to train on.
+
+    A slide left out of a step counts there as a slide without gradient: the others keep the weight that they would
+    have had with it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.slides: list[str] = []
+        """Of this process, in order; a slide that fails in two epochs is there twice."""
+        self._epoch = 0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, SlideClassifier)
+        pl_module.on_failure = self.note
+        self._trainer = trainer
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, SlideClassifier)
+        pl_module.on_failure = None
+
+    def note(self, batch: SlideBatch, reason: str) -> None:
+        """A slide of this batch is left out."""
+        stage = str(self._trainer.state.stage.value) if self._trainer.state.stage else "predict"
+        self.slides.append(batch["slide"])
+        self._epoch += stage == "train"
+        append_row(self.path, FAILURE_COLUMNS, [batch["slide"], stage, self._trainer.current_epoch, reason])
+        log.warning("slide %s is left out (%s): %s", clean(batch["slide"]), stage, clean(reason))
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self._epoch = 0
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._epoch and self._epoch >= trainer.num_training_batches:
+            raise UserError(f"none of the {self._epoch} training slides can be read; the reasons are in {self.path}")
+
+
+class MemoryWatch(Callback):
+    """Counts training steps, and keeps the largest measured peak and the plan of the step that needed most.
+
+    Checkpoints hold what it knows: a run that ends after its last one tells of all of its steps when it is continued.
+
+    Args:
+        file: Where that plan is written, while the run goes on: one that fails is asked for it, too.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
+        self.steps = 0
+        self.step_peak_bytes = 0
+        self.plan: Plan | None = None
+        self.image_shape: tuple[int, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        plan = None if self.plan is None else self.plan.to_json()
+        return {"step_peak_bytes": self.step_peak_bytes, "plan": plan, "image_shape": list(self.image_shape)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step_peak_bytes = int(state_dict["step_peak_bytes"])
+        self.plan = None if state_dict["plan"] is None else Plan.from_json(state_dict["plan"])
+        self.image_shape = tuple(state_dict["image_shape"])
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: SlideBatch,
+        batch_idx: int,
+    ) -> None:
+        self.steps += 1
+        strategy = trainer.strategy
+        if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
+            return
+        self.step_peak_bytes = max(self.step_peak_bytes, strategy.peak_bytes)
+        if self.plan is None or strategy.plan.plain_bytes > self.plan.plain_bytes:
+            self.plan = strategy.plan
+            self.image_shape = tuple(batch["image"].shape)
+            self.write_plan()
+
+    def write_plan(self) -> None:
+        """Writes the plan down, where there is one and a place for it."""
+        if self.file is not None and self.plan is not None:
+            replace_file(self.file, (self.plan.to_json() + "\n").encode())
+
+
+class ReadAhead(Callback):
+    """Has the loader read ahead, step by step.
+
+    Where processors compute, pixels lie in the memory that the budget is of. A plan has room for the next tile of its
+    own slide only, so those of the next slide take no more than the budget has left beside the plan's peak (and what
+    the first step held beside its own), and beside the most that any step has held. The first step of a run is only
+    looked at. With a GPU pixels wait in the host's memory, and `LIMIT` bounds them.
+    """
+
+    def __init__(self) -> None:
+        self._beside: int | None = None
+
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
+        loader = trainer.train_dataloader
+        if isinstance(loader, TrainLoader):
+            loader.read_ahead(self._room(trainer.strategy))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        strategy = trainer.strategy
+        if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
+            return
+        if self._beside is None:
+            self._beside = max(0, strategy.peak_bytes - strategy.plan.peak_bytes)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        loader = trainer.train_dataloader
+        if isinstance(loader, TrainLoader):
+            loader.let_go()
+
+    def _room(self, strategy: Any) -> int:
+        if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
+            return 0
+        if strategy.root_device.type != "cpu":
+            return LIMIT
+        budget = strategy.plan.budget
+        if budget is None or self._beside is None:
+            return 0
+        return min(LIMIT, budget - max(strategy.plan.peak_bytes + self._beside, strategy.peak_bytes))
+
+
+def memory_facts(watch: MemoryWatch, model: SlideClassifier, slides: SlideData, config: TrainConfig) -> dict[str, Any]:
+    """What the steps used, and what plain PyTorch holds for backward on the largest slide."""
+    facts: dict[str, Any] = {"process_peak_bytes": process_peak()}
+    if watch.plan is None:
+        readable = (batch for batch in slides.loader("val") if "failure" not in batch)
+        batch = max(readable, key=lambda batch: math.prod(batch["image"].shape))
+        seen = apply_to_collection(
+            (batch["image"], batch.get("context", []), batch.get("tissue", [])), Tensor, lambda t: t.to(model.device)
+        )
+        held = held_for_backward(model, *seen)
+        return facts | {"engine": "plain PyTorch", "image_shape": list(batch["image"].shape), "plain_bytes": held}
+    return facts | {
+        "engine": "SFTStrategy, tile by tile",
+        "budget": config.budget,
+        "budget_bytes": watch.plan.budget,
+        "image_shape": list(watch.image_shape),
+        "step_peak_bytes": watch.step_peak_bytes,
+        "plan_peak_bytes": watch.plan.peak_bytes,
+        "plain_bytes": watch.plan.plain_bytes,
+        "approximation": watch.plan.approximation,
+    }
+
+
+def held_for_backward(module: nn.Module, image: Tensor, *others: Any) -> int:
+    """Bytes that plain PyTorch holds between forward and backward for this image: the image and saved
+    activations.
+
+    Measured on one real forward pass: every storage that autograd saves is counted once, parameters are not.
+
+    Args:
+        module: The network.
+        image: Its first argument.
+        others: Its further ones.
+    """
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    held = {image.untyped_storage().data_ptr(): image.untyped_storage().nbytes()}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage.nbytes()
+        kept.append(tensor)  # a freed storage could give its address to the next one
+        return tensor
+
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), torch.enable_grad():
+        module(image, *others)
+    return sum(held.values())

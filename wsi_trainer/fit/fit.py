@@ -1,0 +1,305 @@
+"""The command `fit`, from its options to scores, in the order in which it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+from lightning_utilities.core.rank_zero import rank_zero_only
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
+from rich.console import Console
+
+from wsi_trainer import __version__
+from wsi_trainer.data import SlideData, pixels_of
+from wsi_trainer.errors import UserError
+from wsi_trainer.fit.callbacks import Estimate, Events, FailureLog, MemoryWatch, ReadAhead, memory_facts
+from wsi_trainer.fit.checkpoints import RandomState, StepCheckpoint
+from wsi_trainer.fit.compare import Other, fit_compared
+from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.cross_validation import fit_folds
+from wsi_trainer.fit.evaluate import show, test_split, warn_of_lack
+from wsi_trainer.fit.events import at_work, logged_to, recorded
+from wsi_trainer.fit.parser import (
+    OF_RUN,
+    Loaded,
+    check_settings,
+    instantiate,
+    limits_imports,
+    make_parser,
+    parse,
+    value_of,
+    with_whole_paths,
+)
+from wsi_trainer.fit.run import Run, as_written, write_json, write_text
+from wsi_trainer.fit.trainer import check_trackers, image_of, make_trainer, tissue_stride, trackers
+from wsi_trainer.foreign import read_yaml, yaml_of
+from wsi_trainer.metrics import LOWER_IS_BETTER
+from wsi_trainer.models import SegmentationTask, SlideClassifier
+from wsi_trainer.models.weights import read_checkpoint
+from wsi_trainer.stopping import GRACE
+from wsi_trainer.terminal import say
+
+SERVICES = {"wandb", "mlflow"}
+MOMENT = 3.0
+"""Seconds for loggers that are services to send what they have when a signal ends a run."""
+FREE = ("model.pretrained",)
+"""Keys of the model that say nothing to a run that goes on."""
+
+
+@limits_imports
+def fit(words: Sequence[str]) -> int:
+    """Train a slide classifier end to end, then test it."""
+    parser = fit_parser()
+    options = parse(parser, as_options(words))
+    resume, folds, by, split, other = (
+        options.pop(key) for key in ("resume", "folds", "folds_by", "test_on", "compare")
+    )
+
+    def one(options: Namespace) -> None:
+        if folds is None:
+            run_fit(parser, options, resume, split=split)
+        else:
+            fit_folds(parser, options, folds, by, resume, run_fit)
+
+    if other is None:
+        one(options)
+    else:
+        fit_compared(parser, options, other, one, None if folds else split, resume)
+    return 0
+
+
+def fit_parser() -> ArgumentParser:
+    """The options of `fit`: those of a config, and what is done with it."""
+    parser = make_parser(
+        "fit",
+        "Train a slide classifier end to end, and test it on the held-out slides. `wsi-train fit RUN` continues a run "
+        "that was stopped.",
+    )
+    parser.add_argument(
+        "--resume",
+        "--ckpt_path",
+        type=str,
+        default=None,
+        help="continue from this checkpoint: last (from the beginning where there is none yet), or a path",
+    )
+    parser.add_argument("--folds", type=int, default=None, help="cross-validate: train once for each of so many folds")
+    parser.add_argument(
+        "--folds_by",
+        type=Literal["patient", "site"],
+        default="patient",
+        help="what no fold divides: patients, or sites with all their patients",
+    )
+    parser.add_argument(
+        "--test_on",
+        type=Literal["test", "val"],
+        default="test",
+        help="the split that is predicted and scored at the end",
+    )
+    parser.add_argument(
+        "--compare",
+        type=Other,
+        default=None,
+        help="also train on features of the encoder as it was (frozen), or on slides that were shrunk (thumbnail), and "
+        "say what the run gains and costs",
+    )
+    return parser
+
+
+def as_options(words: Sequence[str]) -> list[str]:
+    """The words with a run that goes on as `--config`, `--out` and `--resume`; the config of a run says where it is."""
+    if words and not words[0].startswith("-"):
+        run = Run(Path(words[0])).existing()
+        return [f"--config={run.config}", f"--out={run.path}", "--resume=last", *words[1:]]
+    config = value_of(words, "--config")
+    if config is None or value_of(words, "--out") is not None:
+        return list(words)
+    run = Run(Path(config).parent)
+    of_run = run.splits.is_file() and Path(config).name == run.config.name
+    return [*words, f"--out={run.path}"] if of_run else list(words)
+
+
+def run_fit(
+    parser: ArgumentParser,
+    options: Namespace,
+    resume: str | None = None,
+    progress: bool = True,
+    split: str = "test",
+) -> Run:
+    """Train with these options, and test on a split.
+
+    Args:
+        parser: That of the command `fit`.
+        options: Its options; `out` is the folder of the run.
+        resume: A checkpoint to continue from: "last", or a path.
+        progress: Whether to show a progress bar.
+        split: The split that is predicted and scored at the end.
+    """
+    run = Run(Path(options.out))
+    first = is_first()  # with several devices the others run this command too, and write nothing
+    _check_free(run, resume)
+    with run.locked() if first else nullcontext():
+        if first:
+            _check_free(run, resume)  # from another, which has ended meanwhile
+        loaded = instantiate(parser, options)
+        if first:
+            _write_config(run, parser.dump(with_whole_paths(options)), resume)
+        grace = MOMENT if SERVICES & set(loaded.train.loggers) else GRACE
+        with (
+            recorded(run.events, __version__, resume) if first else nullcontext() as events,
+            at_work(run.path, grace),
+        ):
+            watchers: list[Callback] = [] if events is None else [Events(events)]
+            if not train(run, loaded, resume, progress, watchers):
+                return run
+            trained = run.holding(loaded)
+            scores = test_split(trained, split, progress)
+    show(scores, trained)
+    return trained
+
+
+def train(
+    run: Run, loaded: Loaded, resume: str | None = None, progress: bool = True, watchers: Sequence[Callback] = ()
+) -> bool:
+    """Train the model; returns whether this process is the first of those that trained: it alone tests and writes.
+
+    Args:
+        run: The folder that everything goes into.
+        loaded: The network with the weights to start from, the slides, and how long and within which memory.
+        resume: A checkpoint to continue from: "last", or a path.
+        progress: Whether to show a progress bar.
+        watchers: Callbacks that only look on.
+    """
+    model, data, config = loaded
+    check_settings(model, data, config)
+    check_trackers(config)
+    slides = make_data(run, loaded, resume)
+    if lack := model.task.lack(slides.targets_of("train")):
+        raise UserError(f"the split train has {lack}: nothing can be learnt; look at the labels, or divide them anew")
+    warn_of_lack(model.task, slides, "val")
+    model.task.prepare(slides.targets_of("train"))
+    checkpoint = None if resume is None else start_of(run, resume)
+    if isinstance(model.task, SegmentationTask) and model.task.weights.balanced and checkpoint is None:
+        # What a checkpoint holds needs no counting.
+        model.task.prepare_pixels(pixels_of(slides.of("train"), model.task, data, progress and is_first()))
+    if checkpoint is None and (match := model.load_pretrained()):
+        for line in str(match).splitlines():
+            say(Console(), line)
+        write_json(run.pretrained, match.to_dict())
+    watch = MemoryWatch(run.plan if is_first() else None)
+    callbacks = [watch, *watchers, *callbacks_of(run, config, model, slides, progress)]
+    with logged_to(run.log), trackers(config, run) as loggers:
+        trainer = make_trainer(config, run.path, callbacks, loggers, progress, devices=config.devices)
+        trainer.fit(model, datamodule=slides, ckpt_path=checkpoint, weights_only=True)
+    if not trainer.is_global_zero:
+        return False
+    if not watch.steps and (run.memory.is_file() or (watch.plan is None and config.budget is not None)):
+        return True  # all steps were taken before, and what they needed was written then
+    if not run.plan.is_file():
+        watch.write_plan()  # which a checkpoint has from a run that died
+    write_json(run.memory, memory_facts(watch, model, slides, config))
+    return True
+
+
+def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
+    """The slides with their splits: drawn once, and kept by a run that has begun."""
+    model, data, config = loaded
+    task, files = model.task, data.features is None
+    make = partial(SlideData, data, task, config.seed, partial(image_of, config), tissue_stride(model))
+    if resume is not None and run.begun and run.splits.is_file():
+        if is_first():
+            run.tell_changes(data, task.columns)
+        return make(run.slides(None, task.columns, not task.may_be_empty, files))
+    slides = make()
+    if is_first():
+        run.freeze(slides.records)
+    return slides
+
+
+def callbacks_of(
+    run: Run, config: TrainConfig, model: SlideClassifier, slides: SlideData, progress: bool
+) -> list[Callback]:
+    """The callbacks that a run needs besides those that look on."""
+    score = config.monitor.removeprefix("val_").removeprefix("label_")
+    mode = "min" if score in LOWER_IS_BETTER else "max"
+    keep: dict[str, Any] = {"dirpath": run.checkpoints, "enable_version_counter": False}
+    callbacks: list[Callback] = [
+        *([FailureLog(run.failures)] if slides.config.on_error == "skip" else []),
+        *([Estimate(slides, config, run)] if slides.config.features is None else []),
+        ModelCheckpoint(filename="best", monitor=config.monitor, mode=mode, **keep),
+        ModelCheckpoint(filename="last", **keep),  # save_last would write it only when there is a new best
+        ReadAhead(),
+        StepCheckpoint(run.checkpoint_path("last"), config.checkpoint_every),
+    ]
+    if config.budget is None:
+        callbacks.append(RandomState())
+    if config.patience is not None:
+        # A score may be undefined on few slides; that is no reason to end the run.
+        callbacks.append(EarlyStopping(config.monitor, mode=mode, patience=config.patience, check_finite=False))
+    if progress:
+        callbacks.append(RichProgressBar(leave=False))
+    return callbacks
+
+
+def start_of(run: Run, resume: str) -> Path | None:
+    """The checkpoint to continue from; none where the run died before it wrote its first."""
+    if resume == "last" and not run.checkpoint_path("last").is_file():
+        say(Console(), f"{run.path} has no checkpoint yet: the run starts from the beginning")
+        return None
+    checkpoint = run.checkpoint(resume)
+    read_checkpoint(checkpoint)  # before anything is planned or written
+    return checkpoint
+
+
+def is_first() -> bool:
+    """Whether this process writes: with several devices the others run the same command beside it."""
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
+
+
+def _check_free(run: Run, resume: str | None) -> None:
+    if is_first() and run.begun and resume is None:
+        raise UserError(f"{run.path} holds a run already; choose another --out, or continue with --resume last")
+
+
+def _write_config(run: Run, said: str, resume: str | None) -> None:
+    said = "".join(line for line in said.splitlines(keepends=True) if not line.startswith("out:"))  # it may be moved
+    if resume is not None and run.begun:
+        for line in changed(run.config, yaml_of(said, run.config)):
+            say(Console(), line)
+    write_text(run.config, said)
+
+
+def changed(path: Path, asked: Mapping[str, Any]) -> list[str]:
+    """Differences of a config from the one before, a sentence for each key.
+
+    Raises:
+        UserError: The network is another one, or trained otherwise, whose weights and optimizer a checkpoint holds.
+    """
+    with as_written(path):
+        before, now = flat(read_yaml(path)), flat(asked)
+    keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key) and key != "out"]
+    fixed = [key for key in keys if key.startswith("model.") and key not in FREE]
+    if fixed:
+        key = fixed[0]
+        raise UserError(
+            f"{path}: {key} was {before.get(key)!r} and is {now.get(key)!r} now; a run goes on with the model that it "
+            "began with. Take it back, or choose another --out"
+        )
+    kept = "; the run keeps the splits that it has"
+    return [
+        f"{key} was {before.get(key)!r} and is {now.get(key)!r} from now on{kept if key in OF_RUN else ''}"
+        for key in keys
+    ]
+
+
+def flat(content: Any, name: str = "") -> dict[str, Any]:
+    """The values of a config, by the whole names of their keys."""
+    if not isinstance(content, Mapping) or not content:
+        return {name: content}
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= flat(value, f"{name}.{key}" if name else str(key))
+    return found

@@ -1,0 +1,503 @@
+"""A run: the folder of `wsi-train fit`, with all that later commands need to know.
+
+`fit` freezes the config, the slides with their splits, the checksums of their files and the versions. Every other
+command opens the run and reads them from there; the manifest that the run began with may have changed since. Results on
+another cohort are in a folder of their own, `cohorts/NAME`, laid out like those of the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from wsi_trainer.data.folds import changes_since, first_names, read_splits
+from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_manifest, write_manifest
+from wsi_trainer.errors import UserError
+from wsi_trainer.foreign import read_json as read_foreign
+from wsi_trainer.slides.identity import Fingerprint, fingerprint
+from wsi_trainer.slides.store.files import remove_half_written
+from wsi_trainer.terminal import say
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from wsi_trainer.data import DataConfig
+    from wsi_trainer.fit.parser import Loaded
+
+SEARCHING = 10.0
+"""Seconds to wait for another process to end: one that was just killed may hold the folder for a moment."""
+PACKAGES = (
+    "wsi-trainer", "torch", "pytorch-lightning", "torchmetrics", "numpy", "scikit-learn",
+    "openslide-python", "tifffile", "zarr",
+)  # fmt: skip
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a run, and the names of its files.
+
+    >>> run = Run.open("runs/first")             # doctest: +SKIP
+    >>> run.predict("slide.svs")                 # doctest: +SKIP
+    {'probability_normal': 0.03, 'probability_tumour': 0.97}
+    """
+
+    path: Path
+    chosen: str = "best"
+    """The checkpoint: best, last, or a path."""
+    cohort: str | None = None
+    """The cohort whose results are meant, instead of the run's own."""
+    data_root: Path | None = None
+    """The folder that holds the slides now, if they were moved."""
+    overrides: tuple[str, ...] = ()
+    """Keys of the config that a command changes, as words of the command line."""
+    trust: bool = False
+    """Whether the config may name code beyond this package, which opening the model then runs."""
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        checkpoint: str = "best",
+        cohort: str | None = None,
+        data_root: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        trust: bool = False,
+    ) -> Run:
+        """Open a run that `fit` wrote.
+
+        Args:
+            path: The folder.
+            checkpoint: best, last, or the path of another one.
+            cohort: The name of a cohort that was tested; without it the run's own slides.
+            data_root: The folder that holds the slides now, if they were moved.
+            overrides: Keys of the config to change, such as `--train.budget=2GiB`.
+            trust: Whether the config may name classes and functions beyond this package.
+        """
+        root = None if data_root is None else Path(data_root)
+        if root is not None and not root.is_dir():
+            raise UserError(f"--data-root is {root}; there is no such folder")
+        run = cls(Path(path), checkpoint, cohort, root, tuple(overrides), trust).existing()
+        if cohort is not None and not run.splits.is_file():
+            known = ", ".join(run.cohorts) or "none"
+            raise UserError(
+                f"{path} has no cohort {cohort!r}; it has: {known}. `wsi-train test {path} --cohort` adds one"
+            )
+        return run
+
+    def existing(self) -> Run:
+        """This run, or an error if the folder is not one of a run."""
+        if not self.config.is_file():
+            raise UserError(f"{self.path} is not the folder of a run: it has no {self.config.name}")
+        return self
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name if self.cohort is None else f"{self.path.resolve().name}, {self.cohort}"
+
+    # Files of the run.
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def facts(self) -> Path:
+        """Checksums of the slides, and where they were."""
+        return self.path / "run.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def memory(self) -> Path:
+        return self.path / "memory.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def estimate(self) -> Path:
+        return self.path / "estimate.json"
+
+    @property
+    def pretrained(self) -> Path:
+        return self.path / "pretrained.json"
+
+    @property
+    def cross_validation(self) -> Path:
+        return self.path / "cross_validation.json"
+
+    @property
+    def cost(self) -> Path:
+        return self.path / "cost.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    # Files of the run's own results, or of a cohort's.
+
+    @property
+    def results(self) -> Path:
+        return self.path if self.cohort is None else self.path / "cohorts" / self.cohort
+
+    @property
+    def splits(self) -> Path:
+        return self.results / "splits.csv"
+
+    @property
+    def failures(self) -> Path:
+        return self.results / "failures.csv"
+
+    @property
+    def heatmaps(self) -> Path:
+        return self.results / "heatmaps"
+
+    @property
+    def segments(self) -> Path:
+        return self.results / "segments"
+
+    @property
+    def report(self) -> Path:
+        return self.results / "report.html"
+
+    def predictions(self, split: str) -> Path:
+        return self.results / "predictions" / f"{split}.csv"
+
+    def evaluation(self, split: str) -> Path:
+        return self.results / "evaluation" / f"{split}.json"
+
+    def checkpoint(self, which: str | None = None) -> Path:
+        """The chosen checkpoint, or another; an error where there is none."""
+        path = self.checkpoint_path(which or self.chosen)
+        if not path.is_file():
+            raise UserError(f"there is no checkpoint at {path}; `wsi-train fit` writes best.ckpt and last.ckpt")
+        return path
+
+    def checkpoint_path(self, which: str) -> Path:
+        """Where the best or last checkpoint is or will be."""
+        return self.checkpoints / f"{which}.ckpt" if which in ("best", "last") else Path(which)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run took a step here: one that ended before, say by a wrong label, has left nothing to lose."""
+        steps = (*self.metrics.rglob("metrics.csv"), *self.checkpoints.glob("*.ckpt"))
+        return self.config.is_file() and bool(steps)
+
+    def keep(self, path: Path, overwrite: bool) -> None:
+        """Refuse to replace a result of an earlier command."""
+        if path.exists() and not overwrite:
+            raise UserError(f"{path} is there already; give --overwrite to write it again")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training in the folder; the system lifts this when the process dies."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / ".lock", timeout=SEARCHING, poll_interval=0.1)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(
+                f"{self.path} is being written by another run; wait for its end (`wsi-train status` tells), or choose "
+                "another --out"
+            ) from error
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+            yield  # a disk without locks, as some networks have: who starts two runs there has to look after it
+            return
+        try:
+            remove_half_written(self.path)
+            yield
+        finally:
+            lock.release()
+
+    # The slides.
+
+    def freeze(self, records: Sequence[SlideRecord]) -> None:
+        """Keep the slides with their splits, and the checksums of their files.
+
+        Raises:
+            UserError: The same slide is in two splits, under two names.
+        """
+        prints = {record.slide: fingerprint(record.path) for record in records}
+        check_copies(records, prints)
+        write_manifest(self.splits, records)
+        if self.cohort is None:
+            write_json(self.environment, environment())
+            write_json(self.facts, {"schema": 1, "slides": {slide: one.to_dict() for slide, one in prints.items()}})
+
+    @cached_property
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """The checksums of the slides that the run was trained and tested with; none of a run of an older version."""
+        with as_written(self.facts):
+            slides = dict(read_json(self.facts).get("slides", {}))
+            return {slide: Fingerprint(**one) for slide, one in slides.items()}
+
+    def kept(self, columns: Sequence[str] = (), filled: bool = False) -> list[SlideRecord]:
+        """The slides that the run keeps, with their splits, where their files are now.
+
+        Args:
+            columns: The columns with the label; without any, slides need no label.
+            filled: Whether none of these may be empty.
+        """
+        records = read_splits(self.splits, columns, filled)
+        return records if self.data_root is None else moved(records, self.data_root)
+
+    def slides(
+        self, split: str | None = None, columns: Sequence[str] = (), filled: bool = False, files: bool = True
+    ) -> list[SlideRecord]:
+        """The slides of a split, or all; those that were replaced or are gone are an error.
+
+        Args:
+            split: train, val or test; without it all slides.
+            columns: The columns with the label; without any, slides need no label.
+            filled: Whether none of these may be empty.
+            files: Whether the slides themselves are read.
+        """
+        records = [one for one in self.kept(columns, filled) if split is None or one.split == split]
+        if not records:
+            raise UserError(f"no slide is in the split {split}; the splits of this run are in {self.splits}")
+        if files:
+            self._check_files(records)
+        return records
+
+    def _check_files(self, records: Sequence[SlideRecord]) -> None:
+        absent = [record for record in records if not record.path.exists()]
+        if absent:
+            raise UserError(
+                f"{len(absent)} of {len(records)} slides are missing, the first is {absent[0].path}; if they were "
+                f"moved, give --data-root, the folder that now holds what was in {common_folder(records)}"
+            )
+        check_files(records)
+        known = {} if self.cohort is not None else self.fingerprints
+        for record in records:
+            if record.slide in known and fingerprint(record.path).content != known[record.slide].content:
+                raise UserError(
+                    f"slide {record.slide} at {record.path} is not the one that the run began with: its checksum has "
+                    f"changed. Put that back, or test the new slides as another cohort: `wsi-train test {self.path} "
+                    "--cohort MANIFEST.csv --name NAME`"
+                )
+
+    def tell_changes(self, data: DataConfig, columns: Sequence[str]) -> None:
+        """Print how the manifest differs from the slides that the run keeps."""
+        if self.cohort is None and data.manifest.is_file():
+            now = read_manifest(data.manifest, data.root, labelled=False)
+            for line in changes_since(self.kept(), now, columns):
+                say(Console(), line)
+
+    # Other cohorts.
+
+    @property
+    def cohorts(self) -> list[str]:
+        """The names of the cohorts that were tested or predicted."""
+        return sorted(path.name for path in (self.path / "cohorts").glob("*") if path.is_dir())
+
+    def of_cohort(self, name: str) -> Run:
+        """The run with the results on another cohort."""
+        if not name or Path(name).name != name or name.startswith("."):
+            raise UserError(f"--name is {name!r}; it is the name of a folder, as external-1")
+        return self._with(cohort=name, data_root=None)
+
+    def _with(self, **changes: Any) -> Run:
+        """The same run otherwise; what was loaded stays loaded."""
+        other = replace(self, **changes)
+        vars(other).update({key: value for key, value in vars(self).items() if key in ("loaded", "fingerprints")})
+        return other
+
+    def holding(self, loaded: Loaded) -> Run:
+        """The run with a model that is in memory already; its weights become those of the checkpoint."""
+        from wsi_trainer.fit.parser import load_weights
+
+        load_weights(loaded.model, self.checkpoint())
+        other = replace(self)
+        vars(other)["loaded"] = loaded
+        return other
+
+    def unseen(self, records: Sequence[SlideRecord]) -> list[SlideRecord]:
+        """The slides that the run was not trained on and that did not choose its checkpoint; others are named."""
+        own = {record.slide: record for record in replace(self, cohort=None).kept()}
+        seen = {slide: one.split for slide, one in own.items() if one.split != "test"}
+        sources = {its.source: seen[slide] for slide, its in self.fingerprints.items() if slide in seen}
+        paths = {own[slide].path.resolve(): split for slide, split in seen.items()}
+        left: dict[str, list[str]] = defaultdict(list)
+        kept = []
+        for record in records:
+            split = paths.get(record.path.resolve()) or (
+                sources.get(fingerprint(record.path).source) if sources else None
+            )
+            kept += [] if split else [record]
+            if split:
+                left[split].append(record.slide)
+        for split, slides in left.items():
+            say(
+                Console(), f"{len(slides)} slides were in the split {split} of the run, left out: {first_names(slides)}"
+            )
+        if not kept:
+            raise UserError(f"the run was trained on all {len(records)} slides of this cohort; give other slides")
+        patients = {own[slide].patient for slide in seen} & {record.patient for record in kept}
+        if patients:
+            say(
+                Console(),
+                f"{len(patients)} patients are called like patients that the run was trained on: "
+                f"{first_names(sorted(patients))}; leave their slides out if they are the same persons",
+            )
+        return kept
+
+    # From Python.
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The model with the weights of the checkpoint, and the settings of data and training."""
+        from wsi_trainer.fit.parser import load
+
+        return load(self)
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The trained backbone, or the network within it that encodes patches."""
+        from wsi_trainer.fit.evaluate import encoder_of
+
+        return encoder_of(self.loaded.model)
+
+    @property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """The scores of each split that was tested, as in `evaluation/SPLIT.json`."""
+        return {path.stem: read_json(path) for path in sorted(self.evaluation("any").parent.glob("*.json"))}
+
+    def predict(self, slide: str | Path) -> dict[str, float]:
+        """The prediction of one slide: a number for each name in the columns of `wsi-train predict`."""
+        from wsi_trainer.fit.evaluate import predict_records
+
+        record = SlideRecord(Path(slide).name, Path(slide), "", Path(slide).name, "")
+        said: dict[str, np.ndarray] = predict_records(self, [record], progress=False)
+        return dict(zip(self.loaded.model.task.names, map(float, said[record.slide])))
+
+
+def check_copies(records: Sequence[SlideRecord], prints: Mapping[str, Fingerprint]) -> None:
+    """Refuse a slide that is in two splits under two names; one that is twice in a split is named."""
+    same: dict[str, list[SlideRecord]] = defaultdict(list)
+    for record in records:
+        if source := prints[record.slide].source:
+            same[source].append(record)
+    for copies in same.values():
+        for other in copies[1:]:
+            one = copies[0]
+            if other.split != one.split:
+                raise UserError(
+                    f"{one.slide} in {one.split} and {other.slide} in {other.split} are one slide under two names: "
+                    "their checksums are the same; take one of the two lines out of the manifest"
+                )
+            say(Console(), f"{one.slide} and {other.slide} are one slide under two names, both in {one.split}")
+
+
+def moved(records: Sequence[SlideRecord], root: Path) -> list[SlideRecord]:
+    """The records with their files in another folder, below which they lie as they did below their common one."""
+    before = common_folder(records)
+
+    def there(path: Path) -> Path:
+        return root / path.relative_to(before) if path.is_relative_to(before) else path
+
+    def cells(others: Mapping[str, str]) -> dict[str, str]:
+        return {key: str(there(Path(cell))) if key in PATHS and cell else cell for key, cell in others.items()}
+
+    return [replace(record, path=there(record.path), others=cells(record.others)) for record in records]
+
+
+def common_folder(records: Sequence[SlideRecord]) -> Path:
+    """The innermost folder that holds all slides."""
+    return Path(os.path.commonpath([record.path.parent for record in records]))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object so that a killed process leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text so that a killed process leaves the old file or the new one."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or an empty one where the file is not there."""
+    if not path.is_file():
+        return {}
+    with as_written(path):
+        return dict(read_foreign(path))
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Errors within are said as what they come from: a file of the run that is damaged."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path} is damaged, or of another version ({type(error).__name__}: {reason}); make it again, or remove it"
+        ) from error
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and device, as JSON."""
+    import torch
+
+    return {
+        "python": sys.version.split()[0],
+        "host": platform.node(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": _device(),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        return f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
+    return "cpu"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"
