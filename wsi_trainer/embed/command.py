@@ -15,10 +15,11 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import device_of
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.events import at_work
-from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, load_weights, make_parser, parse
+from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, make_parser, parse
 from wsi_trainer.fit.trainer import precision_of
 from wsi_trainer.foreign.arrays import import_h5py
 from wsi_trainer.models import SlideClassifier
+from wsi_trainer.models.checkpoint import load_weights
 from wsi_trainer.models.low_rank import merge_low_rank
 from wsi_trainer.terminal import say
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from wsi_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from wsi_trainer.data import DataConfig
+    from wsi_trainer.models import SlideClassifier
 
 AUTO = "auto"
 Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
@@ -94,3 +98,11 @@ class TrainConfig:
                 raise UserError(f"train.{name} is {said}, which needs tile-by-tile execution: give train.budget")
         if self.devices > 1 and self.budget is None:
             raise UserError(f"train.devices is {self.devices}, which needs tile-by-tile execution: give train.budget")
+
+
+class Loaded(NamedTuple):
+    """The parts of a run, as its config says them."""
+
+    model: SlideClassifier
+    data: DataConfig
+    train: TrainConfig

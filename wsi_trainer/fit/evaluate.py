@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from jsonargparse import ArgumentParser, Namespace
 from pytorch_lightning.callbacks import Callback, RichProgressBar
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from wsi_trainer.data import SlideData, SlideDataset, SlideRecord, check_files, read_manifest
 from wsi_trainer.data.datamodule import grouped
@@ -26,8 +26,8 @@ from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import Run, read_json, write_json
 from wsi_trainer.fit.trainer import image_of, make_trainer, tissue_stride
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
-from wsi_trainer.models import FrozenFeatures, PatchEncoder, SlideClassifier, Task
-from wsi_trainer.models.low_rank import merge_low_rank
+from wsi_trainer.models import Task
+from wsi_trainer.models.checkpoint import encoder_of
 from wsi_trainer.models.tasks.base import Owners
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slides.inputs import list_slides
@@ -245,14 +245,6 @@ def owners_of(records: Sequence[SlideRecord]) -> Owners:
     """Slides, patients and sites of the records."""
     sites = tuple(record.site for record in records) if any(record.site for record in records) else ()
     return Owners(tuple(r.slide for r in records), tuple(r.patient for r in records), sites)
-
-
-def encoder_of(model: SlideClassifier) -> nn.Module:
-    """The network that a run has trained, with low-rank matrices merged into its layers."""
-    if isinstance(model.backbone, FrozenFeatures):
-        raise UserError("model.backbone is FrozenFeatures: a run on features has no encoder to export")
-    merge_low_rank(model.backbone)
-    return model.backbone.network if isinstance(model.backbone, PatchEncoder) else model.backbone
 
 
 def show(scores: dict[str, Any], run: Run) -> None:

@@ -19,13 +19,12 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import Estimate, Events, FailureLog, MemoryWatch, ReadAhead, memory_facts
 from wsi_trainer.fit.checkpoints import RandomState, StepCheckpoint
 from wsi_trainer.fit.compare import Other, fit_compared
-from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.cross_validation import fit_folds
 from wsi_trainer.fit.evaluate import show, test_split, warn_of_lack
 from wsi_trainer.fit.events import at_work, logged_to, recorded
 from wsi_trainer.fit.parser import (
     OF_RUN,
-    Loaded,
     check_settings,
     instantiate,
     limits_imports,

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings  # type: ignore[attr-defined]
@@ -28,12 +28,12 @@ from wsi_trainer.cli.messages import about_refusal, explain
 from wsi_trainer.cli.texts import read_texts_safely
 from wsi_trainer.data import DataConfig, PatchConfig
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.config import TrainConfig
+from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.run import Run
 from wsi_trainer.foreign import read_yaml
 from wsi_trainer.models import FrozenFeatures, PatchEncoder, SlideClassifier
+from wsi_trainer.models.checkpoint import load_weights
 from wsi_trainer.models.encoders import is_encoder
-from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.terminal import say
 
 read_texts_safely()
@@ -55,14 +55,6 @@ PATHS = ("data.manifest", "data.root", "data.stores", "data.splits", "data.featu
 """Keys with paths, which a run keeps as absolute ones."""
 OF_RUN = ("data.manifest", "data.root", "data.splits", "data.fold", "data.validation", "data.test", "data.split_by")
 """Keys that say which slides a run has: the run keeps these."""
-
-
-class Loaded(NamedTuple):
-    """The parts of a run, as its config says them."""
-
-    model: SlideClassifier
-    data: DataConfig
-    train: TrainConfig
 
 
 # The options of `fit`.
@@ -250,17 +242,6 @@ def load(run: Run) -> Loaded:
         loaded = instantiate(parser, options)
     load_weights(loaded.model, checkpoint)
     return loaded
-
-
-def load_weights(model: SlideClassifier, checkpoint: Path) -> None:
-    """Put the weights of a checkpoint into the model."""
-    state = read_checkpoint(checkpoint)
-    try:
-        model.load_state_dict(state["state_dict"])
-    except RuntimeError as error:
-        raise UserError(
-            f"{checkpoint} holds the weights of another network than the config's; use a checkpoint of this run"
-        ) from error
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:

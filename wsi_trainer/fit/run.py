@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from wsi_trainer.data import DataConfig
-    from wsi_trainer.fit.parser import Loaded
+    from wsi_trainer.fit.config import Loaded
 
 SEARCHING = 10.0
 """Seconds to wait for another process to end: one that was just killed may hold the folder for a moment."""
@@ -337,7 +337,7 @@ class Run:
 
     def holding(self, loaded: Loaded) -> Run:
         """The run with a model that is in memory already; its weights become those of the checkpoint."""
-        from wsi_trainer.fit.parser import load_weights
+        from wsi_trainer.models.checkpoint import load_weights
 
         load_weights(loaded.model, self.checkpoint())
         other = replace(self)
@@ -379,14 +379,13 @@ class Run:
     @cached_property
     def loaded(self) -> Loaded:
         """The model with the weights of the checkpoint, and the settings of data and training."""
-        from wsi_trainer.fit.parser import load
-
-        return load(self)
+        loaded: Loaded = _of_models("parser").load(self)
+        return loaded
 
     @property
     def encoder(self) -> nn.Module:
         """The trained backbone, or the network within it that encodes patches."""
-        from wsi_trainer.fit.evaluate import encoder_of
+        from wsi_trainer.models.checkpoint import encoder_of
 
         return encoder_of(self.loaded.model)
 
@@ -397,11 +396,14 @@ class Run:
 
     def predict(self, slide: str | Path) -> dict[str, float]:
         """The prediction of one slide: a number for each name in the columns of `wsi-train predict`."""
-        from wsi_trainer.fit.evaluate import predict_records
-
         record = SlideRecord(Path(slide).name, Path(slide), "", Path(slide).name, "")
-        said: dict[str, np.ndarray] = predict_records(self, [record], progress=False)
+        said: dict[str, np.ndarray] = _of_models("evaluate").predict_records(self, [record], progress=False)
         return dict(zip(self.loaded.model.task.names, map(float, said[record.slide])))
+
+
+def _of_models(module: str) -> Any:
+    """A module of this folder that needs models: what only reads a run, such as `report`, does not import it."""
+    return import_module(f"wsi_trainer.fit.{module}")
 
 
 def check_copies(records: Sequence[SlideRecord], prints: Mapping[str, Fingerprint]) -> None:

@@ -17,9 +17,9 @@ from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.explain.attribution import attribute
 from wsi_trainer.explain.bag_map import BagPlaces
 from wsi_trainer.explain.probe import GLASS
-from wsi_trainer.fit.parser import load_weights
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
+from wsi_trainer.models.checkpoint import load_weights
 from wsi_trainer.slides.convert import Job, convert
 from wsi_trainer.slides.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide

@@ -15,6 +15,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from wsi_trainer.synthetic.artefacts import Spoilt, ink, stroke
 
 from tests.wsi_trainer.slides.crashing import attempt_in_worker
 from wsi_trainer.cli import main
@@ -22,7 +23,6 @@ from wsi_trainer.slides import pool, review
 from wsi_trainer.slides.drawn_tissue import draw_tissue
 from wsi_trainer.slides.results import Entry
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
-from wsi_trainer.synthetic.artefacts import Spoilt, ink, stroke
 from wsi_trainer.synthetic.pyramid import write_pyramid
 
 NAME = "a [b] 100%"
