@@ -26,11 +26,12 @@ next: that one is planned with what is left of the budget, and the peak goes on.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -47,6 +48,22 @@ class Most:
     """The most that a block needed."""
 
     size: int = 0
+
+
+class CallBytes(NamedTuple):
+    """The bytes of one call that is run whole.
+
+    Args:
+        weights: For each tensor that the call uses, by identity: the tensor and all that goes with it.
+        saved: For its backward.
+        gradients: Of its images.
+        workspaces: Reserved by its plan for the device's libraries.
+    """
+
+    weights: Mapping[int, int]
+    saved: int
+    gradients: int
+    workspaces: int = 0
 
 
 class Ledger:
@@ -72,6 +89,8 @@ class Ledger:
         self._seen = self._graph = 0
         self._foreign = 0
         self.sums = Sums()
+        #: The calls whose graph is alive, by the step that each holds.
+        self.calls: WeakKeyDictionary[object, CallBytes] = WeakKeyDictionary()
 
     def begin(self) -> None:
         """A step begins: its peak counts from what is live now."""
@@ -88,6 +107,15 @@ class Ledger:
         for t in with_gradients([tensor]):
             self.see(t)
         self._foreign -= self.live - before
+
+    def whole_step(self, *more: CallBytes) -> int:
+        """Bytes with which the calls that wait for backward, and some that are still to come, can all be run whole: no
+        plan takes more, however much room the first of them find."""
+        calls = [*self.calls.values(), *more]
+        weights = {key: size for call in calls for key, size in call.weights.items()}
+        # The gradients of maps in the backward of a call are at most what it saves once more.
+        maps = sum(call.saved + call.gradients for call in calls) + max(call.saved for call in calls)
+        return sum(weights.values()) + maps + max(call.workspaces for call in calls)
 
     def beside(self, tensors: Iterable[Tensor]) -> int:
         """What is live beside some tensors and their gradients: see [Note: step]."""

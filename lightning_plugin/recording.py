@@ -166,3 +166,9 @@ def gathered(v: Value, serial: int | None = None) -> Value:
     numbered = {} if serial is None else {"serial": serial}
     Node(Gather(), (v,), (found,), "gather", path, **numbered)
     return found
+
+
+def image_gradient_bytes(recording: Recording) -> int:
+    """The gradients of images that backward makes and leaves to the user."""
+    tensors = {image.tensor for image in recording.images}
+    return sum(t.nbytes for t in tensors if t is not None and t.is_leaf and t.requires_grad and t.grad is None)

@@ -22,7 +22,7 @@ from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.validate import validate
 from lightning_plugin.graph import Value
 from lightning_plugin.heap import Heap
-from lightning_plugin.ledger import Ledger, with_gradients
+from lightning_plugin.ledger import CallBytes, Ledger, with_gradients
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.passes import forget_failed
@@ -31,7 +31,7 @@ from lightning_plugin.planner.analysis.describe import signature, structure
 from lightning_plugin.planner.analysis.glass import parts_of_glass
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.calibration.calibrate import local_rates
-from lightning_plugin.planner.choose import choose_plan, choose_recipe, exact_bytes
+from lightning_plugin.planner.choose import choose_plan, choose_recipe, together
 from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recipes import shelf
@@ -41,13 +41,13 @@ from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
-from lightning_plugin.recording import Recording, glass_of
+from lightning_plugin.recording import Recording, glass_of, image_gradient_bytes
 from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.rules.split import approximation, drawn
-from lightning_plugin.spare import usable
+from lightning_plugin.spare import budget_for, usable
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.team import Team
-from lightning_plugin.units import format_bytes
+from lightning_plugin.units import exact_bytes, format_bytes
 
 log = logging.getLogger("lightning_plugin")
 
@@ -165,20 +165,25 @@ class Settings:
     def beside_others(self, recording: Recording, budget: int, held: int) -> Plan:
         """A plan within what is left of a budget: if it can be, of a little less."""
 
+        calls = 0 if self.ledger is None else len(self.ledger.calls)
         if not held:
             return self.search(recording, budget, self.options.calls)
+        left = max(1, self.options.calls - calls)
         rounded = -(-held * STEPS // budget) * budget // STEPS
         try:
-            return self.search(recording, max(1, budget - rounded))
+            return self.search(recording, max(1, budget - rounded), left)
         except BudgetError as refused:
             if refused.smallest <= budget - held:
-                return self.search(recording, budget - held)
+                return self.search(recording, budget - held, left)
             smallest = refused.smallest + held
+            if self.ledger is not None:
+                whole = self.whole(recording, Network(recording).plain_bytes)
+                smallest = max(smallest, budget_for(self.ledger.whole_step(whole)))
             raise type(refused)(
                 f"no plan keeps {format_bytes(budget)}, of which the step holds {format_bytes(held)} already for other "
-                f"calls, images or losses. Give at least {exact_bytes(smallest)}, pull back what was computed before, "
-                "or say how many calls wait for one backward (TiledModule(..., calls=2)), so that the first leave room "
-                f"for the others. For this call alone: {refused}",
+                "calls, images or losses. Pull back what was computed before, or say how many calls wait for one "
+                f"backward (TiledModule(..., calls={calls + 1})), so that the first leave room for the others. Without "
+                f"that, give at least {exact_bytes(smallest)}. For this call alone: {refused}",
                 smallest,
                 refused.operator,
             ) from refused
@@ -263,17 +268,27 @@ class Settings:
             self.ledger.heap = self.ledger.heap or Heap(budget)
             self.ledger.heap.budget = budget  # which may be another than the last step's
         for image in images:
-            if image.tensor is not None:
-                self.ledger.ignore(image.tensor)
+            for t in with_gradients([] if image.tensor is None else [image.tensor]):
+                self.ledger.ignore(t)
         for tensor in tensors_of(recording):
             if tensor not in self.homes:
                 self.ledger.hold(tensor)
         if self.compiler is None and self.options.compile != "never":
             self.compiler = Compiler(self.options.compile)
-        return Step(
+        step = Step(
             self.ledger, self.team, self.options.folder, self.progress, library=self.library, homes=self.homes,
             compiler=self.compiler,
         )  # fmt: skip
+        self.ledger.calls[step] = self.whole(recording, plan.forecast.plain_bytes, plan.forecast.reserve_bytes)
+        return step
+
+    def whole(self, recording: Recording, plain: int, workspaces: int = 0) -> CallBytes:
+        """What a call holds that is run whole, where plain PyTorch saves ``plain`` bytes, images included."""
+        weights = {
+            id(t): t.nbytes * (2 if t.requires_grad else 1) + self.owed.get(id(t), 0) for t in tensors_of(recording)
+        }
+        here = sum(t.nbytes for image in recording.images if (t := image.here) is not None)
+        return CallBytes(weights, max(0, plain - here), image_gradient_bytes(recording), workspaces)
 
     def look(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None:
         """Where a loss is not finite, find the operator that was the first to make something that is not, once, and
@@ -333,7 +348,7 @@ def known_for(recipes: Sequence[Recipe], network: Network, lower: Lower, budget:
         if size >= recipe.too_large:
             continue
         plan = recipe.at(network, lower, room)
-        if plan is not None and plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes <= room:
+        if plan is not None and together(plan, network, calls) <= room:
             return plan
         recipe.too_large = size
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 UNITS = {
@@ -50,3 +51,8 @@ def format_seconds(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def exact_bytes(count: int) -> str:
+    """A size in words that is not smaller than the size."""
+    return f"{math.ceil(count / 2**20 * 10) / 10:.1f} MiB"

@@ -18,6 +18,7 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.gradients import type_of_sum
 from lightning_plugin.execute.segment import SegmentRun, outline
+from lightning_plugin.execute.step import Step
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph
@@ -26,7 +27,7 @@ from lightning_plugin.program.program import Program
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.reductions import wide
 from lightning_plugin.spare import budget_for
-from lightning_plugin.units import format_bytes
+from lightning_plugin.units import exact_bytes, format_bytes
 
 #: A smaller tile's need is not known as well as that of the planned one.
 MARGIN = 1.1
@@ -77,8 +78,8 @@ class Guard:
     come to by the time of an earlier node is not in the pass.
     """
 
-    def __init__(self, plan: SegmentPlan, nodes: Sequence[Node], ledger: Ledger | None) -> None:
-        self.plan, self.ledger = plan, ledger
+    def __init__(self, plan: SegmentPlan, nodes: Sequence[Node], step: Step) -> None:
+        self.plan, self.step, self.ledger = plan, step, step.ledger
         self.leaves: list[Tensor] = []
         self.readers = readers(nodes)
         self.ends = {i for i, n in enumerate(nodes) if not self.readers[i] and any(v.requires_grad for v in n.outputs)}
@@ -144,12 +145,14 @@ def needed(plan: SegmentPlan) -> int:
 
 
 def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
-    smallest = budget_for(ledger.held + needs)
+    smallest = budget_for(max(ledger.held + needs, ledger.whole_step()))
     return BudgetError(
         f"the backward of '{path}' needs {format_bytes(needs)} beside the {format_bytes(ledger.held)} that the "
-        f"step holds, more than the budget of {format_bytes(ledger.limit or 0)}: other calls, whose backward is still "
-        "to come, hold more than was planned for. Pull back all losses together, or each call's before the next call, "
-        f"or give at least {format_bytes(smallest)}.",
+        f"step holds, more than the budget of {format_bytes(ledger.limit or 0)}: other calls hold more than was "
+        "planned for, or leave gradients of their images. Pull back each call's loss before the next call, or say how "
+        f"many calls wait for one backward (TiledModule(..., calls={max(2, len(ledger.calls))})): they are planned "
+        "together, and the smallest budget for all is known before the first. "
+        f"Without that, give at least {exact_bytes(smallest)}.",
         smallest,
         path,
     )

@@ -152,7 +152,7 @@ class Stage:
 
     def run_kept(self, nodes: Sequence[Node], frame: Frame, uses: Uses) -> None:
         ledger = frame.step.ledger
-        guard = Guard(self.plan, nodes, ledger)
+        guard = Guard(self.plan, nodes, frame.step)
         for place, node in enumerate(nodes):
             partner = self.fused.get(node.serial)
             for v in node.inputs:

@@ -29,8 +29,9 @@ from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
 from lightning_plugin.planner.search.policies import POLICIES, Policy
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.planner.uncollected import uncollected
+from lightning_plugin.recording import image_gradient_bytes
 from lightning_plugin.spare import RESERVE, SPARE, budget_for, usable
-from lightning_plugin.units import format_bytes
+from lightning_plugin.units import exact_bytes, format_bytes
 
 #: No more than this part is left to the workspaces of the device's libraries.
 WORKSPACE_SHARE = 0.125
@@ -52,12 +53,13 @@ LONG, WON = 2.0, 0.95
 
 @dataclass
 class Chooser:
-    """Plans for one network; what one budget has taught serves the next."""
+    """Plans for one network; what one budget has taught serves the next. So many ``calls`` wait for one backward."""
 
     network: Network
     rates: Rates
     lower: Lower
     policy: Policy = POLICIES["auto"]
+    calls: int = 1
     rehearsed: dict[tuple[Plan, Forecasts], Plan] = field(default_factory=dict)
     accounts: dict[Hashable, Account] = field(default_factory=dict)
 
@@ -107,39 +109,31 @@ class Chooser:
         forecast = dataclasses.replace(plan.forecast, peak_bytes=plan.peak_bytes + reserve, reserve_bytes=reserve)
         return dataclasses.replace(plan, budget=budget, forecast=forecast)
 
-    def choose_for(self, calls: int, budget: int) -> Plan:
-        """The fastest plan by which so many calls of a step can wait for one backward: all but the last hold what
-        theirs needs while that one runs."""
+    def choose_for_all(self, budget: int) -> Plan:
+        """The fastest plan by which all calls of a step can wait for one backward."""
         whole = self.choose(budget)
-        if self.together(whole, calls) <= usable(budget):
+        if self.together(whole) <= usable(budget):
             return whole
-        frugal, others = self.promised(self.frugal, budget), calls - 1
-        least = self.enough_for(self.frugal.peak_bytes)
+        frugal, others = self.promised(self.frugal, budget), self.calls - 1
         # A share of the budget for each is always enough; a smaller part may be.
-        low, high = max(least, (budget + others * self.network.fixed_bytes) // calls), budget
-        fitting = [p for p in (self.choose(low), frugal) if self.together(p, calls) <= usable(budget)]
+        least = self.enough_for(self.frugal.peak_bytes)
+        low, high = max(least, (budget + others * self.network.fixed_bytes) // self.calls), budget
+        fitting = [p for p in (self.choose(low), frugal) if self.together(p) <= usable(budget)]
         if not fitting:
-            smallest = calls * least - others * self.network.fixed_bytes
-            smallest = min(smallest, self.enough_for(self.frugal.peak_bytes + others * frugal.forecast.held_bytes))
-            raise BudgetError(
-                f"no plan keeps {format_bytes(budget)} for {calls} calls that wait for one backward. Give at least "
-                f"{exact_bytes(smallest)}, or pull back one call before the next.",
-                smallest,
-                worst(frugal),
-            )
+            raise self.refusal(budget)
         best = min(fitting, key=lambda p: p.seconds)
         for _ in range(HALVINGS):
             middle = (low + high) // 2
             plan = self.choose(middle)
-            if self.together(plan, calls) <= usable(budget):
+            if self.together(plan) <= usable(budget):
                 low, best = middle, min(plan, best, key=lambda p: p.seconds)
             else:
                 high = middle
         return best
 
-    def together(self, plan: Plan, calls: int) -> int:
-        """The peak of so many calls that wait for one backward."""
-        return plan.peak_bytes + (calls - 1) * plan.forecast.held_bytes
+    def together(self, plan: Plan) -> int:
+        """The peak of all calls that wait for one backward."""
+        return together(plan, self.network, self.calls)
 
     def reserve(self, budget: int) -> int:
         """What of a budget is left to the workspaces of the device's libraries. They grow with tiles: under a small
@@ -158,7 +152,7 @@ class Chooser:
             whole = sum(v.bytes for v in (*node.inputs, *node.outputs)) + self.least_fixed
             if whole > limit:
                 # What is around a barrier counts too.
-                smallest = self.enough_for(max(whole, self.frugal.peak_bytes))
+                smallest = self.enough_for(max(whole, self.together(self.frugal)))
                 raise BarrierError(
                     f"{node.label} has to run whole: {node.op.reason}. Its maps and the parameters take "
                     f"{exact_bytes(whole)}, more than the budget. Give at least {exact_bytes(smallest)}, replace the "
@@ -304,10 +298,11 @@ class Chooser:
 
     def refusal(self, budget: int) -> BudgetError:
         plan = self.frugal
-        smallest = self.enough_for(plan.peak_bytes)
+        smallest = self.enough_for(self.together(plan))
         operator = worst(plan)
+        calls = f" for {self.calls} calls that wait for one backward" if self.calls > 1 else ""
         return BudgetError(
-            f"no plan keeps {format_bytes(budget)}. The smallest budget that works is {exact_bytes(smallest)}; "
+            f"no plan keeps {format_bytes(budget)}{calls}. The smallest budget that works is {exact_bytes(smallest)}; "
             f"'{operator}' sets it. {self.parts()}.",
             smallest,
             operator,
@@ -339,16 +334,17 @@ def worst(plan: Plan) -> str:
     return max(parts(plan), key=lambda part: max(part.forward_bytes, part.backward_bytes)).path
 
 
-def exact_bytes(count: int) -> str:
-    """A size in words that is not smaller than the size."""
-    return f"{math.ceil(count / 2**20 * 10) / 10:.1f} MiB"
+def together(plan: Plan, network: Network, calls: int) -> int:
+    """The peak of so many calls that wait for one backward. While one is pulled back, each other call holds what its
+    backward needs or, where that came before, the gradients of its images."""
+    return plan.peak_bytes + (calls - 1) * max(plan.forecast.held_bytes, image_gradient_bytes(network.recording))
 
 
 def choose_plan(
     network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"], calls: int = 1
 ) -> Plan:
     """The fastest plan within the budget, or an error that says what would be enough."""
-    return chosen(Chooser(network, rates, lower, policy), budget, calls)
+    return chosen(Chooser(network, rates, lower, policy, calls), budget)
 
 
 def choose_recipe(
@@ -358,6 +354,6 @@ def choose_recipe(
     return Recipe.of(choose_plan(network, rates, budget, lower, policy, calls), network)
 
 
-def chosen(chooser: Chooser, budget: int, calls: int) -> Plan:
+def chosen(chooser: Chooser, budget: int) -> Plan:
     with uncollected():
-        return chooser.choose(budget) if calls == 1 else chooser.choose_for(calls, budget)
+        return chooser.choose_for_all(budget)

@@ -12,13 +12,12 @@ from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.describe import signature
-from lightning_plugin.planner.choose import exact_bytes
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.recording import Recording
 from lightning_plugin.rules.split import drawn
 from lightning_plugin.settings import MOST_PLANS, Settings, tensors_of
 from lightning_plugin.strategy.feedback import Feedback
-from lightning_plugin.units import format_bytes
+from lightning_plugin.units import exact_bytes, format_bytes
 
 log = logging.getLogger("lightning_plugin")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -316,7 +317,7 @@ def test_calls_that_wait_for_one_backward_share_a_budget() -> None:
         tiled = TiledModule(plain, budget=int(1.8 * alone), disk=False, calls=calls)
         return lambda: sum(tiled(x).sum() for x in images).backward()  # type: ignore[union-attr]
 
-    with pytest.raises(BudgetError, match="calls=2"):
+    with pytest.raises(BudgetError, match="calls=3"):
         step(1)()
     assert account(step(3), plain).held <= 1.8 * alone + OWN
 
@@ -344,3 +345,56 @@ def test_the_books_see_what_is_held() -> None:
 
     before = honest.held
     assert account(greedy, repeated.nets).held >= before + 4 * 8 * 128 * 120
+
+
+def branches() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8)).double()
+
+
+class Asks(nn.Module):
+    """A network that looks at a number between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = branches()[:3], nn.Conv2d(8, 8, 3, 2, 1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        return self.second(h if h.mean().item() > -1 else -h).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "calls", "told", "disk", "grad"),
+    [(branches, 6, True, False, True), (branches, 6, False, True, True), (branches, 2, False, False, False),
+     (Asks, 1, False, False, True)],
+)  # fmt: skip
+def test_the_budget_that_a_refusal_names_works(
+    make: Callable[[], nn.Module], calls: int, told: bool, disk: bool, grad: bool
+) -> None:
+    """A user who gives what the error asks for is refused twice at most; one who says how many calls wait, once, and
+    before anything was computed."""
+    torch.manual_seed(1)
+    views = [torch.randn(2, 3, 64, 80, dtype=torch.float64, requires_grad=grad) for _ in range(calls)]
+    budget, refusals = LEAST, 0
+    done: list[torch.Tensor] = []
+
+    def step(tiled: TiledModule) -> None:
+        done.clear()
+        for x in views:
+            x.grad = None
+            done.append(tiled(x).pow(2).sum())
+        torch.stack(done).sum().backward()
+
+    while True:
+        plain = make()
+        tiled = TiledModule(plain, budget=budget, disk=disk, **({"calls": calls} if told else {}))
+        try:
+            found = account(partial(step, tiled), plain)
+            break
+        except BudgetError as refused:
+            refusals += 1
+            assert refusals <= (1 if told else 2) and not (told and done), str(refused)
+            budget = refused.smallest
+    assert found.held <= budget + OWN
