@@ -32,17 +32,31 @@ def rows(plan: BarePlan) -> list[tuple[str, ...]]:
     ]
 
 
+def head(plan: BarePlan) -> str:
+    """The image and the budget of a plan."""
+    image = " for " + " x ".join(map(str, plan.shape)) if plan.shape else ""
+    return f"Plan{image}" + (f" within {format_bytes(plan.budget)}" if plan.budget else "")
+
+
+def cost(plan: BarePlan) -> str:
+    """Memory, time and recomputation of a step."""
+    expected = plan.forecast
+    return (
+        f"peak {format_bytes(expected.peak_bytes)} on the device; {format_seconds(expected.seconds)} a step; "
+        f"{100 * expected.recompute:.0f} % recomputed"
+    )
+
+
+def summary(plan: BarePlan) -> str:
+    """The plan in one line."""
+    return f"{head(plan)}: {cost(plan)}"
+
+
 def table(plan: BarePlan) -> str:
     """The plan as text: a line for each segment, and the sums."""
-    head = "Plan"
-    if plan.shape:
-        head += " for " + " x ".join(map(str, plan.shape))
-    if plan.budget:
-        head += f" within {format_bytes(plan.budget)}"
     expected = plan.forecast
     sums = (
-        f"peak {format_bytes(expected.peak_bytes)} on the device; {format_seconds(expected.seconds)} a step; "
-        f"{100 * expected.recompute:.0f} % recomputed\n"
+        f"{cost(plan)}\n"
         f"plain PyTorch would hold {format_bytes(expected.plain_bytes)} for backward "
         f"({format_bytes(expected.plain_bytes - expected.index_bytes)} without pooling indices and masks)"
     )
@@ -63,7 +77,7 @@ def table(plan: BarePlan) -> str:
     barriers = [f"run whole, for want of a tiling rule: {b}" for b in plan.barriers]
     headings = (*HEADINGS, FETCHES) if expected.streamed_bytes else HEADINGS
     approximate = [f"an approximation in training: {plan.approximation}"] if plan.approximation else []
-    return "\n".join([head, *columns(headings, rows(plan)), sums, *barriers, *approximate])
+    return "\n".join([head(plan), *columns(headings, rows(plan)), sums, *barriers, *approximate])
 
 
 def columns(headings: tuple[str, ...], body: list[tuple[str, ...]]) -> list[str]:

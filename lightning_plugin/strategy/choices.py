@@ -7,11 +7,11 @@ import logging
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lightning_plugin.bounded import put_last
+from lightning_plugin.bounded import put_last, shorten
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.plan import Plan
-from lightning_plugin.planner.analysis.describe import signature
+from lightning_plugin.planner.analysis.describe import signature, structure
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.recording import Recording
 from lightning_plugin.rules.split import drawn
@@ -39,7 +39,7 @@ class RunSettings(Settings):
     accumulates: bool = True
     ran: list[Plan] = field(default_factory=list, init=False)
     plans: dict[str, list[Plan]] = field(default_factory=dict, init=False)
-    roomy: set[str] = field(default_factory=set, init=False)
+    roomy: dict[str, None] = field(default_factory=dict, init=False)
     feedback: Feedback = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,8 @@ class RunSettings(Settings):
         if len(known) > before:  # it was made just now
             if self.team is not None:
                 self.team.agree(plan.to_json(), DIFFERENT)
-            self.feedback.announce(plan, plan.approximation if once else "")
+            network = plan.approximation if once else hashed(structure(recording, gradients=False))
+            self.feedback.announce(plan, network, alike=once)
         self.ran.append(plan)
         return plan
 
@@ -120,7 +121,7 @@ class RunSettings(Settings):
             **self.limits(),
             "approximation": self.approximation,
             "plans": {key: [plan.to_json() for plan in plans] for key, plans in self.plans.items()},
-            "roomy": sorted(self.roomy),
+            "roomy": list(self.roomy),
             "rates": None if self.rates is None else asdict(self.rates),
         }
 
@@ -144,11 +145,17 @@ class RunSettings(Settings):
             self.options = replace(self.options, budget=former)
         if self.limits() == {name: state.get(name) for name in self.limits()}:
             self.plans |= {key: [Plan.from_json(text) for text in texts] for key, texts in state["plans"].items()}
-            self.roomy |= set(state["roomy"])
+            self.roomy |= dict.fromkeys(state["roomy"])
+            shorten(self.plans, MOST_PLANS)
+            shorten(self.roomy, MOST_PLANS)
             if state.get("rates") is not None:
                 self.rates = Rates(**state["rates"])
 
 
 def digest(recording: Recording) -> str:
     """What two recordings share if and only if they can share a plan, as a text that is the same in every process."""
-    return hashlib.sha256(repr(signature(recording, gradients=False)).encode()).hexdigest()
+    return hashed(signature(recording, gradients=False))
+
+
+def hashed(description: tuple[Any, ...]) -> str:
+    return hashlib.sha256(repr(description).encode()).hexdigest()

@@ -8,13 +8,19 @@ from typing import Any
 
 import torch
 
+from lightning_plugin.bounded import put_last
 from lightning_plugin.plan import Plan
+from lightning_plugin.plan_table import summary
 from lightning_plugin.progress import Progress
 from lightning_plugin.strategy.bar import TileBar
 from lightning_plugin.strategy.report import Meter, StepReport, tiles_of
 
-#: A step that takes longer says why, once for each plan.
+#: A step that takes longer says why, once for each stage and reason.
 SLOW = 10.0
+#: So many plans are told as tables, and left as files; all others are told in a line.
+MOST_TABLES = 16
+#: So many lines are remembered, in order not to be told again.
+MOST_LINES = 512
 
 log = logging.getLogger("lightning_plugin")
 
@@ -26,9 +32,9 @@ class Feedback:
         self.meter = Meter(progress)
         self.bar = TileBar(progress)
         self.trainer: Any = None
-        self.plan: Plan | None = None
-        self.told: set[tuple[str, str]] = set()
-        self.explained: set[str] = set()
+        self.tables: dict[tuple[str, str], None] = {}
+        self.lines: dict[tuple[str, str], None] = {}
+        self.explained: set[tuple[str, str]] = set()
 
     @property
     def report(self) -> StepReport | None:
@@ -48,22 +54,30 @@ class Feedback:
         if approximation and self.trainer.is_global_zero:
             log.warning("training is an approximation: %s; evaluation is not split", approximation)
 
-    def announce(self, plan: Plan, alike: str = "") -> None:
-        """A new plan, before it runs: printed on rank 0, and kept where the run's logs are.
+    @property
+    def stage(self) -> str:
+        return "" if self.trainer is None else str(self.trainer.state.stage.value)
 
-        A step's logging may differ from one to the next, and with it the plan's key; the same plan is told once,
-        and so is one of many that are ``alike``.
+    def announce(self, plan: Plan, structure: str, alike: bool = False) -> None:
+        """Tell of a new plan before it runs, on rank 0.
+
+        The first plan of a stage and of a network's ``structure`` is printed, and kept where the run's logs are. Plans
+        for other sizes take a line, those that are ``alike`` in all but the splits of their step one line together.
         """
         if self.trainer is None or not self.trainer.is_global_zero:
             return
-        stage = str(self.trainer.state.stage.value)
-        if (stage, alike or str(plan)) in self.told:
+        stage, line = self.stage, summary(plan)
+        new = (stage, structure if alike else line) not in self.lines
+        put_last(self.lines, (stage, structure if alike else line), None, MOST_LINES)
+        if (stage, structure) in self.tables or len(self.tables) == MOST_TABLES:
+            if new:
+                log.info("%s: %s", stage, line)
             return
-        self.told.add((stage, alike or str(plan)))
+        self.tables[stage, structure] = None
         log.info("%s: %s", stage, plan)
         folder = folder_of(self.trainer.loggers[0]) if self.trainer.loggers else None
         if folder is not None and not self.trainer.fast_dev_run:
-            write_plan(plan, Path(folder), stage)
+            write_plan(plan, Path(folder), stage, sum(told == stage for told, _ in self.tables))
         for logger in self.trainer.loggers:
             experiment: Any = getattr(logger, "experiment", None)
             if hasattr(experiment, "add_text"):  # TensorBoard's, and those that follow it
@@ -76,7 +90,6 @@ class Feedback:
 
     def runs(self, plan: Plan, ranks: int = 1) -> None:
         """A plan runs in the step, its tiles shared among so many ranks."""
-        self.plan = plan
         tiles = -(-tiles_of(plan, torch.is_grad_enabled()) // ranks)
         self.meter.planned(plan, tiles)
         self.bar.more(tiles)
@@ -90,9 +103,9 @@ class Feedback:
         self.meter.stop()
         self.bar.end()
         report = self.report
-        if report is None or report.seconds < SLOW or str(self.plan) in self.explained:
+        if report is None or report.seconds < SLOW or (self.stage, report.reason) in self.explained:
             return
-        self.explained.add(str(self.plan))
+        self.explained.add((self.stage, report.reason))
         if self.trainer is None or self.trainer.is_global_zero:
             log.info("%s", report)
 
@@ -103,10 +116,9 @@ def folder_of(logger: Any) -> str | None:
     return None if folder is None else str(folder)
 
 
-def write_plan(plan: Plan, folder: Path, stage: str) -> None:
-    """Leave a plan as a table and as JSON; a later plan of the same stage gets a number."""
+def write_plan(plan: Plan, folder: Path, stage: str, number: int) -> None:
+    """Leave a plan as a table and as JSON, under the stage and, from the second on, its number."""
     folder.mkdir(parents=True, exist_ok=True)
-    number = len(list(folder.glob(f"plan-{stage}*.json"))) + 1
     name = f"plan-{stage}" + (f"-{number}" if number > 1 else "")
     (folder / f"{name}.json").write_text(plan.to_json(), encoding="utf-8")
     (folder / f"{name}.txt").write_text(f"{plan}\n", encoding="utf-8")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_plugin.bounded import put_last
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.capture.materialize import materialize
@@ -25,6 +26,7 @@ from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
+from lightning_plugin.settings import MOST_PLANS
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
 from lightning_plugin.strategy.report import StepReport
@@ -181,7 +183,7 @@ class Tiling:
         with recording_eagerly():
             result = settle(step(*args, **kwargs), self._images)
         if self._batch and all(left_whole(plan) for plan in self.settings.ran):
-            self.settings.roomy.add(self._batch)
+            put_last(self.settings.roomy, self._batch, None, MOST_PLANS)
         self._pause(more=torch.is_grad_enabled())
         return result
 

@@ -13,9 +13,10 @@ import torch
 from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_plugin import Box, LazyImage, Plan, SFTStrategy, StepMonitor
-from lightning_plugin.strategy import bar
+from lightning_plugin.strategy import bar, feedback
 from lightning_plugin.strategy.report import StepReport, tiles_of
 from tests.lightning_plugin.strategy.modules import Each, Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, fit
@@ -50,6 +51,30 @@ def test_the_plan_is_printed_once_and_left_in_the_run(tmp_path: Path, caplog: py
     found = Path(logger.log_dir)
     assert Plan.from_json((found / "plan-train.json").read_text()).to_json() == strategy.plan.to_json()
     assert "peak" in (found / "plan-train.txt").read_text()
+
+
+def test_slides_of_other_sizes_take_a_line_and_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = [(40 + 2 * k, 36) for k in range(30)]
+    data = Each(*[next(iter(DataLoader(Pictures(2, size), batch_size=2))) for size in sizes])
+    logger = CSVLogger(tmp_path)
+    strategy = SFTStrategy(budget="64MiB", tile_over=1)
+    with caplog.at_level(logging.INFO, "lightning_plugin"):
+        fit(Slides(), data, strategy, max_steps=30, logger=logger, log_every_n_steps=10)
+    text = caplog.text
+    assert text.count("segment  ") == 1, "one table"
+    assert [text.count(f"Plan for 2 x 3 x {h} x {w} ") for h, w in sizes] == [1] * 30
+    found = sorted(path.name for path in Path(logger.log_dir).glob("plan*"))
+    assert found == ["plan-train.json", "plan-train.txt"]
+
+
+def test_what_is_remembered_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedback, "MOST_LINES", 3)
+    monkeypatch.setattr("lightning_plugin.strategy.feedback.SLOW", 0.0)
+    data = Each(*[next(iter(DataLoader(Pictures(1, (40 + 2 * k, 36))))) for k in range(6)])
+    strategy = SFTStrategy(budget="64MiB", tile_over=1)
+    fit(Slides(), data, strategy, max_steps=6)
+    told = strategy.settings.feedback
+    assert len(told.lines) == 3 and len(told.tables) == 1 and len(told.explained) <= 3
 
 
 def test_the_plan_is_in_tensorboard(tmp_path: Path) -> None:
