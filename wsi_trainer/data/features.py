@@ -17,7 +17,7 @@ from wsi_trainer.foreign import Unreadable
 from wsi_trainer.foreign.arrays import check_chunks, open_hdf5, own
 from wsi_trainer.models.weights import read_weights
 from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.names import plain_name
+from wsi_trainer.slides.identity import plain_name
 
 KEYS = ("features", "feats", "patch_embeddings")
 """What the dataset is called: by CLAM, TRIDENT and this package; by STAMP; by its newer versions."""

@@ -167,16 +167,6 @@ def check_files(records: Sequence[SlideRecord]) -> None:
         )
 
 
-def check_labels(records: Sequence[SlideRecord], classes: Sequence[str]) -> None:
-    """Raise an error that names the first label that is not among the classes."""
-    for record in records:
-        if record.label not in classes:
-            raise UserError(
-                f"slide {record.slide} has the label {record.label!r}, which is none of the classes "
-                f"{', '.join(map(repr, classes))}; correct the manifest or the task's classes"
-            )
-
-
 def _record(manifest: Path, line: int, row: Mapping[str, str], base: Path, needed: Sequence[str]) -> SlideRecord:
     values = {column: value.strip() for column, value in row.items()}
     _ = micrometres(values.get("mpp", ""), f"{manifest}, line {line}")

@@ -13,10 +13,9 @@ from lightning_plugin import Box, TileSource
 from wsi_trainer.data.thumbnail import shrunk
 from wsi_trainer.foreign.arrays import open_zarr_array
 from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.label import NAME
 from wsi_trainer.slides.overview import mask_scale
 from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.tissue import TissueMask, find_tissue
+from wsi_trainer.slides.tissue import LABEL, TissueMask, find_tissue
 
 GLASS, TISSUE = 255, 0
 """Glass has the value that an augmented slide is filled with where it is shifted."""
@@ -104,7 +103,7 @@ def _scale(image: SlideSource) -> int:
 
 def _stored(path: Path, image: SlideSource, scale: int) -> TissueMask | None:
     """The label of a store at the level whose pixels are those of the mask, or the coarsest below."""
-    folder = path / "labels" / NAME
+    folder = path / "labels" / LABEL
     if not (folder / "zarr.json").is_file():
         return None
     levels = sorted(int(level.name) for level in folder.iterdir() if level.name.isdigit())

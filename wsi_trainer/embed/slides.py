@@ -23,7 +23,7 @@ from wsi_trainer.embed.partial import PartialRows, beside, remove
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import PatchEncoder, SlideClassifier
 from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.names import plain_name
+from wsi_trainer.slides.identity import plain_name
 from wsi_trainer.slides.patch_source import PatchSource
 from wsi_trainer.slides.staging import Locked, lock
 

@@ -27,8 +27,8 @@ from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import Objects, PathClass
-from wsi_trainer.slides.export import FOLDER as NGFF04
 from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slides.staging import NGFF04
 
 SIDE = 512
 """Longest side of an overlay."""

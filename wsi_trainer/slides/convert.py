@@ -23,15 +23,13 @@ from .chunks import ChunkCutter
 from .errors import SlideError
 from .exact import Comparison, OtherPixels, compare
 from .identity import full_hash, quick_hash
-from .label import write_label
 from .overview import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
 from .readers import Reader, open_reader
 from .readers.cropped import crop_to_bounds, origin_of, whole_of
 from .resample import ScaledImage
 from .resolution import Resolution, resolve, shrink_factors
 from .settings import Settings
-from .staging import STAGING as STAGING  # others import it from here
-from .staging import Locked, bring_back, lock, put_in_place, set_aside
+from .staging import STAGING, THUMBNAILS, Locked, bring_back, lock, put_in_place, set_aside
 from .store.files import remove_half_written, sync_folder, sync_tree
 from .store.journal import Journal, remove_journal
 from .store.layout import pyramid
@@ -39,9 +37,7 @@ from .store.level import StoredLevel
 from .store.manifest import read_manifest, sha256_of, write_manifest
 from .store.metadata import group, image_array, image_attributes, write_json
 from .store.writer import PyramidWriter, drop_missing
-from .tissue import TissueMask
-
-THUMBNAILS = "thumbnails"
+from .tissue import TissueMask, write_label
 
 
 @dataclass(frozen=True)

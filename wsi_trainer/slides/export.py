@@ -1,8 +1,12 @@
-"""Copies of stores as OME-NGFF 0.4 (zarr v2, one file a chunk), for readers that know no 0.5, such as QuPath's."""
+"""Copies beside stores: as OME-NGFF 0.4 (zarr v2, one file a chunk) for readers such as QuPath's; associated images.
+
+Label and macro images may show a patient's name, so they are saved only where a person asks for them.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +14,21 @@ from typing import Any
 import numpy as np
 import zarr
 from numcodecs import Zstd
+from PIL import Image
 
+from wsi_trainer.drawn import save_picture
 from wsi_trainer.foreign import read_json
 
 from .blocks import StoredBlocks
+from .errors import SlideError
+from .readers import open_reader
+from .readers.options import PLAIN, ReadOptions
 from .staging import remove
 from .store.files import sync_folder
 from .store.layout import CHANNELS, FILL
 from .store.level import paste
 from .store.manifest import NAME, sha256_of
 
-FOLDER = "ngff-0.4"
 _PARTIAL, _ASIDE = ".partial", ".aside"
 _ORIGIN = "wsi_trainer"
 
@@ -87,3 +95,27 @@ def _old_attributes(ome: dict[str, Any]) -> dict[str, Any]:
     """The metadata as 0.4 has it: at the top, with the version in each multiscale."""
     multiscales = [{"version": "0.4", **multiscale} for multiscale in ome["multiscales"]]
     return {"multiscales": multiscales, "omero": {"version": "0.4", **ome["omero"]}}
+
+
+def save_associated(slide: Path, folder: Path, options: ReadOptions = PLAIN) -> list[Path]:
+    """Saves the associated images of a slide as `folder/NAME.png`.
+
+    Only the pixels are saved: no text of the slide's file comes along.
+
+    Raises:
+        SlideError: One cannot be read or saved; says which.
+    """
+    saved = []
+    with open_reader(slide, options=options) as reader:
+        for name in reader.info.associated:
+            path = folder / f"{re.sub(r'[^0-9A-Za-z]+', '-', name).strip('-').lower() or 'image'}.png"
+            try:
+                pixels = reader.associated(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_picture(Image.fromarray(pixels), path, "PNG")
+            except SlideError:
+                raise
+            except Exception as error:  # each library raises its own kinds
+                raise SlideError(slide, f"the associated image {name!r} cannot be copied: {error}") from error
+            saved.append(path)
+    return saved

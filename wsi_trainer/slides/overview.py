@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter
 from wsi_trainer.drawn import save_picture
 
 from .errors import SlideError
-from .names import plain_name
+from .identity import plain_name
 from .readers import Reader
 from .readers.cropped import origin_of
 from .readers.limits import check_decoded

@@ -15,20 +15,16 @@ from wsi_trainer.stopping import Stopped, ends_at_once
 from wsi_trainer.terminal import say
 from wsi_trainer.words import is_text
 
-from .associated import FOLDER as ASSOCIATED
-from .associated import save_associated
-from .bar import slide_bar
-from .convert import THUMBNAILS, Conversion, Converted, Job, recover
-from .dask import work_on_dask
+from .convert import Conversion, Converted, Job, recover
 from .errors import SlideError
-from .export import FOLDER, export_ngff04
+from .export import export_ngff04, save_associated
 from .identity import source_bytes
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
 from .overview import OVERLAY
-from .pool import Failure, stall_seconds, work_on_all, workers_of
-from .results import PAGE, Entry, show, show_notes, write_failures, write_page
+from .pool import Failure, stall_seconds, work_on_all, work_on_dask, workers_of
+from .results import PAGE, Entry, show, show_notes, slide_bar, write_failures, write_page
 from .settings import Options, Settings
-from .staging import Locked, lock
+from .staging import ASSOCIATED, NGFF04, THUMBNAILS, Locked, lock
 from .stores import TEMPLATE, find_stores, listed_in, unlisted, write_stores
 
 
@@ -160,7 +156,7 @@ def _readable(part: Sequence[Listed]) -> tuple[list[Job], list[Failure]]:
 
 def _copied(out: Path, converted: Sequence[Job], wanted: bool) -> list[Job]:
     """The stores to copy: all of this run where copies are wanted, and all that have a copy, which follows them."""
-    folder = out / FOLDER
+    folder = out / NGFF04
     there = find_stores(folder) if folder.is_dir() else {}
     names = dict.fromkeys([*(job.name for job in converted if wanted), *there])
     return [Job(out / f"{name}.zarr", name) for name in names if (out / f"{name}.zarr").is_dir()]
@@ -173,9 +169,9 @@ def _export(console: Console, out: Path, jobs: Sequence[Job]) -> list[Failure]:
         return failures
     with slide_bar(console, "exporting", [_size(job) for job in jobs]) as bar:
         for number, job in enumerate(jobs):
-            target = out / FOLDER / f"{job.name}.zarr"
+            target = out / NGFF04 / f"{job.name}.zarr"
             try:
-                with lock(out, f"{job.name}.{FOLDER}"):
+                with lock(out, f"{job.name}.{NGFF04}"):
                     export_ngff04(out / f"{job.name}.zarr", target)
             except Locked:
                 pass  # another run makes it

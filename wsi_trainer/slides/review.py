@@ -26,8 +26,7 @@ from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.terminal import say
 
-from .bar import slide_bar
-from .convert import THUMBNAILS, Job
+from .convert import Job
 from .errors import SlideError
 from .identity import quick_hash, source_bytes
 from .inputs import check_outlines, list_slides
@@ -37,9 +36,10 @@ from .readers import open_reader
 from .readers.cropped import crop_to_bounds, origin_of
 from .resample import ScaledImage
 from .resolution import resolve
-from .results import PAGE, Entry, write_failures, write_page
+from .results import PAGE, Entry, slide_bar, write_failures, write_page
 from .rules import RULES
 from .settings import MaskOptions, Settings
+from .staging import THUMBNAILS
 from .store.files import remove_half_written, replace_file
 from .store.manifest import sha256_of
 from .tissue import REMOVED, Mask, TissueMask

@@ -1,4 +1,4 @@
-"""Staging area: locks, unfinished stores, and stores that are being replaced until the new ones have their names."""
+"""Output folder of `preprocess`: names in it, locks, and the staging area of unfinished and of replaced stores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 STAGING = ".staging"
+THUMBNAILS = "thumbnails"
+ASSOCIATED = "associated"
+NGFF04 = "ngff-0.4"
 PATIENCE = 10.0
 """Seconds to wait for a lock: a process that was just killed may hold it for a moment."""
 _ASIDE = ".aside"

@@ -12,9 +12,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.tables import inert, lively, read_table, table_bytes
 
 from .convert import Converted, Job, stored
-from .export import FOLDER
-from .names import without_extension
-from .staging import STAGING, Locked, lock
+from .identity import without_extension
+from .staging import NGFF04, STAGING, Locked, lock
 from .store.files import replace_file
 
 STORES = "stores.csv"
@@ -34,7 +33,7 @@ def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
         return  # a link led back to it
     seen.add((there.st_dev, there.st_ino))
     for entry in os.scandir(folder):
-        if entry.is_dir() and entry.name not in (STAGING, FOLDER):
+        if entry.is_dir() and entry.name not in (STAGING, NGFF04):
             path = folder / entry.name
             if path.suffix == ".zarr":
                 yield path

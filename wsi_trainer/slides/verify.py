@@ -12,7 +12,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.terminal import say
 
-from .bar import slide_bar
+from .results import slide_bar
 from .store.manifest import Damage, find_damage
 from .stores import STORES, find_stores, listed_in
 

@@ -19,11 +19,12 @@ import pytest
 import zarr
 
 from wsi_trainer.slides import staging
-from wsi_trainer.slides.convert import STAGING, Busy, Job, convert
+from wsi_trainer.slides.convert import Busy, Job, convert
 from wsi_trainer.slides.errors import SlideError, UnknownResolution
 from wsi_trainer.slides.readers import open_reader
 from wsi_trainer.slides.resample import ScaledImage, halve
 from wsi_trainer.slides.settings import Settings
+from wsi_trainer.slides.staging import STAGING
 from wsi_trainer.slides.store import journal as journal_module
 
 SMALL = Settings(chunk=64, shard=256)

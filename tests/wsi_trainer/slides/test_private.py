@@ -10,8 +10,8 @@ import tifffile
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.slides.associated import save_associated
 from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slides.export import save_associated
 from wsi_trainer.slides.readers import open_reader
 
 NAME, BARCODE = "DOE^JANE", "BC-4711-0815"

@@ -16,10 +16,9 @@ from PIL import Image, ImageFilter
 
 from wsi_trainer.slides.drawn_tissue import draw_tissue
 from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.label import at_level
 from wsi_trainer.slides.readers import open_reader
 from wsi_trainer.slides.resample import ScaledImage
-from wsi_trainer.slides.tissue import TissueMask, find_tissue, is_dark, median3, otsu
+from wsi_trainer.slides.tissue import TissueMask, at_level, find_tissue, is_dark, median3, otsu
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 
 
