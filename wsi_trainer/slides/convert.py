@@ -35,7 +35,7 @@ from .store.journal import Journal, remove_journal
 from .store.layout import pyramid
 from .store.level import StoredLevel
 from .store.manifest import read_manifest, sha256_of, write_manifest
-from .store.metadata import group, image_array, image_attributes, write_json
+from .store.metadata import PROVENANCE, group, image_array, image_attributes, write_json
 from .store.writer import PyramidWriter, drop_missing
 from .tissue import TissueMask, write_label
 
@@ -185,7 +185,7 @@ def stored(job: Job, out: Path) -> Converted | None:
 
 def _row(job: Job, store: Path, *, skipped: bool) -> Converted:
     facts = read_manifest(store)["settings"]["facts"]
-    source = read_json(store / "zarr.json")["attributes"]["wsi_trainer"]["source"]["sha256"]
+    source = read_json(store / "zarr.json")["attributes"][PROVENANCE]["source"]["sha256"]
     return Converted(name=job.name, store=f"{job.name}.zarr", skipped=skipped, source=source, **facts)
 
 
