@@ -34,7 +34,6 @@ import yaml
 from benchmarks.keep import keep_case
 from lightning_plugin import Box
 from wsi_trainer.data import PatchConfig, SlideRecord, open_bag
-from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.embed.slides import Embedder
 from wsi_trainer.models import PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.synthetic import SlideSpec, write_slide
@@ -87,7 +86,7 @@ def config_of(work: Path, slides: list[Path]) -> Path:
 
 def alone(model: SlideClassifier, slide: Path) -> int:
     """Read and encode all patches, and do nothing else; returns how many."""
-    bag = open_bag(slide, PATCHES, mask_of)
+    bag = open_bag(slide, PATCHES)
     for start in range(0, bag.shape[0], BATCH):
         patches = bag.read(Box((start, 0, 0), (min(start + BATCH, bag.shape[0]), SIZE, SIZE)))
         with torch.inference_mode():

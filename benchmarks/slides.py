@@ -35,14 +35,12 @@ from rich.table import Table
 
 from lightning_plugin import Box
 from wsi_trainer.fit.run import environment
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.scratch import beside_alignment
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.store.codec import ZstdCodec
-from wsi_trainer.slides.store.level import StoredLevel
-from wsi_trainer.slides.store.shard import ABSENT
+from wsi_trainer.slide.formats.base import scratch
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
+from wsi_trainer.store.chunks import ABSENT, StoredLevel, ZstdCodec
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,7 +160,7 @@ def decoders(slide: Path, levels: dict[str, StoredLevel], side: int) -> list[tup
     return [
         (
             "JPEG alone",
-            many(jpegs, lambda j: imagecodecs.jpeg8_decode(j, out=beside_alignment("jpeg", *tile)).nbytes),
+            many(jpegs, lambda j: imagecodecs.jpeg8_decode(j, out=scratch("jpeg", *tile)).nbytes),
         ),
         (
             "JPEG alone, new memory",
@@ -174,8 +172,8 @@ def decoders(slide: Path, levels: dict[str, StoredLevel], side: int) -> list[tup
 
 def readers(slide: Path, stores: dict[str, Path], levels: dict[str, StoredLevel]) -> dict[str, Read]:
     """Every way to read a tile."""
-    fast, openslide = open_reader(slide, "tiff"), open_reader(slide, "openslide")
-    sources = {name: SlideSource(path, cache=0, threads=1) for name, path in {"TIFF": slide, **stores}.items()}
+    fast, openslide = Slide.open(slide, "tiff"), Slide.open(slide, "openslide")
+    sources = {name: Image(Slide.open(path), cache=0, threads=1) for name, path in {"TIFF": slide, **stores}.items()}
 
     def through(name: str) -> Read:
         return lambda y, x, size: sources[name].read(Box((y, x), (y + size, x + size)))
@@ -189,11 +187,11 @@ def readers(slide: Path, stores: dict[str, Path], levels: dict[str, StoredLevel]
     found: dict[str, Read] = {
         "TIFF, OpenSlide": lambda y, x, size: openslide.read(0, y, x, size, size),
         "TIFF, tifffile": lambda y, x, size: fast.read(0, y, x, size, size),
-        "TIFF, SlideSource": through("TIFF"),
+        "TIFF, Image": through("TIFF"),
         "zarr, zarr-python": lambda y, x, size: array[:, y : y + size, x : x + size],
     }
     for name in stores:
-        found |= {f"{name}, ours": straight(name), f"{name}, SlideSource": through(name)}
+        found |= {f"{name}, ours": straight(name), f"{name}, Image": through(name)}
     try:
         import tensorstore
     except ImportError:
@@ -234,7 +232,7 @@ def alone(slide: Path, store: Path) -> Jobs:
     def decode(data: bytes) -> int:
         if not hasattr(kept, "shape"):
             kept.shape = imagecodecs.jpeg8_decode(data).shape
-        return int(imagecodecs.jpeg8_decode(data, out=beside_alignment("jpeg", *kept.shape)).nbytes)
+        return int(imagecodecs.jpeg8_decode(data, out=scratch("jpeg", *kept.shape)).nbytes)
 
     def encode(chunk: np.ndarray) -> int:
         codec.encode(chunk)
@@ -253,8 +251,10 @@ def stored_levels(store: Path) -> list[StoredLevel]:
 
 def all_chunks(level: StoredLevel) -> list[np.ndarray]:
     """The pixels of all chunks that are not absent."""
-    chunks = [level.chunk(row, column) for row, column in level.chunks(0, 0, *level.shape)]
-    return [chunk for chunk in chunks if chunk is not None]
+    size = level.layout.chunk
+    cells = [cell for cell in level.chunks(0, 0, *level.shape) if not level.is_absent(*cell)]
+    corners = [(row * size, column * size) for row, column in cells]
+    return [level.read(y, x, min(size, level.shape[0] - y), min(size, level.shape[1] - x)) for y, x in corners]
 
 
 def measure_converting(slide: Path, store: Path, work: Path, side: int) -> list[Rate]:

@@ -45,9 +45,10 @@ from tests.conftest import RESULTS
 from tests.lightning_plugin.planner.peaks import CLEAR, of_status, warm_up
 from tests.zoo.resnet import BasicBlock, ResNet
 from wsi_trainer.models.classifier import COLOURS
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 NAME = "whole_slide"
@@ -145,12 +146,12 @@ def bar() -> Progress:
     )  # fmt: skip
 
 
-def known_glass(source: SlideSource) -> float:
+def known_glass(source: Image) -> float:
     """The part of a slide's blocks that its source knows to be glass."""
     return float(1 - unknown(source, source.block).mean())
 
 
-def unknown(source: SlideSource, size: int) -> Tensor:
+def unknown(source: Image, size: int) -> Tensor:
     """The cells of some pixels of a slide: one where a source does not know that it is glass, else zero."""
     side = source.shape[2]
     ends = [(lo, min(lo + size, side)) for lo in range(0, side, size)]
@@ -158,7 +159,7 @@ def unknown(source: SlideSource, size: int) -> Tensor:
     return 1 - torch.tensor(known, dtype=torch.float64)
 
 
-def seeing(source: SlideSource) -> float:
+def seeing(source: Image) -> float:
     """The part of a slide from which the network sees tissue: no further from what is not known to be glass than half
     of what a position of its last map sees."""
     reach = round(REACH / CELL)
@@ -169,7 +170,7 @@ def step(store: Path, mode: str, budget: str) -> dict[str, Any]:
     """One step in this process, and what it took."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    source = SlideSource(store)
+    source = Image(Slide.open(store))
     facts = json.loads((store / "manifest.json").read_text())["settings"]["facts"]
     side, tissue = source.shape[2], facts["tissue"] * source.shape[2] * source.shape[3]
     values = {

@@ -16,7 +16,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Gather
 from lightning_plugin.private import Version, version
-from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood, version_of
+from lightning_plugin.source import TensorSource, TileSource, instances_of, read_part, understood
 
 #: An image is asked for glass in no more parts than this, on an axis and in all.
 PARTS_ON_AXIS, PARTS = 64, 1 << 13
@@ -33,7 +33,7 @@ class Image:
     @staticmethod
     def now(source: TileSource, device: torch.device) -> Image:
         """An image as it is now."""
-        return Image(source, device, version_of(source))
+        return Image(source, device, source.version)
 
     @property
     def tensor(self) -> Tensor | None:
@@ -48,7 +48,7 @@ class Image:
     @property
     def changed(self) -> bool:
         """Whether the pixels are not any more those that were recorded."""
-        return bool(self.version != version_of(self.source))
+        return bool(self.version != self.source.version)
 
     @property
     def instances(self) -> int:
@@ -85,7 +85,7 @@ class Image:
 
     def prefetch(self, box: Box) -> None:
         """Tell a source that wants to hear of it that a box is read next."""
-        self.source.prefetch([understood(self.source, self.place(box))])  # type: ignore[attr-defined]
+        self.source.prefetch([understood(self.source, self.place(box))])
 
     def place(self, box: Box) -> Box:
         """A box with an axis for each dimension of images before those of space."""

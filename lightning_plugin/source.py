@@ -1,10 +1,9 @@
-"""Where pixels come from: the one protocol in which the engine and an application meet."""
+"""Sources of pixels: the base class in which the engine and an application meet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,36 +12,52 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.private import FakeTensor, Version, version
 
 
-@runtime_checkable
-class TileSource(Protocol):
-    """An image that is read region by region and is nowhere held whole.
+class TileSource:
+    """An image that is read region by region and is nowhere held whole. Subclass it and write ``read``.
 
     ``shape`` is ``(N, C, *spatial)``. ``read`` returns the tensor ``(N, C, *box.extent)`` of a box inside the image, in
-    contiguous or channels-last order, the same for all boxes; it may be called from several threads. ``constant``
-    returns the value of each channel where the source knows, without reading, that the box holds nothing else, and None
-    where it does not know.
+    the order of memory that ``memory_format`` says, the same for all boxes; it may be called from several threads.
 
-    A source that can read some of its images has ``instances``: how many of its first dimensions count images, 1 for a
-    batch or a bag of patches ``(K, C, *spatial)``, 2 for a batch of bags ``(N, K, C, *spatial)``. Its boxes begin with
-    an axis for each of these dimensions: ``read`` of ``[3:5 x 0:64 x 0:64]`` returns images 3 and 4.
+    Pixels must not change while a step lasts: backward reads them again.
 
-    Pixels must not change while a step lasts: backward reads them again. A source whose pixels may change can say so
-    with ``version``, anything that is equal as long as they are the same; a step that would mix two versions is then
-    refused. Without it, nothing is checked.
-
-    A source may also have ``prefetch(boxes)``: it hears of the boxes of the next tile while the engine works on this
-    one, and may begin to read them. A plan has room for their pixels.
+    Attributes:
+        shape: The shape of the image.
+        dtype: The type of its pixels.
+        instances: How many of the first dimensions count images, where the source can read some of its images: 1 for a
+            batch or a bag of patches ``(K, C, *spatial)``, 2 for a batch of bags ``(N, K, C, *spatial)``. Its boxes
+            begin with an axis for each of these dimensions: ``read`` of ``[3:5 x 0:64 x 0:64]`` returns images 3 and 4.
+            None where its boxes are of space alone.
+        memory_format: How pixels lie in memory.
+        reads_ahead: Whether ``prefetch`` does anything; a plan then has room for what it reads.
     """
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    instances: int | None = None
+    memory_format: torch.memory_format = torch.contiguous_format
+    reads_ahead: bool = False
+
+    def read(self, box: Box) -> Tensor:
+        """The pixels of a box."""
+        raise NotImplementedError
+
+    def constant(self, box: Box) -> Tensor | None:
+        """The value of each channel, where it is known without reading that the box holds nothing else."""
+        return None
+
+    def prefetch(self, boxes: Iterable[Box]) -> None:
+        """Hears of the boxes of the next tile while the engine works on this one, and may begin to read them."""
+
+    def close(self) -> None:
+        """Lets go of files and memory. A source that is read again opens them again."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def version(self) -> Any:
+        """Anything that is equal as long as pixels are the same; a step that would mix two versions is refused.
 
-    def read(self, box: Box) -> Tensor: ...
-
-    def constant(self, box: Box) -> Tensor | None: ...
+        None where nothing is known of it, and nothing is checked.
+        """
+        return None
 
 
 #: Of each dimension of a tensor so many elements are looked at, to see whether it was filled anew.
@@ -60,23 +75,17 @@ def likely_instances(shape: Sequence[int]) -> int:
 
 def instances_of(image: TileSource) -> int:
     """How many of a source's first dimensions count images."""
-    said = getattr(image, "instances", None)
-    return likely_instances(image.shape) if said is None else int(said)
-
-
-def says_instances(image: TileSource) -> bool:
-    """Whether a source's boxes say which of its images are meant."""
-    return getattr(image, "instances", None) is not None
+    return likely_instances(image.shape) if image.instances is None else image.instances
 
 
 def together(image: TileSource) -> bool:
     """Whether a source reads a box of all of its images, where there are several."""
-    return not says_instances(image) and any(n > 1 for n in image.shape[: instances_of(image)])
+    return image.instances is None and any(n > 1 for n in image.shape[: instances_of(image)])
 
 
 def understood(image: TileSource, box: Box) -> Box:
     """A box that begins with an axis for each dimension of images, as a source wants it."""
-    lead = 0 if says_instances(image) else instances_of(image)
+    lead = instances_of(image) if image.instances is None else 0
     return Box(box.lo[lead:], box.hi[lead:])
 
 
@@ -84,20 +93,10 @@ def read_part(image: TileSource, box: Box) -> Tensor:
     """The pixels of a box that begins with an axis for each dimension of images, whether or not the source can read
     some of its images."""
     pixels = image.read(understood(image, box))
-    if not says_instances(image):
+    if image.instances is None:
         for d in range(instances_of(image)):
             pixels = pixels.narrow(d, box.lo[d], box.hi[d] - box.lo[d])
     return pixels
-
-
-def prefetches(image: TileSource) -> bool:
-    """Whether a source wants to hear of boxes before they are read."""
-    return hasattr(image, "prefetch")
-
-
-def version_of(image: TileSource) -> Any:
-    """What changes when a source's pixels do, where it says so."""
-    return getattr(image, "version", None)
 
 
 def sampled(tensor: Tensor) -> bytes:
@@ -110,20 +109,14 @@ def sampled(tensor: Tensor) -> bytes:
     return some.contiguous().view(torch.uint8).numpy().tobytes() if some.numel() else b""
 
 
-@dataclass(frozen=True, eq=False)
-class TensorSource:
+class TensorSource(TileSource):
     """A tensor that is already in memory, read where it lies; a box of space alone is read of all its images."""
 
-    tensor: Tensor
-    instances: int = 1
+    instances: int
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
+    def __init__(self, tensor: Tensor, instances: int = 1) -> None:
+        self.tensor, self.instances = tensor, instances
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
     @property
     def version(self) -> tuple[Version, bytes] | None:
@@ -137,17 +130,12 @@ class TensorSource:
         index: Any = (*parts[: self.instances], slice(None), *parts[self.instances :])
         return self.tensor[index]
 
-    def constant(self, box: Box) -> Tensor | None:
-        return None
 
-
-@dataclass(frozen=True, eq=False)
-class BatchSource:
+class BatchSource(TileSource):
     """Images of one size, side by side in a batch."""
 
-    images: tuple[TileSource, ...]
-
-    def __post_init__(self) -> None:
+    def __init__(self, images: Sequence[TileSource]) -> None:
+        self.images = tuple(images)
         first = self.images[0]
         for i, image in enumerate(self.images):
             if image.shape[1:] != first.shape[1:] or image.dtype != first.dtype:
@@ -156,22 +144,13 @@ class BatchSource:
                     f"{first.dtype}, image {i} is {image.shape} {image.dtype}. Use a batch size of 1, or a collate "
                     "function that keeps a list."
                 )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (sum(i.shape[0] for i in self.images), *self.images[0].shape[1:])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.images[0].dtype
+        self.shape = (sum(i.shape[0] for i in self.images), *first.shape[1:])
+        self.dtype, self.instances, self.memory_format = first.dtype, instances_of(first), first.memory_format
+        self.reads_ahead = any(image.reads_ahead for image in self.images)
 
     @property
     def version(self) -> tuple[Any, ...]:
-        return tuple(version_of(i) for i in self.images)
-
-    @property
-    def instances(self) -> int:
-        return instances_of(self.images[0])
+        return tuple(image.version for image in self.images)
 
     def among(self, box: Box) -> Iterator[tuple[TileSource, Box]]:
         """The images of a box, each with its own part of it."""
@@ -192,20 +171,16 @@ class BatchSource:
             return None
         return first
 
-
-@dataclass(frozen=True, eq=False)
-class AnnouncedBatchSource(BatchSource):
-    """A batch with sources that read ahead."""
-
     def prefetch(self, boxes: Iterable[Box]) -> None:
         for box in boxes:
             for image, part in self.among(box):
-                if prefetches(image):
-                    image.prefetch([understood(image, part)])  # type: ignore[attr-defined]
+                image.prefetch([understood(image, part)])
+
+    def close(self) -> None:
+        for image in self.images:
+            image.close()
 
 
 def batch(images: Sequence[TileSource]) -> TileSource:
     """Some images side by side; one alone is itself."""
-    if len(images) == 1:
-        return images[0]
-    return (AnnouncedBatchSource if any(map(prefetches, images)) else BatchSource)(tuple(images))
+    return images[0] if len(images) == 1 else BatchSource(images)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from wsi_trainer.slides.store.files import replace_file
+from wsi_trainer.store.files import replace_file
 
 
 def save_picture(picture: Image.Image, path: Path, kind: str, **options: Any) -> None:

@@ -102,6 +102,8 @@ class LazyImage(LazyTensor):
     ) -> LazyImage:
         if isinstance(source, Tensor):
             return cls.from_tensor(source, device=device, settings=settings)
+        if not isinstance(source, TileSource):
+            raise TypeError(f"an image is a tensor or a TileSource, not {type(source).__name__}: subclass TileSource")
         collate_by(cls, collate_images)
         shape = tuple(source.shape)
         if len(shape) < 3:

@@ -24,7 +24,7 @@ from lightning_plugin.options import Chains
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, plain, transforms, version
 from lightning_plugin.recording import Bindings, Capture, Image, Recording
-from lightning_plugin.source import TileSource, prefetches, together
+from lightning_plugin.source import TileSource, together
 from lightning_plugin.splitting import Splitting
 
 #: Where no more nodes are recorded, chains are made only if the user says so: the search looks at each operator.
@@ -210,7 +210,7 @@ class Session:
         lies: Any = "elsewhere" if image.tensor is None else "memory" if image.here is None else "here"
         layout, axes = image.layout, len(source.shape) - image.instances - 1
         value = Value(fake, layout, requires_grad)
-        op = Source(lies, prefetches(source), len(layout.extent) - axes, together(source))
+        op = Source(lies, source.reads_ahead, len(layout.extent) - axes, together(source))
         Node(op, (), (value,), "image")
         self.instances.update(range(axes, len(layout.extent)))
         bind(fake, value)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_plugin import TileSource
 from lightning_plugin.boxes import Box
 
 
 @dataclass(eq=False)
-class Glass:
+class Glass(TileSource):
     """A slide that is glass but for a piece of tissue, and knows where."""
 
     tensor: Tensor

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from lightning_plugin import Box, LazyImage, TiledModule
+from lightning_plugin import Box, LazyImage, TiledModule, TileSource
 from tests.exactness import asked
 from tests.lightning_plugin.step_parts import CONTENTS, EDITS, LAYERS, POOLS, SMALLS
 from tests.lightning_plugin.steps import Image, Network, Step
@@ -75,7 +75,7 @@ def pixels(step: Step, i: int) -> Tensor:
     return CONTENTS[image.content]((image.batch, 3, *image.side), generator).to(DTYPES[step.dtype])
 
 
-class Pixels:
+class Pixels(TileSource):
     """A `TileSource` over a tensor, which fails once where it is told to."""
 
     def __init__(self, tensor: Tensor, fails: int | None) -> None:

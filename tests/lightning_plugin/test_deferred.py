@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from lightning_plugin import BudgetError, LazyImage, TiledModule, make_plan, materialize
+from lightning_plugin import BudgetError, LazyImage, TiledModule, TileSource, make_plan, materialize
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.backward import Backward
-from lightning_plugin.source import TensorSource, prefetches
+from lightning_plugin.source import TensorSource
 from tests.exactness import TOLERANCE, asked, difference
 
 
@@ -468,11 +468,11 @@ def test_collated_images_keep_what_they_are():
     images = [LazyImage(Ahead(image(seed=i)), requires_grad=True, settings=settings) for i in range(2)]
     for count in (1, 2):
         batch = default_collate(images[:count])
-        assert batch.shape[0] == count and batch.requires_grad and prefetches(batch.source)
+        assert batch.shape[0] == count and batch.requires_grad and batch.source.reads_ahead
         assert batch._session.settings is settings
 
 
-class Torn:
+class Torn(TileSource):
     """A source whose last tile cannot be read."""
 
     dtype = torch.float32

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_plugin import Box, LazyImage, TensorSource, TiledModule, check, materialize
+from lightning_plugin import Box, LazyImage, TensorSource, TiledModule, TileSource, check, materialize
 from tests.exactness import assert_same_step
 from tests.lightning_plugin.tiers import Way, image, network
 
 
-class Ramp:
+class Ramp(TileSource):
     """A source that computes its pixels, so that it can be as large as it likes."""
 
     def __init__(self, height: int, width: int) -> None:

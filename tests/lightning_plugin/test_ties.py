@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_plugin import LazyImage
+from lightning_plugin import LazyImage, TileSource
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.rules.reductions import Extreme
@@ -58,7 +58,7 @@ def whole_numbers(generator: torch.Generator) -> Tensor:
 CONTENTS = [noise, repeated, mirrored, glass, whole_numbers]
 
 
-class Glass:
+class Glass(TileSource):
     """An image that knows where it is constant."""
 
     def __init__(self, pixels: Tensor) -> None:

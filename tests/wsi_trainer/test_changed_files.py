@@ -32,10 +32,9 @@ from wsi_trainer.foreign import read_yaml
 from wsi_trainer.regions.files import read_regions
 from wsi_trainer.regions.labels import LabelSource, open_labels
 from wsi_trainer.regions.legend import Legend
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 
 FOUND = Path(__file__).parent / "changed_files"
 
@@ -94,7 +93,7 @@ def make_labels(folder: Path) -> Path:
 
 
 def read_slide(path: Path) -> Any:
-    with open_reader(path) as reader:
+    with Slide.open(path) as reader:
         height, width = reader.info.shape
         return reader.read(0, 0, 0, min(height, 2000), min(width, 2000))
 
@@ -137,8 +136,8 @@ FORMATS = {
     "tiff, jpeg": Format(lambda folder: make_tiff(folder, "jpeg"), read_slide),
     "png": Format(make_png, read_slide),
     "dicom": Format(make_dicom, read_slide),
-    "store, pixels": Format(make_store, lambda path: read_source(SlideSource(path)), True, "[0-9]*/c/**/*"),
-    "store, metadata": Format(make_store, lambda path: read_source(SlideSource(path)), True, "[0-9]*/zarr.json"),
+    "store, pixels": Format(make_store, lambda path: read_source(Image(Slide.open(path))), True, "[0-9]*/c/**/*"),
+    "store, metadata": Format(make_store, lambda path: read_source(Image(Slide.open(path))), True, "[0-9]*/zarr.json"),
     "features": Format(make_features, lambda path: read_source(FeatureSource(path)), True),
     "label image": Format(make_labels, read_labels),
     "manifest": Format(make_text("manifest.csv", "slide,label\na.tif,0\nb.tif,1\n"), read_manifest),

@@ -25,11 +25,11 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import EventLog, LogFile
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models.weights import write_weights
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.readers.tiff import TiffReader
-from wsi_trainer.slides.store.files import machine, remove_half_written, replace_file
-from wsi_trainer.slides.whole_reads import read_at, read_into
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.base import fill_at, read_at
+from wsi_trainer.slide.formats.tiff import TiffReader
 from wsi_trainer.stopping import Stopped, end_with_parent, ends_at_once, stops_once
+from wsi_trainer.store.files import machine, remove_half_written, replace_file
 from wsi_trainer.tables import write_table
 
 
@@ -54,8 +54,8 @@ def test_short_reads_are_continued(tmp_path: Path) -> None:
     room = np.zeros(600, np.uint8)
     try:
         assert read_at(fd, 600, 100) == content[100:700] and read_at(fd, 600, 900) == content[900:]
-        assert read_into(fd, room, 100) == 600 and room.tobytes() == content[100:700]
-        assert read_into(fd, room, 900) == 100 and room[:100].tobytes() == content[900:]
+        assert fill_at(fd, room.data, 100) == 600 and room.tobytes() == content[100:700]
+        assert fill_at(fd, room.data, 900) == 100 and room[:100].tobytes() == content[900:]
     finally:
         os.close(fd)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_plugin import TileSource
-from wsi_trainer.data.ahead import AheadSource
-from wsi_trainer.data.checked import CheckedSource
+from lightning_plugin import LazyImage, TileSource
 from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
-from wsi_trainer.data.images import dense, open_image, readers_of
-from wsi_trainer.data.joined import JoinedSource
+from wsi_trainer.data.images import dense, readers_of
+from wsi_trainer.data.joined import Joined
 from wsi_trainer.data.loader import TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
 from wsi_trainer.data.patches.bag import augmented, augmenter_of, open_bag
@@ -27,14 +26,15 @@ from wsi_trainer.data.patients import by_patient
 from wsi_trainer.data.published_splits import apply_splits
 from wsi_trainer.data.sampling import EpochSampler, Visit
 from wsi_trainer.data.splits import By, complete_splits
-from wsi_trainer.data.tissue import MaskSource, TissueMap, mask_of, tissue_of
+from wsi_trainer.data.tissue import TissueMap, tissue_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.batch import SlideBatch
 from wsi_trainer.models.tasks import MultiClassTask, SegmentationTask, Task
 from wsi_trainer.regions import open_target
-from wsi_trainer.slides.augment import Augmentation, AugmentedSource, Augmenter
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.tissue import TissueMask
+from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.tissue import TissueMask
+from wsi_trainer.slide.views import Image, View
 
 ToImage = Callable[[TileSource], Tensor]
 MASKS = 64 << 20
@@ -183,7 +183,7 @@ class SlideDataset(Dataset[SlideBatch]):
         self.augmenter = augmenter
         self.tissue_stride = tissue_stride
         self.readers = readers_of(config.readers)
-        self._masks: OrderedDict[tuple[Path, int], TissueMask] = OrderedDict()
+        self._masks: OrderedDict[tuple[Path, tuple[float, float]], TissueMask] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.records)
@@ -196,8 +196,8 @@ class SlideDataset(Dataset[SlideBatch]):
             if self.config.patches is None and self.config.features is None:
                 self._open(batch, record, visit)
             else:
-                parts = [CheckedSource(self._part(part, visit), part.slide) for part in record.parts or (record,)]
-                batch["image"] = self._image(JoinedSource(parts) if record.parts else parts[0])
+                parts = [self._part(part, visit) for part in record.parts or (record,)]
+                batch["image"] = self._image(Joined(parts) if record.parts else parts[0])
         except (UserError, OSError) as error:
             # The step says so: here, perhaps in another process, nobody knows whether the run may go on.
             # Of a patient's slides it is the error that names the one.
@@ -206,68 +206,67 @@ class SlideDataset(Dataset[SlideBatch]):
 
     def _open(self, batch: SlideBatch, record: SlideRecord, visit: Visit) -> None:
         factors = [self.config.downsample, *self.config.context]
-        images = [open_image(record.path, factor, record.mpp, self.readers) for factor in factors]
-        turned = None if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
-        shown = [None if turned is None else _coarser(turned, factor / factors[0]) for factor in factors]
-        sources = [CheckedSource(_turned(image, how), record.slide) for image, how in zip(images, shown)]
-        batch["image"], *context = [self._image(source) for source in sources]
+        slide = Slide.open(record.path, mpp=record.mpp, name=record.slide)
+        images = [Image(slide, factor=factor, threads=self.readers) for factor in factors]
+        how = AS_IT_IS if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
+        shown = [_coarser(how, factor / factors[0]) for factor in factors]
+        batch["image"], *context = [self._image(_shown(image, how)) for image, how in zip(images, shown)]
         if isinstance(self.task, SegmentationTask):
-            drawn = _turned(drawn_on(record, images[0], self.task), shown[0], colours=False)
+            drawn = Augmented(drawn_on(record, images[0], self.task), replace(shown[0], stain=None), name=record.slide)
             if self.task.beside is not None:
                 batch["beside"] = batch["label"]
-            batch["label"] = self._image(CheckedSource(drawn, record.slide))
+            batch["label"] = self._image(drawn)
         if context:
             batch["context"] = context
         if self.tissue_stride is not None:
-            masks = [self._mask(record.path, image, factor) for image, factor in zip(images, factors)]
-            maps = [TissueMap(_turned(mask, how, colours=False), self.tissue_stride) for mask, how in zip(masks, shown)]
-            batch["tissue"] = [self.to_image(tissue) for tissue in maps]
+            masks = [self._kept(image, tissue_of) for image in images]
+            batch["tissue"] = [
+                self.to_image(TissueMap(mask, image.size, self.tissue_stride, replace(how, stain=None)))
+                for mask, image, how in zip(masks, images, shown)
+            ]
 
-    def _image(self, source: TileSource) -> Tensor:
-        return self.to_image(AheadSource(source) if self.config.ahead else source)
+    def _image(self, view: View) -> Tensor:
+        view.reads_ahead = self.config.ahead
+        image = self.to_image(view)
+        if not isinstance(image, LazyImage):  # it was read whole
+            view.close()
+        return image
 
-    def _part(self, record: SlideRecord, visit: Visit) -> TileSource:
+    def _part(self, record: SlideRecord, visit: Visit) -> View:
         """The features of a slide's patches, or the patches."""
         if self.config.features is not None:
-            return FeatureSource(features_of(self.config.features, record.path))
+            return FeatureSource(features_of(self.config.features, record.path), record.slide)
         assert self.config.patches is not None
         return self._bag(record, visit, self.config.patches)
 
-    def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> TileSource:
+    def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> View:
         """The patches of a slide, as they are shown in an epoch."""
-        bag = open_bag(record.path, patches, self._tissue_in, record.mpp, self.readers)
+        tissue = partial(self._kept, find=Image.tissue)
+        bag = open_bag(record.path, patches, tissue, record.mpp, self.readers, record.slide)
         if self.augmenter is None:
             return bag
         each = augmenter_of(patches, self.augmenter.seed).draw(record.slide, visit.epoch, bag.shape[0])
         return augmented(bag, self.augmenter.draw(record.slide, visit.epoch), each)
 
-    def _tissue_in(self, path: Path, image: SlideSource) -> TissueMask:
-        return self._kept(path, 1, lambda: mask_of(path, image))
-
-    def _mask(self, path: Path, image: SlideSource, factor: int) -> MaskSource:
-        return MaskSource(self._kept(path, factor, lambda: tissue_of(path, image).mask), (1, 1, *image.shape[2:]))
-
-    def _kept(self, path: Path, factor: int, find: Callable[[], TissueMask]) -> TissueMask:
+    def _kept(self, image: Image, find: Callable[[Image], TissueMask]) -> TissueMask:
         """A mask, which is the same in every epoch; those that were used last are kept, up to `MASKS` bytes."""
-        key = path, factor
+        key = image.slide.path, image.image.scale
         if key not in self._masks:
-            self._masks[key] = find()
+            self._masks[key] = find(image)
             while len(self._masks) > 1 and sum(kept.mask.nbytes for kept in self._masks.values()) > MASKS:
                 self._masks.popitem(last=False)
         self._masks.move_to_end(key)
         return self._masks[key]
 
 
-def drawn_on(record: SlideRecord, image: SlideSource, task: SegmentationTask) -> TileSource:
+def drawn_on(record: SlideRecord, image: Image, task: SegmentationTask) -> TileSource:
     """The class of each pixel of a slide's image, as it was drawn."""
     path = Path(drawn) if (drawn := record.others.get("regions")) else None
     return open_target(path, task.legend, record.path, (image.shape[2], image.shape[3]), image.place)
 
 
-def _turned(source: TileSource, how: Augmentation | None, colours: bool = True) -> TileSource:
-    if how is None:
-        return source
-    return AugmentedSource(source, how if colours else replace(how, stain=None))
+def _shown(image: Image, how: Augmentation) -> View:
+    return image if how == AS_IT_IS else Augmented(image, how)
 
 
 def _coarser(how: Augmentation, times: float) -> Augmentation:

@@ -16,8 +16,9 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import Unreadable
 from wsi_trainer.foreign.arrays import check_chunks, open_hdf5, own
 from wsi_trainer.models.weights import read_weights
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.identity import plain_name
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import View
+from wsi_trainer.store.identity import plain_name
 
 KEYS = ("features", "feats", "patch_embeddings")
 """What the dataset is called: by CLAM, TRIDENT and this package; by STAMP; by its newer versions."""
@@ -48,31 +49,28 @@ def check_one_each(folder: Path, slides: Iterable[Path]) -> None:
             )
 
 
-class FeatureSource:
-    """A `TileSource` of the features of a slide: shape (1, width, patches, 1), a map of which each position is a patch.
+class FeatureSource(View):
+    """The features of a slide: shape (1, width, patches, 1), a map of which each position is a patch.
 
     Of an HDF5 file a box reads its rows alone. What was stored in half precision becomes float32.
     """
 
     dtype = torch.float32
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = path
         self._rows = _tensor(path) if path.suffix == ".pt" else None
         rows, width = _shape(path) if self._rows is None else self._rows.shape
         if not rows:
             raise SlideError(path, "has no patches; leave the slide out of the manifest")
         self.shape = (1, width, rows, 1)
+        super().__init__(name or str(path))
 
-    def read(self, box: Box) -> Tensor:
+    def load(self, box: Box) -> Tensor:
         """The features (1, width, patches, 1 or 0) of a box of patches."""
         (first, left), (last, right) = box.lo, box.hi
         rows = self._read(first, last) if self._rows is None else self._rows[first:last]
         return rows.float().t()[None, :, :, None][..., left:right].contiguous()
-
-    def constant(self, box: Box) -> Tensor | None:
-        """Nothing is known without reading."""
-        return None
 
     def _read(self, first: int, last: int) -> Tensor:
         with _reading(self.path) as file:

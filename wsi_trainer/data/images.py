@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
-from wsi_trainer.errors import UserError
-from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
 
 
 def readers_of(given: int | None = None) -> int:
@@ -30,7 +29,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def open_image(path: Path, downsample: int = 1, source_mpp: float | None = None, readers: int = 2) -> SlideSource:
+def open_image(path: Path, downsample: int = 1, source_mpp: float | None = None, readers: int = 2) -> Image:
     """The image of a slide or of a store, shrunk by `downsample` in each direction.
 
     Args:
@@ -40,22 +39,10 @@ def open_image(path: Path, downsample: int = 1, source_mpp: float | None = None,
             what preprocess settled.
         readers: How many threads read it.
     """
-    full = SlideSource(path, source_mpp=source_mpp, threads=readers)
-    if downsample == 1:
-        return full
-    full.close()
-    if is_own_store(path):
-        source_mpp = None
-    if full.mpp is None and source_mpp is None:
-        raise UserError(
-            f"{path} does not say how large its pixels are, so it cannot be shrunk by {downsample}; "
-            "fill in the column mpp of the manifest, or convert it with `wsi-train preprocess --source_mpp` first"
-        )
-    own = source_mpp or sum(full.mpp or ()) / 2
-    return SlideSource(path, mpp=downsample * own, source_mpp=source_mpp, threads=readers)
+    return Image(Slide.open(path, mpp=source_mpp), factor=downsample, threads=readers)
 
 
 def dense(source: TileSource) -> Tensor:
-    """All pixels of a source. It holds the whole image: for thumbnails, and for slides that fit."""
-    count = getattr(source, "instances", None) or 0
-    return source.read(Box.whole((*source.shape[:count], *source.shape[max(count, 1) + 1 :])))
+    """All pixels of a source. It holds the whole image: for slides that fit."""
+    lead = source.instances or 0
+    return source.read(Box.whole((*source.shape[:lead], *source.shape[max(lead, 1) + 1 :])))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_plugin import LazyImage
-from wsi_trainer.data.ahead import AheadSource, FirstBoxes
 from wsi_trainer.data.sampling import EpochSampler, InOrder, Visit
 from wsi_trainer.models.batch import SlideBatch
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import View
 
 
 class TrainLoader(DataLoader[SlideBatch]):
@@ -29,8 +31,7 @@ class TrainLoader(DataLoader[SlideBatch]):
         super().__init__(dataset, sampler=sampler, **_options(workers))
         self.place = {"epoch": sampler.epoch, "given": 0}
         self._ahead = ahead
-        self._now: list[AheadSource] = []
-        self._firsts = FirstBoxes()
+        self._now: list[View] = []
         self._following: Future[SlideBatch | None] | None = None
 
     def __iter__(self) -> Iterator[SlideBatch]:  # type: ignore[override]
@@ -40,15 +41,19 @@ class TrainLoader(DataLoader[SlideBatch]):
             batch = next(batches, None)
             try:
                 while batch is not None:
-                    self._now = ahead_sources(batch)
+                    self._now = views_of(batch)
                     if self._ahead and (self._now or "failure" in batch):
                         self._following = opening.submit(next, batches, None)
                     self.place["given"] += 1
                     yield batch
                     # An error of opening is raised here, where the slide's turn has come.
                     batch = next(batches, None) if self._following is None else self._following.result()
-                    self._following = None
+                    self._following, done = None, self._now
+                    for view in done:
+                        view.close()
             finally:
+                for view in self._now:
+                    view.close()
                 self._now, self._following = [], None
 
     def read_ahead(self, room: int) -> None:
@@ -57,8 +62,10 @@ class TrainLoader(DataLoader[SlideBatch]):
 
         def begin(opened: Future[SlideBatch | None]) -> None:
             batch = None if opened.cancelled() or opened.exception() else opened.result()
-            if batch is not None:
-                self._firsts.begin(now, ahead_sources(batch), room)
+            left = room
+            for before, view in zip(now, [] if batch is None else views_of(batch)):
+                if before.first is not None:  # most often the next slide's plan begins with the same box
+                    left -= view.begin(before.first, left)
 
         if now and following is not None and room > 0:
             following.add_done_callback(begin)
@@ -68,8 +75,8 @@ class TrainLoader(DataLoader[SlideBatch]):
 
         def forget(opened: Future[SlideBatch | None]) -> None:
             batch = None if opened.cancelled() or opened.exception() else opened.result()
-            for source in () if batch is None else ahead_sources(batch):
-                source.let_go()
+            for view in () if batch is None else views_of(batch):
+                view.let_go()
 
         if self._following is not None:
             self._following.add_done_callback(forget)
@@ -85,17 +92,39 @@ class TrainLoader(DataLoader[SlideBatch]):
         self.sampler.skip = 0 if over else state["given"]
 
 
-def ahead_sources(batch: SlideBatch) -> list[AheadSource]:
-    """The images of a batch that can be read ahead."""
+def views_of(batch: SlideBatch) -> list[View]:
+    """The views of slides in a batch."""
     images = [batch["image"], *batch.get("context", []), batch["label"]]
     sources = (image.source for image in images if isinstance(image, LazyImage))
-    return [source for source in sources if isinstance(source, AheadSource)]
+    return [source for source in sources if isinstance(source, View)]
+
+
+@contextmanager
+def opened(batch: SlideBatch) -> Iterator[View]:
+    """The view of a batch's slide, which is closed at the end; an error where it could not be opened."""
+    if "failure" in batch:
+        raise SlideError(batch["slide"], batch["failure"])
+    try:
+        yield batch["image"].source  # type: ignore[attr-defined]
+    finally:
+        for view in views_of(batch):
+            view.close()
+
+
+class OrderedLoader(DataLoader[SlideBatch]):
+    """A loader that closes the slides of a batch when the next one is asked for."""
+
+    def __iter__(self) -> Iterator[SlideBatch]:  # type: ignore[override]
+        for batch in super().__iter__():
+            yield batch
+            for view in views_of(batch):
+                view.close()
 
 
 def in_order(dataset: Dataset[SlideBatch], workers: int, rank: int = 0, ranks: int = 1) -> DataLoader[SlideBatch]:
     """A loader of the slides in the order given, not turned."""
     sampler: Sampler[Visit] = InOrder(len(dataset), rank, ranks)  # type: ignore[arg-type]
-    return DataLoader(dataset, sampler=sampler, **_options(workers))
+    return OrderedLoader(dataset, sampler=sampler, **_options(workers))
 
 
 def _options(workers: int) -> dict[str, Any]:

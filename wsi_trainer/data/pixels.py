@@ -8,14 +8,14 @@ import torch
 from rich.progress import Progress
 from torch import Tensor
 
-from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.data.datamodule import DataConfig, drawn_on
 from wsi_trainer.data.images import open_image
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.models.tasks import SegmentationTask
 from wsi_trainer.regions import counted
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.augment import Augmented
+from wsi_trainer.slide.errors import SlideError
 
 
 def pixels_of(
@@ -49,8 +49,8 @@ def pixels_of(
 
 def _parts(record: SlideRecord, task: SegmentationTask, config: DataConfig) -> Iterator[tuple[float, Tensor]]:
     """Box by box its share of the slide, and its pixels of each class."""
-    image = open_image(record.path, config.downsample, record.mpp)
-    drawn = CheckedSource(drawn_on(record, image, task), record.slide)
-    whole = image.shape[2] * image.shape[3]
-    for pixels, part in counted(drawn, task.outputs):
-        yield pixels / whole, part
+    with open_image(record.path, config.downsample, record.mpp) as image:
+        whole = image.shape[2] * image.shape[3]
+        with Augmented(drawn_on(record, image, task), name=record.slide) as drawn:
+            for pixels, part in counted(drawn, task.outputs):
+                yield pixels / whole, part

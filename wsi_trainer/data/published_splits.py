@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wsi_trainer.data.manifest import SPLITS, SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.identity import plain_name
+from wsi_trainer.store.identity import plain_name
 from wsi_trainer.tables import Table, read_table
 from wsi_trainer.words import clean
 

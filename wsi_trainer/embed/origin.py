@@ -10,10 +10,10 @@ import json
 
 from wsi_trainer.data import PatchConfig, SlideRecord
 from wsi_trainer.data.patches.given import chosen_patches
-from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.identity import quick_hash
-from wsi_trainer.slides.store.manifest import read_manifest
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.store import is_own_store
+from wsi_trainer.store.identity import quick_hash
+from wsi_trainer.store.manifest import read_manifest
 
 
 def origin_of(record: SlideRecord, patches: PatchConfig, half: bool) -> str:

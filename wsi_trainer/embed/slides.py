@@ -15,17 +15,15 @@ from torch import nn
 
 from lightning_plugin import Box
 from wsi_trainer.data import PatchConfig, SlideRecord, open_bag
-from wsi_trainer.data.checked import CheckedSource
-from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.embed.layouts import Layout, Written, made_with, write
 from wsi_trainer.embed.origin import origin_of
 from wsi_trainer.embed.partial import PartialRows, beside, remove
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import PatchEncoder, SlideClassifier
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.identity import plain_name
-from wsi_trainer.slides.patch_source import PatchSource
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import Bag
 from wsi_trainer.slides.staging import Locked, lock
+from wsi_trainer.store.identity import plain_name
 
 
 @dataclass
@@ -89,7 +87,7 @@ class Embedder:
     def _made(self, record: SlideRecord, path: Path) -> int:
         origin = origin_of(record, self.patches, self.half)
         try:
-            bag = open_bag(record.path, self.patches, mask_of, record.mpp)
+            bag = open_bag(record.path, self.patches, source_mpp=record.mpp, name=record.slide)
         except OSError as error:
             raise SlideError(record.path, f"cannot be read: {error.strerror or error}") from error
         places = hashlib.sha256(bag.positions.tobytes()).hexdigest()
@@ -97,7 +95,7 @@ class Embedder:
         rows = PartialRows(path, self.encoder.out_channels, self.batch, identity)
         try:
             before = rows.done
-            for batch in self._batches(CheckedSource(bag, record.slide), rows.done):
+            for batch in self._batches(bag, rows.done):
                 rows.append(batch)
             write(path, rows.memory(), self._about(record, bag, origin), self.layout)
         finally:
@@ -106,7 +104,7 @@ class Embedder:
         rows.remove()
         return bag.shape[0] - before
 
-    def _batches(self, bag: CheckedSource, done: int) -> Iterator[NDArray[np.float32]]:
+    def _batches(self, bag: Bag, done: int) -> Iterator[NDArray[np.float32]]:
         count, _, size, _ = bag.shape
         boxes = [
             Box((start, 0, 0), (min(start + self.batch, count), size, size)) for start in range(done, count, self.batch)
@@ -120,14 +118,14 @@ class Embedder:
                 features = self.encoder(self.model.normalise(patches))[0, :, :, 0].t()
             yield features.float().cpu().numpy()
 
-    def _about(self, record: SlideRecord, bag: PatchSource, origin: str) -> Written:
+    def _about(self, record: SlideRecord, bag: Bag, origin: str) -> Written:
         published = self.encoder.published
         return Written(
             name=plain_name(record.path),
             corners=bag.place.to_slide(bag.positions[:, ::-1]),
             slide=bag.place.shape,
             scale=sum(bag.place.scale) / 2,
-            size=bag.size,
+            size=bag.side,
             step=self.patches.step,
             mpp=None if bag.mpp is None else sum(bag.mpp) / 2,
             encoder=type(self.encoder.network).__name__ if published is None else published.name,

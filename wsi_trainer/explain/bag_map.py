@@ -8,19 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wsi_trainer.data import PatchConfig, SlideRecord, open_bag
-from wsi_trainer.data.patches.bag import open_at
-from wsi_trainer.data.tissue import mask_of
-from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.patch_source import Positions
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.data import PatchConfig
+from wsi_trainer.slide.views import Bag, Image, Positions
 
 
 @dataclass(frozen=True, eq=False)
 class BagPlaces:
     """Where the patches of a bag lie in the image that they were cut from."""
 
-    image: SlideSource
+    image: Image
     positions: Positions
     size: int
     stride: int
@@ -29,13 +25,9 @@ class BagPlaces:
     """
 
     @staticmethod
-    def of(record: SlideRecord, patches: PatchConfig) -> BagPlaces:
+    def of(bag: Bag, patches: PatchConfig) -> BagPlaces:
         """Those of a slide's bag."""
-        bag = open_bag(record.path, patches, mask_of, record.mpp)
-        bag.close()
-        source_mpp = None if is_own_store(record.path) else record.mpp
-        image = open_at(record.path, patches.resolution, source_mpp)
-        return BagPlaces(image, bag.positions, bag.size, min(patches.step, patches.size))
+        return BagPlaces(bag.whole(), bag.positions, bag.side, min(patches.step, patches.size))
 
     def paint(self, values: Tensor) -> Tensor:
         """The map, (rows, columns): the mean of the patches over the middle of each position, 0 where there is none."""

@@ -11,7 +11,8 @@ import torch
 from rich.progress import track
 
 from lightning_plugin import LazyImage
-from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image
+from wsi_trainer.data import SlideDataset, SlideRecord
+from wsi_trainer.data.loader import opened
 from wsi_trainer.data.sampling import Visit
 from wsi_trainer.explain.bag_map import BagPlaces
 from wsi_trainer.explain.detected import is_known, marks_of, write_detected
@@ -26,12 +27,11 @@ from wsi_trainer.fit.config import AUTO, TrainConfig
 from wsi_trainer.fit.run import Run, write_json
 from wsi_trainer.fit.trainer import tissue_stride
 from wsi_trainer.metrics import Marks
-from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.places.originals import Originals
 from wsi_trainer.regions import read_regions
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import Bag, Image
 
 CPU_BUDGET = "2GiB"
 """What maps use without a budget on a machine without an accelerator."""
@@ -73,12 +73,18 @@ def write_heatmaps(
     largest = 0.0
     for place, record in enumerate(track(records, description="maps", transient=True)):
         try:
-            one, batch, source = _opened(slides[Visit(place, 0)], record, data, model, run)
-            attribution = compute(model, batch, options, target, budget_of(config, model.device))
-            if isinstance(source, BagPlaces):
-                attribution = replace(attribution, values=source.paint(attribution.values.cpu()), stride=source.stride)
-            image = source.image if isinstance(source, BagPlaces) else source
-            files = one.write(attribution.values, image, options, shown_as)
+            batch = slides[Visit(place, 0)]
+            with opened(batch) as view:
+                attribution = compute(model, batch, options, target, budget_of(config, model.device))
+                image, stride = view, model.stride
+                if isinstance(view, Bag):
+                    assert data.patches is not None
+                    bag = BagPlaces.of(view, data.patches)
+                    values, image, stride = bag.paint(attribution.values.cpu()), bag.image, bag.stride
+                    attribution = replace(attribution, values=values, stride=stride)
+                assert isinstance(image, Image)
+                one = SlideMap(run.heatmaps, record, image.size, image.place, stride)
+                files = one.write(attribution.values, image, options, shown_as)
         except SlideError as error:
             if data.on_error == "stop":
                 raise
@@ -123,20 +129,6 @@ def sentence_on_regions(facts: dict[str, Any]) -> str:
         f"field ({field} px) of them, which are {100 * area:.0f} % of the area (mean over "
         f"{facts['annotated_slides']} slides)"
     )
-
-
-def _opened(
-    batch: SlideBatch, record: SlideRecord, data: DataConfig, model: SlideClassifier, run: Run
-) -> tuple[SlideMap, SlideBatch, SlideSource | BagPlaces]:
-    if "failure" in batch:
-        raise SlideError(record.slide, batch["failure"])
-    if data.patches is not None:
-        bag = BagPlaces.of(record, data.patches)
-        size = bag.image.shape[2], bag.image.shape[3]
-        return SlideMap(run.heatmaps, record, size, bag.image.place, bag.stride), batch, bag
-    height, width = batch["image"].shape[2:]
-    source = open_image(record.path, data.downsample, record.mpp)
-    return SlideMap(run.heatmaps, record, (height, width), source.place, model.stride), batch, source
 
 
 def _of_original(

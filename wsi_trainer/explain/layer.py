@@ -13,9 +13,10 @@ from numcodecs import Zlib
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.places import Place
 from wsi_trainer.places.ngff import multiscale
-from wsi_trainer.slides.store.metadata import PROVENANCE, group, write_json
+from wsi_trainer.slide.geometry import Place
+from wsi_trainer.store.layout import PROVENANCE
+from wsi_trainer.store.metadata import group, write_json
 
 CHUNK = 512
 

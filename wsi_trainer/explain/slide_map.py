@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from wsi_trainer.data import SlideRecord
-from wsi_trainer.data.thumbnail import coarsest, thumbnail
 from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.explain.attribution import Attribution, attribute
 from wsi_trainer.explain.layer import write_layer
@@ -25,9 +24,10 @@ from wsi_trainer.explain.tiles import positions_with_tissue, tiles
 from wsi_trainer.explain.top import Peak, crop, peaks
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.models import SlideBatch, SlideClassifier
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import Objects, PathClass
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
 from wsi_trainer.slides.staging import NGFF04
 
 SIDE = 512
@@ -81,7 +81,7 @@ class SlideMap:
         """The map as it was written."""
         return Attribution(torch.from_numpy(np.array(load_array(self.array))), self.stride)
 
-    def write(self, values: torch.Tensor, source: SlideSource, options: MapOptions, target: PathClass) -> MapFiles:
+    def write(self, values: torch.Tensor, source: Image, options: MapOptions, target: PathClass) -> MapFiles:
         """Write everything but the overlay, which needs the maps of all slides; returns what was written."""
         self._remove_earlier()
         single = values.float().cpu().numpy()
@@ -126,7 +126,7 @@ class SlideMap:
             write_layer(self.folder / name, values, self.place.coarser(self.stride), facts, version)
         return {"layer": next(iter(names.values())), "layers": names}
 
-    def _crop(self, source: SlideSource, peak: Peak, number: int) -> dict[str, Any]:
+    def _crop(self, source: Image, peak: Peak, number: int) -> dict[str, Any]:
         """A picture of a top region, and where it lies in the original slide."""
         picture = f"{self.name}-top-{number}.png"
         save_picture(crop(source, peak.box), self.folder / picture, "PNG")
@@ -142,7 +142,8 @@ class SlideMap:
     def overlay(self, scale: float, regions: list[Rings], field: int) -> dict[str, Any]:
         """Draw the overlay; returns its name, and the shares of the map in the true regions where there are any."""
         attribution, scaled = self.load(), self.in_image(regions)
-        picture = thumbnail(coarsest(self.record.path, SIDE), SIDE)
+        with Slide.open(self.record.path) as slide:
+            picture = slide.thumbnail(SIDE)
         drawn = draw_overlay(picture, attribution, self.size, scale, scaled)
         save_picture(drawn, self.folder / f"{self.name}.png", "PNG")
         entry: dict[str, Any] = {"picture": f"{self.name}.png"}

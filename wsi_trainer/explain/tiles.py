@@ -7,20 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.data.tissue import tissue_of
 from wsi_trainer.places.geojson import PathObject, rectangle
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.tissue import TissueMask
+from wsi_trainer.slide.tissue import TissueMask
+from wsi_trainer.slide.views import Image
 
 
-def positions_with_tissue(image: SlideSource, stride: int, shape: tuple[int, int]) -> NDArray[np.bool_]:
+def positions_with_tissue(image: Image, stride: int, shape: tuple[int, int]) -> NDArray[np.bool_]:
     """Which positions of a map stand for tissue; all of them where none is found."""
-    try:
-        tissue = tissue_of(image.path, image).mask
-    except SlideError:  # the slide was read; it is only pale
-        return np.ones(shape, dtype=bool)
-    return with_tissue(tissue, stride, shape, (image.shape[2], image.shape[3]))
+    tissue = image.tissue()
+    return with_tissue(tissue, stride, shape, image.size) if tissue.mask.any() else np.ones(shape, dtype=bool)
 
 
 def with_tissue(tissue: TissueMask, stride: int, shape: tuple[int, int], size: tuple[int, int]) -> NDArray[np.bool_]:

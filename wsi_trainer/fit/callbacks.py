@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
 from wsi_trainer.data import SlideData, SlideRecord, open_bag, open_image
-from wsi_trainer.data.ahead import LIMIT
 from wsi_trainer.data.loader import TrainLoader
-from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.events import EventLog
@@ -28,7 +26,8 @@ from wsi_trainer.fit.memory import duration, format_bytes, process_peak
 from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.fit.run import Run, write_json
 from wsi_trainer.models import SlideBatch, SlideClassifier
-from wsi_trainer.slides.store.files import replace_file
+from wsi_trainer.slide.views import AHEAD
+from wsi_trainer.store.files import replace_file
 from wsi_trainer.tables import append_row
 from wsi_trainer.terminal import say
 from wsi_trainer.words import clean
@@ -99,17 +98,19 @@ class Estimate(Callback):
         for record in records:
             try:
                 if config.patches is not None:
-                    bags = [open_bag(p.path, config.patches, mask_of, p.mpp) for p in record.parts or (record,)]
-                    sizes[record.slide] = (sum(bag.shape[0] for bag in bags) * bags[0].size, bags[0].size)
+                    count = 0
+                    for part in record.parts or (record,):
+                        with open_bag(part.path, config.patches, source_mpp=part.mpp) as bag:
+                            count += bag.shape[0]
+                    sizes[record.slide] = (count * config.patches.size, config.patches.size)
                     continue
-                image = open_image(record.path, config.downsample, record.mpp)
+                with open_image(record.path, config.downsample, record.mpp) as image:
+                    sizes[record.slide] = image.size
             except (UserError, OSError) as error:
                 if config.on_error == "stop":
                     raise
                 log.info("slide %s is left out of the estimate: %s", record.slide, error)
                 continue
-            sizes[record.slide] = (image.shape[2], image.shape[3])
-            image.close()
         return sizes
 
 
@@ -327,7 +328,7 @@ class ReadAhead(Callback):
     Where processors compute, pixels lie in the memory that the budget is of. A plan has room for the next tile of its
     own slide only, so those of the next slide take no more than the budget has left beside the plan's peak (and what
     the first step held beside its own), and beside the most that any step has held. The first step of a run is only
-    looked at. With a GPU pixels wait in the host's memory, and `LIMIT` bounds them.
+    looked at. With a GPU pixels wait in the host's memory, and `AHEAD` bounds them.
     """
 
     def __init__(self) -> None:
@@ -354,11 +355,11 @@ class ReadAhead(Callback):
         if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
             return 0
         if strategy.root_device.type != "cpu":
-            return LIMIT
+            return AHEAD
         budget = strategy.plan.budget
         if budget is None or self._beside is None:
             return 0
-        return min(LIMIT, budget - max(strategy.plan.peak_bytes + self._beside, strategy.peak_bytes))
+        return min(AHEAD, budget - max(strategy.plan.peak_bytes + self._beside, strategy.peak_bytes))
 
 
 def memory_facts(watch: MemoryWatch, model: SlideClassifier, slides: SlideData, config: TrainConfig) -> dict[str, Any]:

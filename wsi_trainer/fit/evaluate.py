@@ -30,8 +30,8 @@ from wsi_trainer.models import Task
 from wsi_trainer.models.checkpoint import encoder_of
 from wsi_trainer.models.tasks.base import Owners
 from wsi_trainer.models.weights import write_weights
-from wsi_trainer.slides.identity import plain_name
 from wsi_trainer.slides.inputs import list_slides
+from wsi_trainer.store.identity import plain_name
 from wsi_trainer.tables import write_table
 from wsi_trainer.terminal import say
 

@@ -28,8 +28,8 @@ from wsi_trainer.data.folds import changes_since, first_names, read_splits
 from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_json as read_foreign
-from wsi_trainer.slides.identity import Fingerprint, fingerprint
-from wsi_trainer.slides.store.files import remove_half_written
+from wsi_trainer.store.files import remove_half_written
+from wsi_trainer.store.identity import Fingerprint, fingerprint
 from wsi_trainer.terminal import say
 
 if TYPE_CHECKING:

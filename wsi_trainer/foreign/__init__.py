@@ -6,7 +6,7 @@
 - `arrays`: NumPy's arrays, zarr with known codecs, HDF5
 - `pictures`: PNG and JPEG
 
-Slides themselves are opened by the readers of `wsi_trainer.slides.readers`, weights by `wsi_trainer.models.weights`,
+Slides themselves are opened by the readers of `wsi_trainer.slide.formats`, weights by `wsi_trainer.models.weights`,
 tables by `wsi_trainer.tables`.
 """
 

@@ -32,7 +32,7 @@ from wsi_trainer.models.tasks.base import Owners
 from wsi_trainer.models.tissue_norm import over_tissue
 from wsi_trainer.models.trained import Trained, train_only
 from wsi_trainer.models.undo import Snapshot
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.errors import SlideError
 
 COLOURS = (0.8, 0.7, 0.8), (0.2, 0.2, 0.2)
 """Mean and standard deviation of each colour of stained tissue and glass, about."""

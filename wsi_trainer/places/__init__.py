@@ -1,5 +1,1 @@
-"""Where images and maps lie in the slide that they were made from."""
-
-from .place import Place
-
-__all__ = ["Place"]
+"""Maps and objects in the coordinates of the slide that they were made from."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wsi_trainer.places.place import Place
+from wsi_trainer.slide.geometry import Place
 
 Rings = Sequence[ArrayLike]
 """An outline and its holes, each closed: rows of x and y."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wsi_trainer.places.place import Place
+from wsi_trainer.slide.geometry import Place
 
 
 def multiscale(name: str, place: Place, levels: int = 1) -> dict[str, Any]:

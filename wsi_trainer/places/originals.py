@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.identity import quick_hash
+from wsi_trainer.slide.formats.store import is_own_store
 from wsi_trainer.slides.inputs import list_slides
-from wsi_trainer.slides.store.manifest import read_manifest
+from wsi_trainer.store.identity import quick_hash
+from wsi_trainer.store.manifest import read_manifest
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_plugin import Box
-from wsi_trainer.places import Place
+from lightning_plugin import Box, TileSource
 from wsi_trainer.regions.legend import Legend
 from wsi_trainer.regions.raster import Edges, edges_of, fill, touches
 from wsi_trainer.regions.region import Region
+from wsi_trainer.slide.geometry import Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Painted:
         return bool(left < box.hi[1] and right > box.lo[1] and top < box.hi[0] and bottom > box.lo[0])
 
 
-class DrawnSource:
+class DrawnSource(TileSource):
     """A `TileSource` (1, 1, height, width) of bytes: the place of each pixel's class, or `IGNORED`.
 
     It holds corners and no pixels. A pixel belongs to the topmost region that holds its centre.

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lightning_plugin import TileSource
-from wsi_trainer.places import Place
 from wsi_trainer.regions.drawn import DrawnSource
 from wsi_trainer.regions.geojson import read_geojson
 from wsi_trainer.regions.labels import LabelSource, open_labels
 from wsi_trainer.regions.legend import Legend
 from wsi_trainer.regions.region import Region, RegionsError
 from wsi_trainer.regions.xml import read_xml
+from wsi_trainer.slide.geometry import Place
 
 Reader = Callable[[Path], list[Region]]
 

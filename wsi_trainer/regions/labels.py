@@ -14,14 +14,14 @@ import zarr
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_plugin import Box
+from lightning_plugin import Box, TileSource
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import Unreadable, open_file
 from wsi_trainer.foreign.arrays import checked_array, member, open_zarr
-from wsi_trainer.places import Place
 from wsi_trainer.regions.legend import Legend
 from wsi_trainer.regions.region import RegionsError
-from wsi_trainer.slides.readers.tiff_choice import check_pages
+from wsi_trainer.slide.formats.tiff_pages import check_pages
+from wsi_trainer.slide.geometry import Place
 
 UNKNOWN = -1
 NEAR = 0.02
@@ -80,7 +80,7 @@ def _check_counts(path: Path, counts: NDArray[Any], size: int) -> None:
         raise RegionsError(path, f"is no label image: broken TIFF: a tile of {wrong[0]} bytes in a file of {size}")
 
 
-class LabelSource:
+class LabelSource(TileSource):
     """A `TileSource` (1, 1, height, width) of bytes made of a label image that covers the slide.
 
     A pixel of the image has the label in which its centre lies.

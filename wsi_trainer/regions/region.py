@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.errors import SlideError
 
 Ring = NDArray[np.float64]
 """Corners as rows of x and y; the last is joined to the first."""

@@ -8,16 +8,17 @@ from pathlib import Path
 
 from PIL import Image
 
-from wsi_trainer.data.thumbnail import coarsest, thumbnail
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign.pictures import read_picture
+from wsi_trainer.slide.slide import Slide
 
 SIDE = 150
 
 
 def slide_picture(path: Path, side: int = SIDE) -> str:
     """The slide shrunk to `side` pixels, as the address of a JPEG picture that needs no file."""
-    return jpeg(Image.fromarray(thumbnail(coarsest(path, side), side)), side)
+    with Slide.open(path) as slide:
+        return jpeg(Image.fromarray(slide.thumbnail(side)), side)
 
 
 def jpeg(picture: Image.Image, side: int) -> str:

@@ -11,9 +11,9 @@ from PIL import Image
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign.pictures import read_picture
 from wsi_trainer.report.pictures import SIDE, jpeg
-from wsi_trainer.slides.overview import OVERLAY
-from wsi_trainer.slides.rules import RULES, Rule
+from wsi_trainer.slide.rules import RULES, Rule
 from wsi_trainer.slides.staging import THUMBNAILS
+from wsi_trainer.store.overview import OVERLAY
 
 OPACITY = 170
 """Of what a rule found, of 255."""

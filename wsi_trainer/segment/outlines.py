@@ -11,8 +11,8 @@ import shapely
 from numpy.typing import NDArray
 
 from lightning_plugin import Box
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import Objects, PathClass, PathObject
+from wsi_trainer.slide.geometry import Place
 
 
 def pieces(mask: NDArray[np.bool_], box: Box) -> list[shapely.Polygon]:

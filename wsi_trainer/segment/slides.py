@@ -12,9 +12,9 @@ import shapely
 from rich.progress import Progress
 
 from lightning_plugin import LazyImage, TileSource
-from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord, open_image
-from wsi_trainer.data.checked import CheckedSource
+from wsi_trainer.data import DataConfig, SlideDataset, SlideRecord
 from wsi_trainer.data.datamodule import drawn_on
+from wsi_trainer.data.loader import opened
 from wsi_trainer.data.sampling import Visit
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import SegmentationTask, SlideClassifier
@@ -24,8 +24,9 @@ from wsi_trainer.segment.lesions import Points, highest
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.segment.scores import Judged, judge
 from wsi_trainer.segment.store import add_levels, create_labels
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.augment import Augmented
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import Image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +83,18 @@ class Segments:
             for number, record in enumerate(records):
                 try:
                     batch = slides[Visit(number, 0)]
-                    if "failure" in batch:
-                        raise SlideError(record.slide, batch["failure"])
-                    image = batch["image"].to(self.model.device)
-                    total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
-                    self._write(record, image, bar, bar.add_task(record.slide, total=total))
+                    with opened(batch) as view:
+                        assert isinstance(view, Image)
+                        image = batch["image"].to(self.model.device)
+                        total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
+                        self._write(record, image, view, bar, bar.add_task(record.slide, total=total))
                 except SlideError as error:
                     if self.data.on_error == "stop":
                         raise
                     self.skipped[record.slide] = error.reason
 
-    def _write(self, record: SlideRecord, image: Any, bar: Progress, task: Any) -> None:
+    def _write(self, record: SlideRecord, image: Any, source: Image, bar: Progress, task: Any) -> None:
         name = record.slide.replace("%", "%25").replace("/", "%2F")
-        source = open_image(record.path, self.data.downsample, record.mpp)
         drawn = self._drawn(record, source)
         if drawn is not None and self.options.join and source.place.mpp is None:
             raise SlideError(
@@ -120,12 +120,12 @@ class Segments:
             "regions": {its: len(polygons) for its, polygons in zip(classes[1:], regions, strict=True)},
         }
 
-    def _drawn(self, record: SlideRecord, source: SlideSource) -> TileSource | None:
+    def _drawn(self, record: SlideRecord, source: Image) -> TileSource | None:
         task = self.model.task
         known = self.options.compare and "regions" in record.others
         if not known or not isinstance(task, SegmentationTask):
             return None
-        return CheckedSource(drawn_on(record, source, task), record.slide)
+        return Augmented(drawn_on(record, source, task), name=record.slide)
 
 
 def _taken(blocks: Iterable[Found], labels: Any, classes: int) -> tuple[list[list[shapely.Polygon]], list[Points]]:

@@ -12,10 +12,10 @@ import zarr
 
 from wsi_trainer.foreign import read_json
 from wsi_trainer.foreign.arrays import open_zarr_array
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.places.ngff import multiscale
-from wsi_trainer.slides.store.metadata import NGFF, group, write_json
+from wsi_trainer.slide.geometry import Place
+from wsi_trainer.store.metadata import NGFF, group, write_json
 
 CHUNK = 512
 BAND = 4096

@@ -20,8 +20,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.stopping import end_children, end_with_parent
-
-from .convert import Job
+from wsi_trainer.store.convert import Job
 
 _POLL = 0.3  # seconds between looks at the progress
 _AHEAD = 2  # jobs handed out for each process: a million at once would be searched through at every look

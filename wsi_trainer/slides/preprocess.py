@@ -11,19 +11,19 @@ from typing import Any, Literal
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.stopping import Stopped, ends_at_once
+from wsi_trainer.store.convert import Conversion, Converted, Job, recover
+from wsi_trainer.store.export import export_ngff04, save_associated
+from wsi_trainer.store.identity import source_bytes
+from wsi_trainer.store.overview import OVERLAY
+from wsi_trainer.store.settings import Options, Settings
 from wsi_trainer.terminal import say
 from wsi_trainer.words import is_text
 
-from .convert import Conversion, Converted, Job, recover
-from .errors import SlideError
-from .export import export_ngff04, save_associated
-from .identity import source_bytes
 from .inputs import Listed, check_outlines, is_table, list_slides, part_of
-from .overview import OVERLAY
 from .pool import Failure, stall_seconds, work_on_all, work_on_dask, workers_of
 from .results import PAGE, Entry, show, show_notes, slide_bar, write_failures, write_page
-from .settings import Options, Settings
 from .staging import ASSOCIATED, NGFF04, THUMBNAILS, Locked, lock
 from .stores import TEMPLATE, find_stores, listed_in, unlisted, write_stores
 

@@ -20,13 +20,13 @@ from rich.progress import (
 from rich.table import Table
 
 from wsi_trainer.pages import template
+from wsi_trainer.slide.rules import RULES
+from wsi_trainer.store.convert import Converted
+from wsi_trainer.store.files import replace_file
 from wsi_trainer.tables import inert, table_bytes
 from wsi_trainer.terminal import cell, say
 
-from .convert import Converted
 from .pool import Failure
-from .rules import RULES
-from .store.files import replace_file
 from .stores import STORES, TEMPLATE, Listing, write_file
 
 PAGE = "tissue.html"

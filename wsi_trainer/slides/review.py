@@ -20,29 +20,28 @@ from rich.console import Console
 from lightning_plugin import Box
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_json
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.resample import ScaledImage
+from wsi_trainer.slide.resolution import resolve
+from wsi_trainer.slide.rules import RULES
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
 from wsi_trainer.stopping import ends_at_once
+from wsi_trainer.store.convert import Job
+from wsi_trainer.store.files import remove_half_written, replace_file
+from wsi_trainer.store.identity import quick_hash, source_bytes
+from wsi_trainer.store.manifest import sha256_of
+from wsi_trainer.store.overview import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
+from wsi_trainer.store.settings import MaskOptions, Settings
 from wsi_trainer.terminal import say
 
-from .convert import Job
-from .errors import SlideError
-from .identity import quick_hash, source_bytes
 from .inputs import check_outlines, list_slides
-from .overview import OVERLAY, draw_overlay, draw_overview, find_mask, mask_scale, outline_of
 from .pool import Failure, stall_seconds, work_on_all, workers_of
-from .readers import open_reader
-from .readers.cropped import crop_to_bounds, origin_of
-from .resample import ScaledImage
-from .resolution import resolve
 from .results import PAGE, Entry, slide_bar, write_failures, write_page
-from .rules import RULES
-from .settings import MaskOptions, Settings
 from .staging import THUMBNAILS
-from .store.files import remove_half_written, replace_file
-from .store.manifest import sha256_of
-from .tissue import REMOVED, Mask, TissueMask
 
 RECORDS = "records"
 TISSUE = PathClass("Tissue", (0, 160, 0))
@@ -177,13 +176,14 @@ def _made(
 ) -> Entry:  # fmt: skip
     """Finds the mask and writes all but the record. ``begin`` hears of outlines that are about to get their name; None
     keeps those that are there."""
-    with open_reader(job.slide, options=settings.reading) as opened:
-        reader = crop_to_bounds(opened) if settings.crop == "bounds" else opened
-        resolution = resolve(job.slide, reader.info, settings.source_mpp, job.mpp)
+    with Slide.open(job.slide, options=settings.reading, crop=settings.crop == "bounds") as slide:
+        info = slide.info
+        resolution = resolve(job.slide, info, settings.source_mpp, job.mpp)
         mpp = (resolution.y, resolution.x)
-        mask, picture = find_mask(job.slide, reader, ScaledImage(reader, 1.0), mpp, settings)
-        place = Place(opened.info.shape, origin_of(reader)).coarser(mask_scale(mpp))
+        mask, picture = find_mask(slide, ScaledImage(slide, 1.0), mpp, settings)
+        place = Place(slide.whole.shape, slide.origin)
     assert mask is not None  # the command asks for one
+    place = place.coarser(mask.scale)
     thumbnail = out / THUMBNAILS / f"{job.name}.jpg"
     thumbnail.parent.mkdir(parents=True, exist_ok=True)
     outlines.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ def _made(
     if begin is not None:
         _write_outlines(outlines, mask, place, begin)
     folder = f"{THUMBNAILS}/{job.name}"
-    note = EDITED if begin is None else "; ".join(reader.info.notes)
+    note = EDITED if begin is None else "; ".join(info.notes)
     return Entry(
         job.name, f"{folder}.jpg", f"{folder}{OVERLAY}" if mask.found else None, mask.share, mask.shares(), note
     )

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.store.convert import Converted, Job, stored
+from wsi_trainer.store.files import replace_file
+from wsi_trainer.store.identity import without_extension
 from wsi_trainer.tables import inert, lively, read_table, table_bytes
 
-from .convert import Converted, Job, stored
-from .identity import without_extension
 from .staging import NGFF04, STAGING, Locked, lock
-from .store.files import replace_file
 
 STORES = "stores.csv"
 TEMPLATE = "manifest.csv"

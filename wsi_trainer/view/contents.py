@@ -14,7 +14,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.metrics import read_predictions
-from wsi_trainer.places import Place
+from wsi_trainer.slide.geometry import Place
 from wsi_trainer.slides.inputs import list_slides
 
 MOST_PIXELS = 1 << 31

@@ -6,28 +6,22 @@ import json
 import math
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 
-from wsi_trainer.data.tissue import MOST_COARSE, tissue_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.outlines import outlines
 from wsi_trainer.explain.top import peaks
-from wsi_trainer.places import Place
-from wsi_trainer.places.stored import place_of_store
 from wsi_trainer.regions import read_regions
-from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.cache import LoadingCache
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.overview import mask_scale
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.readers.options import PLAIN, ReadOptions
-from wsi_trainer.slides.resolution import is_plausible
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.tissue import TissueMask, find_tissue
+from wsi_trainer.slide.cache import LoadingCache
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.base import PLAIN, ReadOptions
+from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.resolution import is_plausible
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.view.contents import Contents, MapFile, ShownSlide
 from wsi_trainer.view.layers import SIDE, Layer
 from wsi_trainer.view.pool import Pool
@@ -85,7 +79,7 @@ class Scene:
         """What the page needs to show a slide."""
         entry = self._slide(slide)
         with self.pool.lease(slide) as opened:
-            place = _place(entry.path, (opened.height, opened.width))
+            place = _place(opened)
             return {
                 "width": opened.width,
                 "height": opened.height,
@@ -185,7 +179,7 @@ class Scene:
         if entry.regions is None:
             raise NotThere("this slide has no annotations")
         with self.pool.lease(slide) as opened:
-            place = _place(entry.path, (opened.height, opened.width))
+            place = _place(opened)
         shown = ([place.to_image(ring).tolist() for ring in region.rings] for region in read_regions(entry.regions))
         return {"polygons": [{"rings": rings} for rings in shown]}
 
@@ -199,7 +193,7 @@ class Scene:
             raise NotThere(f"slide {entry.name} has no layer {name[:20]}; it has {len(entry.maps)} maps")
         found = entry.maps[int(name)]
         with self.pool.lease(slide) as opened:
-            shown = _place(entry.path, (opened.height, opened.width))
+            shown = _place(opened)
         return Layer("map", found.load(), found.stride * found.place.scale[1] / shown.scale[1])
 
     def _slide(self, slide: int) -> ShownSlide:
@@ -209,15 +203,15 @@ class Scene:
 
     def _open(self, slide: int) -> TiledSlide:
         try:
-            return TiledSlide(open_reader(self._slide(slide).path, options=self._options))
+            return TiledSlide(Slide.open(self._slide(slide).path, options=self._options))
         except SlideError as error:
             raise NotThere(f"the slide cannot be read: {error.reason}") from error
 
     def _tissue(self, slide: int) -> Layer:
         """What `preprocess` stored with a store, or would store."""
-        path = self._slide(slide).path
+        self._slide(slide)
         with self.pool.lease(slide) as opened:
-            found = _stored_tissue(path) if is_own_store(path) else _new_tissue(opened)
+            found = _tissue_of(opened)
         if not found.mask.any():
             raise NotThere("no tissue was found on this slide")
         return Layer("tissue", found.mask, float(found.scale))
@@ -230,33 +224,22 @@ class Scene:
             return {"title": found.title, "broken": str(error)}
 
 
-def _place(path: Path, size: tuple[int, int]) -> Place:
-    """Where an image of this size lies in the slide that it was made from."""
-    if not is_own_store(path):
-        return Place(size)
+def _place(opened: TiledSlide) -> Place:
+    """Where level 0 of what is shown lies in the slide that it was made from."""
     try:
-        return place_of_store(path)
+        return opened.slide.transform
     except SlideError as error:
         raise NotThere(error.reason) from error
 
 
-def _stored_tissue(path: Path) -> TissueMask:
-    source = SlideSource(path, threads=1)
-    try:
-        return tissue_of(path, source).mask
-    except SlideError as error:
-        raise NotThere(error.reason) from error
-    finally:
-        source.close()
-
-
-def _new_tissue(opened: TiledSlide) -> TissueMask:
-    mpp = opened.info.mpp
-    scale = 2**opened.depth * TILE // MOST_COARSE if mpp is None else mask_scale(mpp)
-    level = max(0, scale.bit_length() - 1)
-    if opened.coarsest < opened.depth and opened.width * opened.height > MOST_READ:
+def _tissue_of(opened: TiledSlide) -> TissueMask:
+    slide = opened.slide
+    if not slide.stored and opened.coarsest < opened.depth and opened.width * opened.height > MOST_READ:
         raise NotThere("this slide has no coarse level: all of it would be read to find its tissue")
-    return find_tissue(opened.whole(min(level, opened.coarsest)), 2 ** min(level, opened.coarsest))
+    try:
+        return slide.tissue()
+    except SlideError as error:
+        raise NotThere(error.reason) from error
 
 
 def _mpp(entry: ShownSlide, opened: TiledSlide) -> list[float] | None:

@@ -12,9 +12,9 @@ import math
 import numpy as np
 from PIL import Image
 
-from wsi_trainer.slides.readers import Reader
-from wsi_trainer.slides.readers.protocol import Pixels
-from wsi_trainer.slides.resample import ScaledImage
+from wsi_trainer.slide.formats.base import Pixels
+from wsi_trainer.slide.resample import ScaledImage
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.view.refusals import BadNumber, NotThere
 
 TILE = 512
@@ -35,13 +35,12 @@ class TiledSlide:
             own: one tile would need the whole slide to be read.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self.info = reader.info
-        self.height, self.width = reader.info.shape
+    def __init__(self, slide: Slide) -> None:
+        self.slide, self.info = slide, slide.info
+        self.height, self.width = slide.shape
         self.depth = max(0, math.ceil(math.log2(max(self.height, self.width) / TILE)))
-        images = [ScaledImage(reader, 2**level, smooth=False) for level in range(self.depth + 1)]
-        shrunk = [2**level / reader.info.levels[image.level].downsample for level, image in enumerate(images)]
+        images = [ScaledImage(slide, 2**level, smooth=False) for level in range(self.depth + 1)]
+        shrunk = [2**level / slide.levels[image.level].downsample for level, image in enumerate(images)]
         self.coarsest = next((level - 1 for level, step in enumerate(shrunk) if step > MOST_STEP * 1.01), self.depth)
         self._images = images[: self.coarsest + 1]
 
@@ -75,7 +74,7 @@ class TiledSlide:
             raise BadNumber(f"a region of {width} × {height} px; its sides are 1 to {MOST_REGION}")
         if not (-width < x < self.width and -height < y < self.height):
             raise NotThere(f"a region at {x}, {y} lies outside the slide of {self.width} × {self.height} px")
-        return self._reader.read(0, y, x, height, width)
+        return self.slide.read(0, y, x, height, width)
 
     def thumbnail(self, side: int) -> Image.Image:
         """A small picture of the slide."""
@@ -86,7 +85,7 @@ class TiledSlide:
         return picture
 
     def close(self) -> None:
-        self._reader.close()
+        self.slide.close()
 
 
 def _continued(image: ScaledImage, y: int, x: int, height: int, width: int) -> Pixels:

@@ -18,27 +18,24 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.private import version
-from lightning_plugin.source import likely_instances
+from lightning_plugin.source import TileSource, likely_instances
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.trees import tree_leaves
 
 
 @dataclass(frozen=True)
-class Blank:
+class Blank(TileSource):
     """An image of a given shape that is only planned for: any of its images could be read alone, as of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
 
     @property
-    def instances(self) -> int:
+    def instances(self) -> int:  # type: ignore[override]
         return likely_instances(self.shape)
 
     def read(self, box: Box) -> Tensor:
         raise PlanError("this image has a shape and no pixels: it was made for planning")
-
-    def constant(self, box: Box) -> Tensor | None:
-        return None
 
 
 @contextmanager

@@ -8,7 +8,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.pool import Lender
 from lightning_plugin.residency.transfer import Transfer
-from lightning_plugin.source import TensorSource, prefetches, together
+from lightning_plugin.source import TensorSource, TileSource, together
 
 
 class Unfiled(DiskFile):
@@ -68,38 +68,29 @@ def nothing() -> None:
     """The work of a transfer that is only rehearsed."""
 
 
-@dataclass(frozen=True)
-class Scenery:
-    """An image that is read and has no pixels; a box may be read of all images ``together``."""
+class Scenery(TileSource):
+    """An image like another one that is read and has no pixels."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
     instances: int
-    together: bool
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, image: Image) -> None:
+        self.shape, self.dtype, self.instances = shape, dtype, image.instances
+        self.together, self.reads_ahead = together(image.source), image.source.reads_ahead
+        self._ahead: dict[Box, Tensor] = {}
+
+    def prefetch(self, boxes: Iterable[Box]) -> None:
+        if self.reads_ahead:
+            self._ahead |= {box: self._made(box) for box in boxes}
 
     def read(self, box: Box) -> Tensor:
+        return self._ahead.pop(box) if box in self._ahead else self._made(box)
+
+    def _made(self, box: Box) -> Tensor:
         lead, space = self.instances, box.extent[self.instances :]
         if not self.together:
             return torch.empty((*box.extent[:lead], self.shape[lead], *space), dtype=self.dtype)
         pixels = torch.empty((*self.shape[: lead + 1], *space), dtype=self.dtype)
         return pixels[tuple(slice(lo, hi) for lo, hi in [*box.intervals()][:lead])]
-
-    def constant(self, box: Box) -> Tensor | None:
-        return None
-
-
-@dataclass(frozen=True)
-class Announced(Scenery):
-    """The same of a source that reads boxes before they are asked for."""
-
-    ahead: dict[Box, Tensor] = field(default_factory=dict)
-
-    def prefetch(self, boxes: Iterable[Box]) -> None:
-        for box in boxes:
-            self.ahead[box] = super().read(box)
-
-    def read(self, box: Box) -> Tensor:
-        return self.ahead.pop(box) if box in self.ahead else super().read(box)
 
 
 @dataclass(frozen=True)
@@ -235,8 +226,7 @@ def without_links(plan: Plan, network: Network) -> set[Value]:
 def blank(v: Value, image: Image, ledger: Ledger) -> Image:
     """An image without pixels: a tensor where it lies in one, else something that is only read."""
     if image.tensor is None:
-        kind = Announced if prefetches(image.source) else Scenery
-        return Image.now(kind(v.shape, v.dtype, image.instances, together(image.source)), image.device)
+        return Image.now(Scenery(v.shape, v.dtype, image), image.device)
     here = image.here is not None
     tensor = leaf(v) if here else torch.empty(v.shape, dtype=v.dtype, device=image.tensor.device)
     ledger.ignore(tensor)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin import LazyImage, TiledModule
+from lightning_plugin import LazyImage, TiledModule, TileSource
 from lightning_plugin.boxes import Box
 
 
@@ -49,7 +50,7 @@ def test_a_map_that_is_returned_is_planned_with_a_whole_cotangent() -> None:
 
 
 @dataclass
-class Pixels:
+class Pixels(TileSource):
     """Reads boxes of a tensor into memory of their own."""
 
     image: Tensor
@@ -76,6 +77,7 @@ class Announced(Pixels):
 
     ahead: dict[Box, Tensor] = field(default_factory=dict)
     used: int = 0
+    reads_ahead: ClassVar[bool] = True
 
     def prefetch(self, boxes: Iterable[Box]) -> None:
         for box in boxes:

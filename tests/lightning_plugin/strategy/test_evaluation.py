@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_plugin import Box, LazyImage, SFTStrategy
+from lightning_plugin import Box, LazyImage, SFTStrategy, TileSource
 from tests.exactness import difference
 from tests.lightning_plugin.strategy.modules import Each, Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, fit_both, trainer
 
 
-class Counting:
+class Counting(TileSource):
     """A source that counts how often each pixel is read."""
 
     def __init__(self, image: Tensor) -> None:

@@ -15,14 +15,14 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_plugin import Box, LazyImage, Plan, SFTStrategy, StepMonitor
+from lightning_plugin import Box, LazyImage, Plan, SFTStrategy, StepMonitor, TileSource
 from lightning_plugin.strategy import bar, feedback
 from lightning_plugin.strategy.report import StepReport, tiles_of
 from tests.lightning_plugin.strategy.modules import Each, Pictures, Slides, loader
 from tests.lightning_plugin.strategy.training import TILES, fit
 
 
-class Slow:
+class Slow(TileSource):
     """A source on a slow disk."""
 
     def __init__(self, image: Tensor, seconds: float) -> None:

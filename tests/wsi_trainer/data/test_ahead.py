@@ -14,16 +14,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_plugin import Box, LazyImage
-from wsi_trainer.data.ahead import AheadSource, FirstBoxes
 from wsi_trainer.data.loader import TrainLoader
 from wsi_trainer.data.sampling import EpochSampler, Visit
 from wsi_trainer.models import SlideBatch
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide import views
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import View
 
+MOST = 1 << 20
 A, B = Box((0, 0), (8, 8)), Box((8, 0), (16, 8))
 
 
-class Noise:
+class Noise(View):
     """An image that notes which thread reads what, waits for a gate, and fails where it is told to."""
 
     dtype = torch.uint8
@@ -35,16 +37,14 @@ class Noise:
         self.reads: list[tuple[Box, str]] = []
         self.gate = threading.Event()
         self.gate.set()
+        super().__init__(f"slide {seed}")
 
-    def read(self, box: Box) -> Tensor:
+    def load(self, box: Box) -> Tensor:
         self.reads.append((box, threading.current_thread().name))
         assert self.gate.wait(20)
         if box == self.broken:
             raise SlideError("slide 7", f"cannot be read at {box}")
         return self.pixels[:, :, box.lo[0] : box.hi[0], box.lo[1] : box.hi[1]]
-
-    def constant(self, box: Box) -> Tensor | None:
-        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Noise, (0, self.shape)
@@ -55,8 +55,7 @@ class Noise:
 
 
 def test_what_was_announced_is_read_once_and_elsewhere() -> None:
-    image = Noise()
-    source = AheadSource(image)
+    source = image = Noise()
     image.gate.clear()
     source.prefetch([B])  # does not wait
     image.gate.set()
@@ -70,29 +69,28 @@ def test_what_was_announced_is_read_once_and_elsewhere() -> None:
 
 
 def test_an_error_is_raised_where_the_box_is_asked_for() -> None:
-    source = AheadSource(Noise(broken=B))
+    source = Noise(broken=B)
     source.prefetch([B])
     source.read(A)
     with pytest.raises(SlideError, match="slide 7"):
         source.read(B)
     with pytest.raises(SlideError, match="slide 7"):
         source.read(B)  # and every time
-    never_asked = AheadSource(Noise(broken=B))
-    never_asked.begin(B)
+    never_asked = Noise(broken=B)
+    never_asked.begin(B, MOST)
     assert torch.equal(never_asked.read(A), Noise().pixels[:, :, :8, :8])
 
 
 def test_a_box_begun_for_nothing_is_let_go() -> None:
-    image = Noise()
-    source = AheadSource(image)
-    source.begin(B)
-    source.begin(A)  # one is enough
+    source = image = Noise()
+    source.begin(B, MOST)
+    source.begin(A, MOST)  # one is enough
     source.read(A)
     assert not source._waiting
-    source.begin(B)  # its step has begun: what it needs next, it says itself
+    source.begin(B, MOST)  # its step has begun: what it needs next, it says itself
     assert not source._waiting
-    twice = AheadSource(Noise())
-    twice.begin(A)
+    twice = Noise()
+    twice.begin(A, MOST)
     twice.prefetch([B])
     assert torch.equal(twice.read(A), image.pixels[:, :, :8, :8])
     assert list(twice._waiting) == [B]  # what the step announced stays
@@ -103,17 +101,15 @@ def test_where_there_is_no_thread_boxes_are_read_when_they_are_asked_for(monkeyp
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    image = Noise()
-    source = AheadSource(image)
-    source.begin(A)
+    source = image = Noise()
+    source.begin(A, MOST)
     source.prefetch([A, B])
     assert not image.boxes and torch.equal(source.read(A), image.pixels[:, :, :8, :8])
 
 
-def test_no_more_is_read_ahead_than_the_limit() -> None:
-    image = Noise()
-    size = 3 * 8 * 8
-    source = AheadSource(image, limit=size)
+def test_no_more_is_read_ahead_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "AHEAD", 3 * 8 * 8)
+    source = image = Noise()
     source.prefetch([A])
     source.prefetch([B])
     assert list(source._waiting) == [B]
@@ -123,36 +119,26 @@ def test_no_more_is_read_ahead_than_the_limit() -> None:
 
 
 def test_a_source_goes_to_other_processes_without_its_thread() -> None:
-    source = AheadSource(Noise())
-    source.begin(A)
+    source = Noise()
+    source.begin(A, MOST)
     again = pickle.loads(pickle.dumps(source))
     assert again.first is None and not again._waiting
     assert torch.equal(again.read(A), source.read(A))
 
 
-def test_first_boxes_follow_images_of_their_size_or_those_before() -> None:
-    firsts = FirstBoxes()
-    large, small, other = AheadSource(Noise()), AheadSource(Noise(shape=(1, 3, 6, 16))), AheadSource(Noise())
-    large.read(A)
-    firsts.begin([large], [small], room=10_000)
+def test_the_first_box_is_that_of_the_slide_before() -> None:
+    small, poor = Noise(shape=(1, 3, 6, 16)), Noise()
+    assert small.begin(A, MOST) == 3 * 6 * 8
     assert list(small._waiting) == [Box((0, 0), (6, 8))]  # what is there of it
-    small.read(Box((0, 0), (3, 16)))
-    firsts.begin([small], [other], room=10_000)
-    assert list(other._waiting) == [A]  # of its own size, not of the one before
-    poor = AheadSource(Noise())
-    firsts.begin([small], [poor], room=3 * 8 * 8 - 1)
-    assert not poor._waiting
+    assert poor.begin(A, 3 * 8 * 8 - 1) == 0 and not poor._waiting
 
 
 def test_the_first_box_of_a_bag() -> None:
     class Bag(Noise):
         instances = 1
 
-    first = Box((0, 0, 0), (4, 8, 8))
-    before, after = AheadSource(Bag(shape=(9, 3, 8, 8))), AheadSource(Bag(shape=(3, 3, 8, 8)))
-    assert before.bytes_of(first) == 4 * 3 * 64
-    before.first = first
-    FirstBoxes().begin([before], [after], room=3 * 3 * 64)
+    after = Bag(shape=(3, 3, 8, 8))
+    assert after.begin(Box((0, 0, 0), (4, 8, 8)), 3 * 3 * 64) == 3 * 3 * 64
     assert after._begun == Box((0, 0, 0), (3, 8, 8))
 
 
@@ -170,7 +156,7 @@ class Slides(Dataset[SlideBatch]):
         if visit.slide == self.broken:
             raise KeyError(f"slide {visit.slide}")
         self.opened.append(tuple(visit))
-        image = LazyImage(AheadSource(Noise(visit.slide))) if self.lazy else Noise(visit.slide).pixels
+        image = LazyImage(Noise(visit.slide)) if self.lazy else Noise(visit.slide).pixels
         return SlideBatch(image=image, label=torch.tensor([0]), slide=str(visit.slide))
 
 
@@ -178,8 +164,8 @@ def loader(slides: Slides, ahead: bool) -> TrainLoader:
     return TrainLoader(slides, EpochSampler(len(slides), seed=3), workers=0, ahead=ahead)
 
 
-def images_of(batch: SlideBatch) -> AheadSource:
-    assert isinstance(batch["image"], LazyImage) and isinstance(batch["image"].source, AheadSource)
+def images_of(batch: SlideBatch) -> Noise:
+    assert isinstance(batch["image"], LazyImage) and isinstance(batch["image"].source, Noise)
     return batch["image"].source
 
 
@@ -227,7 +213,7 @@ def test_the_first_tile_of_the_next_slide_is_there_when_its_step_begins() -> Non
     after = images_of(next(batches))
     assert list(after._waiting) == [A]
     after.read(A)
-    assert isinstance(after.source, Noise) and [name.startswith("ahead") for _, name in after.source.reads] == [True]
+    assert [name.startswith("ahead") for _, name in after.reads] == [True]
     read_ahead(given, 3 * 8 * 8 - 1)  # no room
     third = images_of(next(batches))
     assert not third._waiting

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,41 +13,32 @@ from torch import Tensor
 
 from lightning_plugin import Box
 from wsi_trainer.data import DataConfig, PatchConfig, SlideData, SlideRecord
-from wsi_trainer.data.joined import JoinedSource
+from wsi_trainer.data.joined import Joined
 from wsi_trainer.data.patients import by_patient
 from wsi_trainer.errors import UserError
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import View
 
 
-@dataclass
-class Bag:
+class Bag(View):
     """Numbers as a bag, or as features, that notes what it is asked."""
 
-    pixels: Tensor
-    instances: int | None = 1
-    log: list[str] = field(default_factory=list)
+    def __init__(self, pixels: Tensor, instances: int | None = 1) -> None:
+        self.pixels, self.instances, self.log = pixels, instances, list[str]()
+        self.shape, self.dtype = tuple(pixels.shape), pixels.dtype
+        super().__init__("bag")
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.pixels.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.pixels.dtype
-
-    def read(self, box: Box) -> Tensor:
-        self.log.append("read")
+    def load(self, box: Box) -> Tensor:
+        self.log.append("load")
         rows, *space = (slice(lo, hi) for lo, hi in box.intervals())
         return self.pixels[rows, :, *space] if self.instances else self.pixels[:, :, rows, *space]
 
     def constant(self, box: Box) -> Tensor | None:
-        found = self.read(box).transpose(0, 1).flatten(1)
+        found = self.load(box).transpose(0, 1).flatten(1)
         return found[:, 0] if found.numel() and bool((found == found[:, :1]).all()) else None
 
-    def prefetch(self, boxes: Iterable[Box]) -> None:
-        self.log.append(f"prefetch {list(boxes)}")
-
-    def forget(self) -> None:
-        self.log.append("forget")
+    def close(self) -> None:
+        self.log.append("close")
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.booleans(), st.data())
@@ -58,7 +47,7 @@ def test_any_box_is_that_of_the_bags_put_together(lengths: list[int], images: bo
     shapes = [(n, 3, 4, 4) if images else (1, 6, n, 1) for n in lengths]
     parts = [Bag(torch.randint(0, 2, s, generator=draw, dtype=torch.uint8), 1 if images else None) for s in shapes]
     whole = Bag(torch.cat([p.pixels for p in parts], dim=0 if images else 2), 1 if images else None)
-    joined = pickle.loads(pickle.dumps(JoinedSource(parts)))
+    joined = pickle.loads(pickle.dumps(Joined(parts)))
     assert joined.shape == whole.shape and joined.instances == whole.instances
     extent = (sum(lengths), 4, 4) if images else (sum(lengths), 1)
     ends = [sorted(data.draw(st.tuples(st.integers(0, e), st.integers(0, e)))) for e in extent]
@@ -70,19 +59,18 @@ def test_any_box_is_that_of_the_bags_put_together(lengths: list[int], images: bo
 
 def test_one_slide_is_held_at_a_time() -> None:
     parts = [Bag(torch.zeros(3, 3, 2, 2)), Bag(torch.ones(2, 3, 2, 2))]
-    joined = JoinedSource(parts)
-    joined.prefetch([Box((0, 0, 0), (1, 2, 2))])
+    joined = Joined(parts)
     joined.read(Box((0, 0, 0), (2, 2, 2)))
     joined.prefetch([Box((2, 0, 0), (4, 2, 2))])
     joined.read(Box((2, 0, 0), (4, 2, 2)))
-    assert parts[0].log == ["read", f"prefetch {[Box((2, 0, 0), (3, 2, 2))]}", "read", "forget"]
-    assert parts[1].log == ["read"]
+    assert parts[0].log == ["load", "load", "close"]
+    assert parts[1].log == ["load"]
     joined.read(Box((0, 0, 0), (1, 2, 2)))
-    assert parts[1].log[-1] == "forget"
-    with pytest.raises(IndexError, match="leaves the 5 positions of 2 joined sources"):
+    assert parts[1].log[-1] == "close"
+    with pytest.raises(SlideError, match="leaves the 5 positions of 2 joined sources"):
         joined.read(Box((4, 0, 0), (6, 2, 2)))
     with pytest.raises(ValueError, match="cannot be joined"):
-        JoinedSource([Bag(torch.zeros(1, 3, 2, 2)), Bag(torch.zeros(1, 3, 4, 4))])
+        Joined([Bag(torch.zeros(1, 3, 2, 2)), Bag(torch.zeros(1, 3, 4, 4))])
 
 
 def record(slide: str, patient: str, label: str = "1", site: str = "A", split: str = "train") -> SlideRecord:

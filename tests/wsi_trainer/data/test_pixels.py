@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from lightning_plugin import Box
+from lightning_plugin import Box, TileSource
 from wsi_trainer.cli import main
 from wsi_trainer.data import DataConfig, pixels_of, read_manifest
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import SegmentationTask
 from wsi_trainer.regions import IGNORED, counted, counts
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.synthetic import generate
 
 
-class Map:
+class Map(TileSource):
     """A map of classes that knows where it is the same throughout, and notes what it had to read."""
 
     dtype = torch.uint8

@@ -10,12 +10,12 @@ import zarr
 
 from lightning_plugin import Box
 from wsi_trainer.data import DataConfig, SlideData, open_image
-from wsi_trainer.data.tissue import GLASS, MaskSource, TissueMap, tissue_of
+from wsi_trainer.data.tissue import TissueMap, tissue_of
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.augment import Augmentation, AugmentedSource
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.augment import Augmentation
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slides.preprocess import preprocess
-from wsi_trainer.slides.tissue import TissueMask
 
 WHOLE = (330, 270)
 MASK = TissueMask(np.random.default_rng(0).random((42, 34)) < 0.05, 8)
@@ -24,9 +24,9 @@ MASK = TissueMask(np.random.default_rng(0).random((42, 34)) < 0.05, 8)
 @pytest.mark.parametrize("stride", [1, 4, 16])
 @pytest.mark.parametrize("how", [Augmentation(), Augmentation(True, False, True, (5, -9)), Augmentation(True, True)])
 def test_a_position_counts_if_any_of_its_pixels_is_tissue(how: Augmentation, stride: int) -> None:
-    turned = AugmentedSource(MaskSource(MASK, (1, 1, *WHOLE)), how)
-    tissue = TissueMap(turned, stride)
-    pixels = turned.read(Box.whole(turned.shape[2:]))[0, 0].numpy() != GLASS
+    tissue = TissueMap(MASK, WHOLE, stride, how)
+    finest = TissueMap(MASK, WHOLE, 1, how)
+    pixels = finest.read(Box.whole(finest.shape[2:]))[0, 0].numpy() > 0
     rows, columns = tissue.shape[2:]
     expected = np.zeros((rows, columns), dtype=bool)
     for y, x in np.argwhere(pixels):
@@ -61,10 +61,10 @@ def slides(tmp_path: Path) -> Path:
 def test_the_mask_is_that_of_the_store_or_else_found(slides: Path, tmp_path: Path) -> None:
     assert preprocess(str(slides), tmp_path / "zarr") == 0
     original, store = slides.parent / "0.tif", next((tmp_path / "zarr").rglob("0*.zarr"))
-    box = Box((0, 0), (512, 640))
-    found, stored = (tissue_of(path, open_image(path)).read(box)[0, 0].numpy() != GLASS for path in (original, store))
+    found, stored = (tissue_of(open_image(path)).cover(0, 0, 512, 640) for path in (original, store))
     label = zarr.open_array(store / "labels" / "tissue" / "0", mode="r")[:] > 0
     np.testing.assert_array_equal(stored, label)
+    np.testing.assert_array_equal(found, stored)
     for mask in (found, stored):
         assert mask[130:254, 324:508].all() and mask.mean() < 0.4
 
@@ -74,7 +74,7 @@ def test_a_slide_of_glass_is_refused(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "glass.tif", pixels, tile=(128, 128), photometric="rgb")
     image = open_image(tmp_path / "glass.tif")
     with pytest.raises(SlideError, match=r"glass.tif: no tissue was found on it"):
-        tissue_of(tmp_path / "glass.tif", image)
+        tissue_of(image)
 
 
 def test_a_batch_has_its_context_and_where_tissue_is_turned_alike(slides: Path) -> None:

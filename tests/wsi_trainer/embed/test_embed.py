@@ -24,8 +24,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.slides import staging
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 SIZE, BATCH = 32, 4

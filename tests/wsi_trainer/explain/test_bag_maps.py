@@ -12,16 +12,15 @@ import yaml
 
 from lightning_plugin import LazyImage
 from wsi_trainer.cli import main
-from wsi_trainer.data import PatchConfig, SlideRecord, dense, open_bag
-from wsi_trainer.data.tissue import mask_of
+from wsi_trainer.data import PatchConfig, dense, open_bag
 from wsi_trainer.explain.attribution import attribute
 from wsi_trainer.explain.bag_map import BagPlaces
 from wsi_trainer.explain.probe import GLASS
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.models.checkpoint import load_weights
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
@@ -37,11 +36,11 @@ def network(seed: int = 0) -> SlideClassifier:
 @pytest.fixture(scope="module")
 def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("maps")
-    for number in range(3):
+    for number in range(4):
         spec = SlideSpec(200, 230, seed=2, slide=number, patient=number, positive=bool(number % 2))
         write_slide(folder / f"s{number}.tif", spec)
         convert(Job(folder / f"s{number}.tif", f"s{number}"), folder, Settings(chunk=64, shard=256, levels=2))
-    rows = [f"s{number}.zarr,{number % 2},{split}" for number, split in enumerate(("train", "val", "test"))]
+    rows = [f"s{number}.zarr,{number % 2},{split}" for number, split in enumerate(("train", "val", "test", "train"))]
     (folder / "manifest.csv").write_text("slide,label,split\n" + "\n".join(rows) + "\n")
     return folder
 
@@ -70,9 +69,9 @@ def test_each_patch_has_the_value_that_plain_pytorch_gives_it_within_a_budget(me
 @pytest.mark.parametrize(("stride", "cell"), [(32, 32), (16, 16), (28, 28), (50, 32)])
 def test_a_patch_is_painted_where_it_lies(slides: Path, stride: int, cell: int) -> None:
     patches = PatchConfig(size=SIZE, stride=stride, min_tissue=0.3)
-    places = BagPlaces.of(SlideRecord("s2", slides / "s2.zarr", "", "", ""), patches)
+    bag = open_bag(slides / "s2.zarr", patches)
+    places = BagPlaces.of(bag, patches)
     assert places.stride == cell
-    bag = open_bag(slides / "s2.zarr", patches, mask_of)
     values = torch.arange(1.0, len(bag.positions) + 1)
     found = places.paint(values[:, None]).numpy()
     total, count = np.zeros((200, 230)), np.zeros((200, 230))
@@ -147,7 +146,7 @@ def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: p
     assert values.shape == (7, 8) and entry["stride"] == SIZE
     model = network()
     load_weights(model, run.checkpoint("best"))
-    bag = open_bag(slides / "s2.zarr", PatchConfig(size=SIZE, min_tissue=0.3), mask_of)
+    bag = open_bag(slides / "s2.zarr", PatchConfig(size=SIZE, min_tissue=0.3))
     with torch.no_grad():
         patches = model.normalise(dense(bag))
         weights = torch.softmax(model.head.scores(model.eval().backbone(patches)).flatten(), 0)  # type: ignore[operator]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 import zarr
-from wsi_trainer.explain.thumbnail import thumbnail
 
 from lightning_plugin import Box, TensorSource
 from wsi_trainer.errors import UserError
@@ -18,9 +18,10 @@ from wsi_trainer.explain.regions import mask_of, rings_of
 from wsi_trainer.explain.score import index_of, targets_of
 from wsi_trainer.explain.top import crop, peaks
 from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, OrdinalTask
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import Objects, PathClass
 from wsi_trainer.regions import read_regions
+from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.slide import Slide
 
 
 def test_the_layer_is_ngff_and_lies_over_the_slide(tmp_path: Path) -> None:
@@ -79,12 +80,14 @@ def test_the_top_regions_do_not_repeat_each_other_and_stay_inside() -> None:
     assert peaks(values, 8, (20, 125), 32, 1)[0].box.extent == (20, 32)  # a slide smaller than a region
 
 
-def test_the_thumbnail_is_the_mean_of_the_pixels() -> None:
-    pixels = torch.randint(0, 256, (1, 3, 100, 130), dtype=torch.uint8)
-    small = thumbnail(TensorSource(pixels), 64)
+def test_the_thumbnail_is_the_mean_of_the_pixels(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 130, 3), np.uint8)
+    tifffile.imwrite(tmp_path / "slide.tif", pixels, photometric="rgb")
+    with Slide.open(tmp_path / "slide.tif") as slide:
+        small = slide.thumbnail(64)
     assert small.shape == (34, 44, 3)
-    expected = pixels[0, :, 3:6, 6:9].float().mean(dim=(1, 2)).round().numpy()
-    np.testing.assert_array_equal(small[1, 2], expected)
+    np.testing.assert_array_equal(small[1, 2], pixels[3:6, 6:9].mean((0, 1)).round())
+    np.testing.assert_array_equal(small[33, 43], pixels[99:, 129:].mean((0, 1)))
 
 
 def test_targets_have_names() -> None:

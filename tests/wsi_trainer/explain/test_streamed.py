@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_plugin import Box, LazyImage
+from lightning_plugin import Box, LazyImage, TileSource
 from lightning_plugin.planner.costs import cost
 from wsi_trainer.explain.attribution import METHODS, Method, attribute
 from wsi_trainer.models import (
@@ -23,7 +23,7 @@ from wsi_trainer.models import (
 MiB = 2**20
 
 
-class Watched:
+class Watched(TileSource):
     """A slide in memory that notes the largest box that was read."""
 
     def __init__(self, pixels: Tensor) -> None:

@@ -10,11 +10,12 @@ import pytest
 import tifffile
 import torch
 
+from lightning_plugin import Box
 from wsi_trainer.cli import main
-from wsi_trainer.data import ahead, read_manifest
-from wsi_trainer.data.ahead import AheadSource
+from wsi_trainer.data import read_manifest
 from wsi_trainer.fit.callbacks import ReadAhead
 from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.slide.views import View
 
 BUDGET = 6 << 20
 SHOWN = ["--data.stain=0.1", "--data.tint=0.02", "--data.shift=40", f"--train.budget={BUDGET}", "--train.epochs=2"]
@@ -43,13 +44,14 @@ def test_weights_are_the_same_to_the_bit(
     begun: list[int] = []
     rooms: list[int] = []
     used: list[bool] = []
-    begin, read, room = AheadSource.begin, AheadSource.read, ReadAhead._room
+    begin, read, room = View.begin, View.read, ReadAhead._room
 
-    def counting(self: AheadSource, box: ahead.Box) -> None:
-        begun.append(self.bytes_of(box))
-        begin(self, box)
+    def counting(self: View, like: Box, most: int) -> int:
+        if size := begin(self, like, most):
+            begun.append(size)
+        return size
 
-    def looking(self: AheadSource, box: ahead.Box) -> torch.Tensor:
+    def looking(self: View, box: Box) -> torch.Tensor:
         if self.first is None and self._begun is not None:
             used.append(self._begun == box)
         return read(self, box)
@@ -58,8 +60,8 @@ def test_weights_are_the_same_to_the_bit(
         rooms.append(room(self, strategy))
         return rooms[-1]
 
-    monkeypatch.setattr(AheadSource, "begin", counting)
-    monkeypatch.setattr(AheadSource, "read", looking)
+    monkeypatch.setattr(View, "begin", counting)
+    monkeypatch.setattr(View, "read", looking)
     monkeypatch.setattr(ReadAhead, "_room", noting)
     run(common, tmp_path / "with", ahead=True)
     assert_same_weights(tmp_path / "without", tmp_path / "with")

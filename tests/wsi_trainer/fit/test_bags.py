@@ -14,8 +14,6 @@ from lightning_plugin import LazyImage, TiledModule, materialize
 from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, SPLITS, STRIDE, TRAINED_ON, resnet, train_whole, whole_bag
 from wsi_trainer.cli import main
 from wsi_trainer.data import PatchConfig, open_bag
-from wsi_trainer.data.checked import CheckedSource
-from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
@@ -73,14 +71,14 @@ def test_a_fit_is_plain_pytorch_with_the_whole_bag_in_memory(bag_stores: Path, c
 
 
 def test_a_pass_over_the_tiles_of_a_bag_decodes_each_block_once(bag_stores: Path) -> None:
-    bag = open_bag(bag_stores / "s6.zarr", PatchConfig(size=SIZE, stride=20), mask_of)
+    bag = open_bag(bag_stores / "s6.zarr", PatchConfig(size=SIZE, stride=20))
     loads: Counter[tuple[int, int]] = Counter()
-    load = bag._blocks.load
-    bag._cache._load = lambda cell: loads.update([cell]) or load(*cell)  # type: ignore[func-returns-value]
+    load = bag._blocks._load
+    bag._blocks._load = lambda cell: loads.update([cell]) or load(cell)  # type: ignore[func-returns-value]
     model = SlideClassifier(backbone=PatchEncoder(ResNet((4, 8), norm="group"), SIZE), head=AttentionPooling)
     tiled = TiledModule(model.eval(), tiles=(1, 1, bag.shape[0] // 4))
     with torch.no_grad():
-        logits = materialize(tiled(LazyImage(CheckedSource(bag, "s6"))))
+        logits = materialize(tiled(LazyImage(bag)))
     assert torch.isfinite(logits).all() and bag.shape[0] >= 20
     assert loads and set(loads.values()) == {1}
 
@@ -127,7 +125,10 @@ def test_plain_pytorch_and_tiles_see_the_same_augmented_bags(bag_stores: Path, c
         ),
         (["--model.pool_over=tissue"], "model.pool_over is tissue, which is for whole images; data.patches.over"),
         (["--data.patches.mpp=20x"], "data.patches.mpp: '20x' is not valid; expected float or 'own'"),
-        (["--data.patches.mpp=0.8"], "s0.zarr: no level has 0.8"),
+        (
+            ["--data.patches.mpp=0.1"],
+            "s0.zarr: has 0.5 µm a pixel; mpp 0.1 is finer and would invent pixels; set data.patches.mpp",
+        ),
         (["--data.patches.positions=nowhere"], "data.patches.positions is nowhere; there is no such folder"),
         (["--model.backbone.network=os.getcwd"], "os.getcwd is not a class of wsi_trainer.models"),
     ],

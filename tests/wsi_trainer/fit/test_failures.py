@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_plugin import Box, LazyImage, SFTStrategy
+from lightning_plugin import Box, LazyImage, SFTStrategy, TileSource
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
-from wsi_trainer.data.checked import CheckedSource
 from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import ResNet, SlideClassifier
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.augment import Augmented
+from wsi_trainer.slide.errors import SlideError
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_run_without_any_slide_ends(words: list[str], damaged: tuple[Path, dic
 
 
 @dataclass
-class Failing:
+class Failing(TileSource):
     """Pixels that can be read so many times."""
 
     pixels: Tensor
@@ -116,7 +116,7 @@ def run(reads: int, tmp_path: Path) -> tuple[dict[str, Tensor], list[str]]:
     pixels = torch.randint(0, 256, (3, 1, 3, 64, 48), dtype=torch.uint8)
     batches: list[dict[str, Any]] = []
     for index, image in enumerate(pixels):
-        source = CheckedSource(Failing(image, reads if index == 1 else 10**6), f"s{index}")
+        source = Augmented(Failing(image, reads if index == 1 else 10**6), name=f"s{index}")
         batches.append({"image": LazyImage(source), "label": torch.tensor([index % 2]), "slide": f"s{index}"})
     log = FailureLog(tmp_path / f"failures-{reads}.csv")
     trainer = pl.Trainer(
@@ -148,6 +148,6 @@ def test_a_step_that_fails_half_way_leaves_nothing_behind(tmp_path: Path) -> Non
 
 
 def test_whatever_a_reader_raises_names_the_slide() -> None:
-    source = CheckedSource(Failing(torch.zeros(1, 3, 4, 4), 0), "folder/slide.svs")
+    source = Augmented(Failing(torch.zeros(1, 3, 4, 4), 0), name="folder/slide.svs")
     with pytest.raises(SlideError, match=r"folder/slide.svs: cannot be read at .*a decoder gave up"):
         source.read(Box((0, 0), (2, 2)))

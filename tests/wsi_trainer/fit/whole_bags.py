@@ -13,8 +13,8 @@ from torch import Tensor
 from wsi_trainer.data.sampling import EpochSampler
 from wsi_trainer.models import SlideClassifier
 from wsi_trainer.models.schedule import warmup_cosine
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 SIZE, STRIDE, SHARE = 32, 28, 0.3

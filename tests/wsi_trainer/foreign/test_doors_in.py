@@ -27,7 +27,7 @@ from wsi_trainer.foreign.pictures import DECODED, read_picture
 from wsi_trainer.foreign.xml import read_xml
 from wsi_trainer.models.weights import read_weights, write_weights
 from wsi_trainer.regions.labels import open_labels
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.errors import SlideError
 
 ROWS = np.random.default_rng(3).normal(size=(30, 16)).astype(np.float32)
 

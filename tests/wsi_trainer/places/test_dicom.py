@@ -15,8 +15,8 @@ from wsi_trainer.explain.dicom import results_as_dicom
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.outlines import Outline
 from wsi_trainer.explain.slide_map import MapFiles, SlideMap
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.slide.geometry import Place
 
 highdicom = pytest.importorskip("highdicom", reason="extra dicom is not installed")
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsi_trainer.places import Place
 from wsi_trainer.places.originals import Originals
-from wsi_trainer.places.stored import place_of_store
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.geometry import Place, place_of_store
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 
 from .scn import write_scn
 
@@ -71,7 +71,7 @@ def test_an_older_store_says_nearly_the_same(scn: Path, tmp_path: Path, crop: st
     place = place_of_store(store)
     assert place.shape == (1200, 1500) and place.bounds == (203, 301, 512, 640) and place.mpp == (0.5, 0.5)
     assert place.origin == ((200.0, 300.0) if crop == "bounds" else (0.0, 0.0))  # a whole pixel of the level of 4
-    assert SlideSource(store, level=1).place == place.coarser(2)
+    assert Image(Slide.open(store), factor=2).place == place.coarser(2)
     content = json.loads((store / "zarr.json").read_text())
     del content["attributes"]["wsi_trainer"]["place"]
     (store / "zarr.json").write_text(json.dumps(content))
@@ -83,12 +83,12 @@ def test_an_older_store_says_nearly_the_same(scn: Path, tmp_path: Path, crop: st
 
 def test_a_level_that_is_taken_as_it_is_has_its_own_scale(scn: Path, tmp_path: Path) -> None:
     convert(Job(scn, "s"), tmp_path, Settings(chunk=64, shard=256, mpp=2.0001, tissue="none"))
-    source = SlideSource(tmp_path / "s.zarr")
+    source = Image(Slide.open(tmp_path / "s.zarr"))
     assert source.place.scale == (4.0, 4.0) and source.mpp == (2.0, 2.0)  # 2.0001 would drift
 
 
 def test_a_slide_and_a_foreign_store_are_their_own_place(scn: Path) -> None:
-    place = SlideSource(scn, mpp=1.0).place
+    place = Image(Slide.open(scn), mpp=1.0).place
     assert place == Place((1200, 1500), (0.0, 0.0), (2.0, 2.0), (0.5, 0.5), (203, 301, 512, 640))
 
 

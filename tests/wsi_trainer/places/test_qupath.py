@@ -17,9 +17,10 @@ from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.qupath import write_script
 from wsi_trainer.explain.slide_map import SlideMap
 from wsi_trainer.places.geojson import PathClass
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 
 from .qupath import write_stubs
 from .scn import write_scn
@@ -37,11 +38,11 @@ def maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     convert(
         Job(folder.parent / "slide.scn", "slide"), folder.parent, Settings(chunk=64, shard=256, crop="bounds", mpp=0.73)
     )
-    source = SlideSource(folder.parent / "slide.zarr")
+    source = Image(Slide.open(folder.parent / "slide.zarr"))
     size = (source.shape[2], source.shape[3])
     values = torch.zeros(-(-size[0] // STRIDE), -(-size[1] // STRIDE))
     values[4, 6], values[9, 2] = 4.0, 1.0
-    record = SlideRecord("slide.zarr", source.path, "", "", "")
+    record = SlideRecord("slide.zarr", source.slide.path, "", "", "")
     one = SlideMap(folder, record, size, source.place, STRIDE)
     entry = one.write(values, source, MapOptions(top=0), PathClass.of("tumour", 1)).entry
     write(folder, entry | {"original": str(folder.parent / "slide.scn")})

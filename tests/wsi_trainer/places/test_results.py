@@ -21,9 +21,8 @@ from wsi_trainer.data import SlideRecord, open_image
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.slide_map import SlideMap
 from wsi_trainer.places.geojson import PathClass
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 
 from .scn import write_scn
 
@@ -56,7 +55,7 @@ def write_ramp(path: Path, corner: tuple[int, int]) -> Path:
 class Made:
     """The results of a map whose values are the numbers of its positions, from 1."""
 
-    source: SlideSource
+    source: Image
     entry: dict
     folder: Path
     columns: int

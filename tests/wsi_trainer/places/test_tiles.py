@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_plugin import Box
-from wsi_trainer.data.tissue import MaskSource, TissueMap
+from wsi_trainer.data.tissue import TissueMap
 from wsi_trainer.explain.tiles import side_of_tiles, tiles, with_tissue
-from wsi_trainer.slides.tissue import TissueMask
+from wsi_trainer.slide.tissue import TissueMask
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
 def test_tissue_is_that_of_its_pixels(height: int, width: int, stride: int, scale: int, seed: int) -> None:
     coarse = tuple(max(1, round(side / scale)) for side in (height, width))  # as short as masks may be
     mask = TissueMask(np.random.default_rng(seed).random(coarse) < 0.1, scale)
-    pixels = TissueMap(MaskSource(mask, (1, 1, height, width)), stride)
+    pixels = TissueMap(mask, (height, width), stride)
     expected = pixels.read(Box((0, 0), pixels.shape[2:]))[0, 0].numpy() > 0
     found = with_tissue(mask, stride, (expected.shape[0], expected.shape[1]), (height, width))
     np.testing.assert_array_equal(found, expected)

@@ -11,8 +11,8 @@ import zarr
 
 from lightning_plugin import Box
 from wsi_trainer.errors import UserError
-from wsi_trainer.places import Place
 from wsi_trainer.regions import IGNORED, Legend, open_target, read_regions
+from wsi_trainer.slide.geometry import Place
 
 CAMELYON = """<?xml version="1.0"?>
 <ASAP_Annotations>

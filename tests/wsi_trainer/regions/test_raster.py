@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_plugin import Box, TileSource
-from wsi_trainer.places import Place
 from wsi_trainer.regions import IGNORED, DrawnSource, Legend, Region
-from wsi_trainer.slides.augment import AugmentedSource, Augmenter
+from wsi_trainer.slide.augment import Augmented, Augmenter
+from wsi_trainer.slide.geometry import Place
 
 SIZE = (37, 53)
 numbers = st.floats(-20, 80, allow_nan=False, width=32) | st.integers(-5, 60).map(lambda n: n + 0.5)
@@ -102,7 +102,7 @@ def test_a_shrunk_image_has_the_pixels_whose_centre_is_drawn(scale: tuple[float,
 def test_is_turned_and_shifted_as_the_slide_is(epoch: int) -> None:
     drawn = source([(3.0, 4.0), (33.0, 9.0), (20.0, 35.0)])
     how = Augmenter(seed=1, shift=9).draw("slide", epoch)
-    shown = AugmentedSource(drawn, how)
+    shown = Augmented(drawn, how)
     values = torch.from_numpy(whole(drawn)).long()
     moved = torch.full(SIZE, IGNORED)
     down, right = how.shift

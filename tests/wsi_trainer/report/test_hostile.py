@@ -16,7 +16,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.slide_map import SlideMap
 from wsi_trainer.fit.run import Run
-from wsi_trainer.places import Place
+from wsi_trainer.slide.geometry import Place
 
 from .conftest import SLIDES, MakeRun
 

@@ -33,13 +33,13 @@ from wsi_trainer.metrics import (
     read_predictions,
 )
 from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.regions import Legend, open_target, read_regions
 from wsi_trainer.segment import store
 from wsi_trainer.segment.blocks import blocks_of, predicted
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.segment.store import add_levels, create_labels
+from wsi_trainer.slide.geometry import Place
 from wsi_trainer.synthetic import generate
 
 TASK = "{class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_plugin import Box
+from lightning_plugin import Box, TileSource
 from wsi_trainer.metrics import MISSED
 from wsi_trainer.regions import IGNORED
 from wsi_trainer.segment.blocks import blocks_of
@@ -19,7 +19,7 @@ from wsi_trainer.segment.outlines import joined, pieces
 CLASSES = 3
 
 
-class Drawn:
+class Drawn(TileSource):
     """An array as what was drawn, which refuses to be read as a whole."""
 
     dtype = torch.uint8

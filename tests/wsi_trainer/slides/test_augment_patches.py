@@ -11,19 +11,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_plugin import Box
-from wsi_trainer.slides.augment import Augmentation, AugmentedSource, Augmenter
-from wsi_trainer.slides.augment_patches import AugmentedPatches, PatchAugmentations, PatchAugmenter, moved
-from wsi_trainer.slides.patch_source import PatchSource
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.stain import StainShift
+from wsi_trainer.slide.augment import (
+    Augmentation,
+    Augmented,
+    Augmenter,
+    PatchAugmentations,
+    PatchAugmenter,
+    StainShift,
+    moved,
+)
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Bag, Image
 
 POSITIONS = np.array([[300, 300], [0, 0], [517, 401], [980, 760], [400, 320]], np.int32)
 SIZE = 70
 WHOLE = Box((0, 0, 0), (len(POSITIONS), SIZE, SIZE))
 
 
-def bag(store: Path, slide: Augmentation, each: PatchAugmentations) -> AugmentedPatches:
-    return AugmentedPatches(PatchSource(store, moved(POSITIONS, slide, each), SIZE), slide, each)
+def bag(store: Path, slide: Augmentation, each: PatchAugmentations) -> Augmented:
+    return Augmented(Bag(Slide.open(store), moved(POSITIONS, slide, each), SIZE), slide, each)
 
 
 @pytest.mark.parametrize("bits", range(8))
@@ -32,9 +38,9 @@ def test_a_slide_is_augmented_as_it_is_when_it_is_read_whole(store: Path, bits: 
     how = Augmentation(
         bool(bits & 1), bool(bits & 2), bool(bits & 4), (13, -40), StainShift((1.1, 0.9, 1.0), (0.02,) * 3)
     )
-    shown = AugmentedSource(SlideSource(store), how)
+    shown = Augmented(Image(Slide.open(store)), how)
     patches = bag(store, how, PatchAugmentations()).read(WHOLE)
-    height, width = SlideSource(store).shape[2:]
+    height, width = Image(Slide.open(store)).shape[2:]
     for (y, x), patch in zip(POSITIONS.tolist(), patches):
         y = height - y - SIZE if how.flip_y else y
         x = width - x - SIZE if how.flip_x else x
@@ -51,7 +57,7 @@ def test_each_patch_is_turned_moved_and_stained_by_itself(store: Path) -> None:
     patches = bag(store, Augmentation(), each).read(WHOLE)
     for number, (y, x) in enumerate(POSITIONS.tolist()):
         down, right = each.shifts[number].tolist()
-        plain = PatchSource(store, np.array([[y + down, x + right]]), SIZE).read(Box((0, 0, 0), (1, SIZE, SIZE)))
+        plain = Bag(Slide.open(store), np.array([[y + down, x + right]]), SIZE).read(Box((0, 0, 0), (1, SIZE, SIZE)))
         stained = StainShift(tuple(each.stains[number, :3].tolist()), tuple(each.stains[number, 3:].tolist()))
         expected = stained.apply(plain)[0].numpy()
         flip_y, flip_x, transpose = each.turns[number].tolist()

@@ -20,9 +20,7 @@ LIMIT = 400
 PROGRAM = """
 import sys
 from pathlib import Path
-from wsi_trainer.data import open_image
-from wsi_trainer.data.tissue import mask_of
-from wsi_trainer.data.thumbnail import coarsest, thumbnail
+from wsi_trainer.slide import Slide
 from wsi_trainer.report.pictures import slide_picture
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
@@ -30,9 +28,9 @@ path = Path(sys.argv[2])
 before = peak()
 what = sys.argv[1]
 if what == "tissue":
-    assert 0.5 < mask_of(path, open_image(path)).share < 1
+    assert 0.5 < Slide.open(path).tissue().share < 1
 elif what == "thumbnail":
-    assert thumbnail(coarsest(path, 512), 512).shape[1] > 400
+    assert Slide.open(path).thumbnail(512).shape[1] > 400
 else:
     assert slide_picture(path).startswith("data:image/jpeg")
 print(peak() - before)

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import zarr
 
+from wsi_trainer.slide.errors import SlideError, UnknownResolution
+from wsi_trainer.slide.resample import ScaledImage, halve
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slides import staging
-from wsi_trainer.slides.convert import Busy, Job, convert
-from wsi_trainer.slides.errors import SlideError, UnknownResolution
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.resample import ScaledImage, halve
-from wsi_trainer.slides.settings import Settings
 from wsi_trainer.slides.staging import STAGING
-from wsi_trainer.slides.store import journal as journal_module
+from wsi_trainer.store import journal as journal_module
+from wsi_trainer.store.convert import Busy, Job, convert
+from wsi_trainer.store.settings import Settings
 
 SMALL = Settings(chunk=64, shard=256)
 
@@ -45,7 +45,7 @@ def _level(store: Path, level: int = 0) -> np.ndarray:
 )
 def test_native_level_is_lossless(real_slides: Path, tmp_path: Path, name: str) -> None:
     convert(Job(real_slides / name, "s", mpp=0.5), tmp_path, Settings())
-    with open_reader(real_slides / name) as reader:
+    with Slide.open(real_slides / name) as reader:
         original = np.moveaxis(reader.read(0, 0, 0, *reader.info.shape), 2, 0)
     assert np.array_equal(_level(tmp_path / "s.zarr"), original)
 
@@ -66,13 +66,13 @@ def test_threads_do_not_change_a_bit(slide: Path, tmp_path: Path) -> None:
 
 def test_resolution_is_resampled_exactly(slide: Path, tmp_path: Path) -> None:
     done = convert(Job(slide, "s"), tmp_path, replace(SMALL, mpp=1.3))
-    with open_reader(slide) as reader:
+    with Slide.open(slide) as reader:
         image = ScaledImage(reader, 2.6)
         expected = np.moveaxis(image.read(0, 0, *image.shape), 2, 0)
     assert (done.height, done.width) == image.shape == (399, 309)
     assert done.mpp == pytest.approx(1.3)
     assert np.array_equal(_level(tmp_path / "s.zarr"), expected)
-    with open_reader(tmp_path / "s.zarr") as reader:
+    with Slide.open(tmp_path / "s.zarr") as reader:
         assert reader.info.mpp == pytest.approx((1.3, 1.3))
 
 
@@ -80,7 +80,7 @@ def test_constant_background_is_absent_and_tissue_is_kept(slide: Path, store: Pa
     pixels = _level(store)
     mask = zarr.open_array(store / "labels" / "tissue" / "0", mode="r")[:].astype(bool)
     assert mask.shape == pixels.shape[1:]
-    with open_reader(slide) as reader:
+    with Slide.open(slide) as reader:
         original = np.moveaxis(reader.read(0, 0, 0, *reader.info.shape), 2, 0)
     assert (pixels[:, ~mask] == 255).all()
     assert np.array_equal(pixels[:, mask], original[:, mask])
@@ -231,8 +231,8 @@ def test_interrupted_at_every_step_and_rerun(
 _RUN = """
 import sys
 from pathlib import Path
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 print("ready", flush=True)
 convert(Job(Path(sys.argv[1]), "s"), Path(sys.argv[2]), Settings(chunk=64, shard=256), threads=2)
 print("done", flush=True)
@@ -295,8 +295,8 @@ def test_file_that_was_cut_in_staging_is_made_again(slide: Path, tmp_path: Path,
 def test_full_disk_is_named_and_nothing_is_lost(slide: Path, tmp_path: Path, monkeypatch) -> None:
     import errno
 
-    from wsi_trainer.slides.convert import Conversion
     from wsi_trainer.slides.pool import Failure, attempt
+    from wsi_trainer.store.convert import Conversion
 
     calls = 0
     fsync = os.fsync

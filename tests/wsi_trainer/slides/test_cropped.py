@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,53 +12,65 @@ import numpy as np
 import pytest
 import zarr
 
-from wsi_trainer.slides import convert as convert_module
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.readers import Reader, open_reader
-from wsi_trainer.slides.readers.cropped import CroppedReader, crop_to_bounds, origin_of
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.slide import slide as slide_module
+from wsi_trainer.slide.formats.base import Reader, ReadOptions
+from wsi_trainer.slide.formats.opening import open_format
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 
 BOUNDS = (133, 210, 500, 301)  # y, x, height, width of a slide of 1037 x 803
 
 
-def bounded(slide: Path, bounds: tuple[int, int, int, int] | None = BOUNDS, **options: object) -> Reader:
-    reader = open_reader(slide)
-    reader.info = replace(reader.info, bounds=bounds)
-    return reader
+@pytest.fixture
+def bounded(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int, int, int] | None], None]:
+    """Has files say which part of them was scanned."""
+
+    def say(bounds: tuple[int, int, int, int] | None) -> None:
+        def opened(path: Path, reader: str | None, options: ReadOptions) -> Reader:
+            found = open_format(path, reader, options)
+            found.info = replace(found.info, bounds=bounds)
+            return found
+
+        monkeypatch.setattr(slide_module, "open_format", opened)
+
+    say(BOUNDS)
+    return say
 
 
+@pytest.mark.usefixtures("bounded")
 def test_every_level_is_a_part_of_the_slides(slide: Path) -> None:
-    with bounded(slide) as reader:
-        cropped = crop_to_bounds(reader)
-        assert isinstance(cropped, CroppedReader) and isinstance(cropped, Reader)
-        y, x = origin_of(cropped)
+    with Slide.open(slide) as whole, Slide.open(slide, crop=True) as cropped:
+        y, x = cropped.origin
         assert y <= 133 and x <= 210 and 133 - y < 16 and 210 - x < 16
-        assert cropped.info.shape == (133 + 500 - y, 210 + 301 - x)
-        assert len(cropped.info.levels) == len(reader.info.levels) == 3
-        for number, level in enumerate(cropped.info.levels):
+        assert cropped.shape == (133 + 500 - y, 210 + 301 - x)
+        assert cropped.transform.origin == (y, x) and cropped.transform.shape == whole.shape
+        assert len(cropped.levels) == len(whole.levels) == 3
+        for number, level in enumerate(cropped.levels):
             step = int(level.downsample)
-            expected = reader.read(number, y // step, x // step, level.height, level.width)
+            expected = whole.read(number, y // step, x // step, level.height, level.width)
             assert np.array_equal(cropped.read(number, 0, 0, level.height, level.width), expected)
-        again = pickle.loads(pickle.dumps(CroppedReader(open_reader(slide), BOUNDS)))
-        assert np.array_equal(again.read(0, 5, 6, 70, 80), cropped.read(0, 5, 6, 70, 80))
+        with pickle.loads(pickle.dumps(cropped)) as again:
+            assert np.array_equal(again.read(0, 5, 6, 70, 80), cropped.read(0, 5, 6, 70, 80))
 
 
-def test_slides_without_bounds_or_without_margin_stay_as_they_are(slide: Path) -> None:
+def test_slides_without_bounds_or_without_margin_stay_as_they_are(
+    slide: Path, bounded: Callable[[tuple[int, int, int, int] | None], None]
+) -> None:
     for bounds in (None, (0, 0, 1037, 803), (0, 0, 0, 0)):
-        with bounded(slide, bounds) as reader:
-            assert crop_to_bounds(reader) is reader
-            assert origin_of(reader) == (0, 0)
+        bounded(bounds)
+        with Slide.open(slide, crop=True) as opened:
+            assert opened.origin == (0, 0) and opened.shape == (1037, 803)
 
 
+@pytest.mark.usefixtures("bounded")
 @pytest.mark.parametrize("mpp", [None, 1.1])
-def test_positions_are_kept(slide: Path, tmp_path: Path, monkeypatch, mpp: float | None) -> None:
-    monkeypatch.setattr(convert_module, "open_reader", bounded)
+def test_positions_are_kept(slide: Path, tmp_path: Path, mpp: float | None) -> None:
     settings = Settings(chunk=64, shard=256, crop="bounds", mpp=mpp, levels=2)
     done = convert(Job(slide, "s"), tmp_path, settings)
     attributes = json.loads((tmp_path / "s.zarr" / "zarr.json").read_text())["attributes"]
-    with bounded(slide) as reader:
-        cropped = crop_to_bounds(reader)
-        y, x = origin_of(cropped)
+    with Slide.open(slide, crop=True) as cropped:
+        y, x = cropped.origin
         assert attributes["wsi_trainer"]["source_origin"] == [y, x]
         assert attributes["wsi_trainer"]["settings"]["crop"] == "bounds"
         if mpp is None:
@@ -73,24 +86,24 @@ def test_positions_are_kept(slide: Path, tmp_path: Path, monkeypatch, mpp: float
         assert steps[1][1]["translation"][-2:] == pytest.approx([y * 0.5 + half + size / 2, x * 0.5 + half + size / 2])
 
 
-def test_store_with_a_place_passes_the_validators(slide: Path, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.usefixtures("bounded")
+def test_store_with_a_place_passes_the_validators(slide: Path, tmp_path: Path) -> None:
     models = pytest.importorskip("ome_zarr_models", reason="extra validate is not installed")
     yaozarrs = pytest.importorskip("yaozarrs", reason="extra validate is not installed")
-    monkeypatch.setattr(convert_module, "open_reader", bounded)
     convert(Job(slide, "s"), tmp_path, Settings(chunk=64, shard=256, crop="bounds"))
     models.open_ome_zarr(zarr.open_group(tmp_path / "s.zarr", mode="r"))
     yaozarrs.validate_zarr_store(str(tmp_path / "s.zarr"))
 
 
-def test_outline_lies_where_it_was_drawn(slide: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(convert_module, "open_reader", bounded)
+@pytest.mark.usefixtures("bounded")
+def test_outline_lies_where_it_was_drawn(slide: Path, tmp_path: Path) -> None:
     ring = [[300, 200], [460, 200], [460, 360], [300, 360], [300, 200]]  # x, y in pixels of the slide
     (tmp_path / "slide.geojson").write_text(json.dumps({"type": "Polygon", "coordinates": [ring]}))
     settings = Settings(chunk=64, shard=256, crop="bounds", tissue="geojson", geojson=tmp_path)
     convert(Job(slide, "s"), tmp_path / "out", settings)
     rows, columns = np.nonzero(zarr.open_array(tmp_path / "out" / "s.zarr" / "labels" / "tissue" / "0", mode="r")[:])
-    with bounded(slide) as reader:
-        y, x = origin_of(crop_to_bounds(reader))
+    with Slide.open(slide, crop=True) as cropped:
+        y, x = cropped.origin
     assert abs(rows.min() + y - 200) <= 16 and abs(rows.max() + y - 360) <= 16
     assert abs(columns.min() + x - 300) <= 16 and abs(columns.max() + x - 460) <= 16
 

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 import tifffile
-from PIL import Image
+from PIL import Image as Picture
 
 from lightning_plugin import Box
 from wsi_trainer.data import PatchConfig, open_bag, open_image
-from wsi_trainer.data.thumbnail import coarsest, thumbnail
-from wsi_trainer.data.tissue import mask_of
 from wsi_trainer.report.pictures import slide_picture
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
 from wsi_trainer.view.contents import of_slides
 from wsi_trainer.view.scene import Scene
 
@@ -36,7 +34,7 @@ def any_slide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         return Path(request.getfixturevalue({"tif": "slide", "store": "store"}[request.param]))
     if request.param == "png":
         path = tmp_path_factory.mktemp("picture") / "slide.png"
-        Image.fromarray(tifffile.imread(request.getfixturevalue("slide"), key=0)).save(path)
+        Picture.fromarray(tifffile.imread(request.getfixturevalue("slide"), key=0)).save(path)
         return path
     real: Path = request.getfixturevalue("real_slides")
     names = {"svs": "CMU-1-Small-Region.svs", "ndpi": "test3-DAPI-2-(387).ndpi", "dicom": "CMU-1-Small-Region_dicom"}
@@ -52,21 +50,22 @@ def shrunk(path: Path) -> None:
 
 
 def bag(path: Path) -> None:
-    open_bag(path, PatchConfig(size=64, mpp=1.0, over="slide"), mask_of, 0.5).read(Box((0, 0, 0), (1, 64, 64)))
+    open_bag(path, PatchConfig(size=64, mpp=1.0, over="slide"), source_mpp=0.5).read(Box((0, 0, 0), (1, 64, 64)))
 
 
-def no_level(path: Path) -> None:
+def too_fine(path: Path) -> None:
     with pytest.raises(SlideError):
-        SlideSource(path, level=20)
+        Image(Slide.open(path, mpp=0.5), mpp=0.1)
 
 
 def read(path: Path) -> None:
-    with open_reader(path) as reader:
+    with Slide.open(path) as reader:
         reader.read(0, 0, 0, 40, 50)
 
 
 def small(path: Path) -> None:
-    thumbnail(coarsest(path, 100), 100)
+    with Slide.open(path) as opened:
+        opened.thumbnail(100)
 
 
 def viewed(path: Path) -> None:
@@ -75,7 +74,7 @@ def viewed(path: Path) -> None:
     scene.close()
 
 
-WAYS: list[Callable[[Path], object]] = [image, shrunk, bag, no_level, read, small, slide_picture, viewed]
+WAYS: list[Callable[[Path], object]] = [image, shrunk, bag, too_fine, read, small, slide_picture, viewed]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

@@ -10,8 +10,8 @@ import openslide
 import pytest
 import tifffile
 
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.slide import Slide
 
 RGB = np.random.default_rng(6).integers(0, 256, (300, 410, 3), np.uint8)
 SMOOTH = np.indices((300, 410)).sum(0).astype(np.uint8)[..., None] + np.array([0, 60, 120], np.uint8)
@@ -85,11 +85,11 @@ def test_equal_to_tifffile(tmp_path: Path, kind: str) -> None:
     data, options = AS_TIFFFILE[kind]
     tifffile.imwrite(tmp_path / "s.tif", data, **options)
     expected = _three(tifffile.imread(tmp_path / "s.tif"))
-    with open_reader(tmp_path / "s.tif") as reader:
+    with Slide.open(tmp_path / "s.tif") as reader:
         assert np.array_equal(reader.read(0, 0, 0, 300, 410), expected)
         assert np.array_equal(reader.read(0, 50, 90, 130, 200), expected[50:180, 90:290])
         planes = np.zeros((3, 130, 200), np.uint8)
-        reader.read_planes(0, 50, 90, planes)
+        reader.read_into(0, 50, 90, planes)
         assert np.array_equal(planes, expected[50:180, 90:290].transpose(2, 0, 1))
         assert reader.info.changes == ()
 
@@ -100,7 +100,7 @@ def test_equal_to_openslide(tmp_path: Path, kind: str) -> None:
     tifffile.imwrite(tmp_path / "s.tif", data, **options)
     with openslide.OpenSlide(tmp_path / "s.tif") as slide:
         expected = np.asarray(slide.read_region((0, 0), 0, slide.dimensions).convert("RGB"))
-    with open_reader(tmp_path / "s.tif") as reader:
+    with Slide.open(tmp_path / "s.tif") as reader:
         assert np.array_equal(reader.read(0, 0, 0, 300, 410), expected)
         assert reader.info.changes != ()
 
@@ -110,7 +110,7 @@ def test_refused(tmp_path: Path, kind: str) -> None:
     data, options, reason = REFUSED[kind]
     tifffile.imwrite(tmp_path / "s.tif", data, **options)
     with pytest.raises(SlideError, match=reason):
-        open_reader(tmp_path / "s.tif")
+        Slide.open(tmp_path / "s.tif")
 
 
 def test_levels_in_subdirectories(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_levels_in_subdirectories(tmp_path: Path) -> None:
         writer.write(RGB, subifds=2, photometric="rgb", **TILE)
         for step in (2, 4):
             writer.write(RGB[::step, ::step], subfiletype=1, photometric="rgb", **TILE)
-    with open_reader(tmp_path / "s.tif") as reader:
+    with Slide.open(tmp_path / "s.tif") as reader:
         assert [level.downsample for level in reader.info.levels] == [1, 2, 4]
         assert np.array_equal(reader.read(2, 0, 0, 75, 103), RGB[::4, ::4])
         assert reader.info.notes == ()

@@ -10,14 +10,14 @@ import pytest
 import zarr
 
 from wsi_trainer.cli import main
+from wsi_trainer.data.images import open_image
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.export import export_ngff04
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.store.codec import CorruptChunk, ZstdCodec, codec_of
-from wsi_trainer.slides.store.manifest import read_manifest, write_manifest
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.chunks import CorruptChunk, ZstdCodec, codec_of
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.export import export_ngff04
+from wsi_trainer.store.manifest import read_manifest, write_manifest
+from wsi_trainer.store.settings import Settings
 from wsi_trainer.view.contents import of_slides
 from wsi_trainer.view.scene import Scene
 
@@ -30,7 +30,7 @@ def test_ngff_04_copy_is_valid_and_has_the_same_pixels(store: Path, tmp_path: Pa
         assert np.array_equal(old[:], zarr.open_array(store / str(level), mode="r")[:])
     chunks = list((tmp_path / "s.zarr" / "0").rglob("*"))
     assert len(chunks) < 17 * 13  # absent chunks stay absent
-    with open_reader(tmp_path / "s.zarr") as reader:
+    with Slide.open(tmp_path / "s.zarr") as reader:
         assert reader.info.vendor == "ome-zarr 0.4"
         assert reader.info.mpp == pytest.approx((0.5, 0.5))
     assert not export_ngff04(store, tmp_path / "s.zarr")
@@ -71,7 +71,7 @@ def test_stores_of_jpeg_chunks_are_refused_with_the_way_out(slide: Path, tmp_pat
         path.write_text(json.dumps(array))
     manifest = read_manifest(store)
     write_manifest(store, {**manifest["settings"], "header": {**manifest["settings"]["header"], "codec": "jpeg"}}, {})
-    for opened in (SlideSource, open_reader, lambda path: Scene(of_slides(path)).about(0)):
+    for opened in (open_image, Slide.open, lambda path: Scene(of_slides(path)).about(0)):
         with pytest.raises(UserError, match="--codec jpeg, which is no longer read; convert the slide again"):
             opened(store)
 

@@ -20,13 +20,14 @@ from PIL import Image
 from tests.wsi_trainer.slides.dicom_files import write_slide
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.overview import find_mask
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.readers.limits import DECODED, GIGAPIXELS
-from wsi_trainer.slides.readers.ndpi import check_finest
-from wsi_trainer.slides.resample import ScaledImage
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.foreign.pictures import DECODED
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.base import GIGAPIXELS
+from wsi_trainer.slide.formats.openslide import check_finest
+from wsi_trainer.slide.resample import ScaledImage
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.overview import find_mask
+from wsi_trainer.store.settings import Settings
 
 PIXELS = np.random.default_rng(4).integers(0, 256, (128, 128, 3), np.uint8)
 RGB = {"photometric": "rgb", "tile": (64, 64)}
@@ -56,7 +57,7 @@ def _set(**tags: int) -> Change:
 
 
 def _refused(path: Path, reason: str) -> None:
-    with pytest.raises(SlideError, match=reason) as caught, open_reader(path) as reader:
+    with pytest.raises(SlideError, match=reason) as caught, Slide.open(path) as reader:
         reader.read(0, 0, 0, min(128, reader.info.shape[0]), min(128, reader.info.shape[1]))
     assert "\n" not in str(caught.value)
 
@@ -89,7 +90,7 @@ def test_limits_can_be_raised_and_lowered(slide: Path, tmp_path: Path, monkeypat
     for limit, value in ((GIGAPIXELS, "0.0001"), (DECODED, "0.01")):
         monkeypatch.setenv(limit.variable, value)
         with pytest.raises(SlideError, match=limit.variable):
-            open_reader(slide)
+            Slide.open(slide)
         monkeypatch.delenv(limit.variable)
     path = _wide(tmp_path / "s.tif", 1_000_000, 256, 1)
     monkeypatch.setenv(GIGAPIXELS.variable, "1000")
@@ -100,7 +101,7 @@ def test_limits_can_be_raised_and_lowered(slide: Path, tmp_path: Path, monkeypat
 def test_limits_that_are_none(slide: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(GIGAPIXELS.variable, value)
     with pytest.raises(UserError, match=rf"WSI_TRAIN_MAX_GIGAPIXELS={value}: expected a number above 0"):
-        open_reader(slide)
+        Slide.open(slide)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
@@ -143,7 +144,7 @@ def test_tiles_that_fit_are_read(tmp_path: Path, compression: str) -> None:
     lossless = {} if compression == "jpeg" else {"compressionargs": {"lossless": True}}
     lossless = {} if compression == "jpeg2000" else lossless
     tifffile.imwrite(tmp_path / "s.tif", PIXELS[:100, :90], compression=compression, **lossless, **RGB)
-    with open_reader(tmp_path / "s.tif") as reader:
+    with Slide.open(tmp_path / "s.tif") as reader:
         found = reader.read(0, 0, 0, 100, 90)
     assert np.array_equal(found, tifffile.imread(tmp_path / "s.tif"))
 
@@ -158,7 +159,7 @@ def test_tile_that_inflates(tmp_path: Path) -> None:
 
     tifffile.imwrite(tmp_path / "s.tif", tiles(), shape=PIXELS.shape, dtype="u1", compression="zlib", **RGB)
     try:
-        with open_reader(tmp_path / "s.tif") as reader:
+        with Slide.open(tmp_path / "s.tif") as reader:
             assert (reader.read(0, 0, 0, 128, 128) == 0).all()
     except SlideError as error:
         assert "tile 0" in error.reason
@@ -168,8 +169,8 @@ def test_overview_that_would_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Pixels of 8 µm: the overview is the slide itself."""
     tifffile.imwrite(tmp_path / "s.tif", np.zeros((600, 600, 3), np.uint8), **RGB)
     monkeypatch.setenv(DECODED.variable, "1")
-    with open_reader(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="overview of 600 x 600 px"):
-        find_mask(tmp_path / "s.tif", reader, ScaledImage(reader, 1.0), (8.0, 8.0), Settings())
+    with Slide.open(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="overview of 600 x 600 px"):
+        find_mask(reader, ScaledImage(reader, 1.0), (8.0, 8.0), Settings())
 
 
 # -- TIFF directories that are broken
@@ -218,7 +219,7 @@ def test_directories_in_a_circle(tmp_path: Path) -> None:
 
     path = _changed(tmp_path / "s.tif", change)
     try:
-        with open_reader(path) as reader:
+        with Slide.open(path) as reader:
             assert np.array_equal(reader.read(0, 0, 0, 128, 128), PIXELS)
     except SlideError as error:
         assert "broken TIFF" in error.reason
@@ -270,7 +271,7 @@ def test_any_byte_may_be_wrong(tmp_path: Path, count: Callable[..., int]) -> Non
             data[at] = rng.integers(256)
         path.write_bytes(data)
         try:
-            with open_reader(path) as reader:
+            with Slide.open(path) as reader:
                 reader.read(0, 0, 0, *(min(200, side) for side in reader.info.shape))
             outcomes.add("read")
         except SlideError as error:
@@ -298,7 +299,7 @@ def test_hostile_xml_is_not_followed(tmp_path: Path, xml: str) -> None:
     path = tmp_path / "s.ome.tif"
     tifffile.imwrite(path, PIXELS, description=xml, metadata=None, **RGB)
     try:
-        with open_reader(path) as reader:
+        with Slide.open(path) as reader:
             assert reader.info.mpp is None
             assert "root:" not in repr(reader.info)
     except SlideError as error:
@@ -358,7 +359,7 @@ def test_stores_with_odd_metadata(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", SCALES)
 def test_stores_with_odd_scales(tmp_path: Path, kind: str) -> None:
     change, quoted = SCALES[kind]
-    with open_reader(_store(tmp_path / "s.zarr", change)) as reader:
+    with Slide.open(_store(tmp_path / "s.zarr", change)) as reader:
         assert reader.info.mpp is None
         assert reader.info.unreadable is None if quoted is None else True
         if quoted is not None:
@@ -522,7 +523,7 @@ SQUARE = [[0, 0], [300, 0], [300, 300], [0, 300]]
     ],
 )
 def test_outlines_that_are_none(slide: Path, tmp_path: Path, coordinates: object, reason: str) -> None:
-    from wsi_trainer.slides.drawn_tissue import draw_tissue
+    from wsi_trainer.slide.tissue import draw_tissue
 
     with pytest.raises(SlideError, match=reason):
         draw_tissue(_outline(tmp_path / "s.geojson", coordinates), (10, 10), 16, (16.0, 16.0))
@@ -539,7 +540,7 @@ def test_outlines_that_are_none(slide: Path, tmp_path: Path, coordinates: object
     ],
 )
 def test_outlines_in_all_wrappings(tmp_path: Path, wrap: Callable[[dict], dict]) -> None:
-    from wsi_trainer.slides.drawn_tissue import draw_tissue
+    from wsi_trainer.slide.tissue import draw_tissue
 
     path = tmp_path / "s.geojson"
     path.write_text(json.dumps(wrap({"type": "Polygon", "coordinates": [SQUARE]})))
@@ -550,7 +551,7 @@ def test_outlines_in_all_wrappings(tmp_path: Path, wrap: Callable[[dict], dict])
     "text", ["null", "3", "{}", "[]", '{"type": "FeatureCollection", "features": null}', "[" * 10**5]
 )
 def test_json_that_is_no_outline(tmp_path: Path, text: str) -> None:
-    from wsi_trainer.slides.drawn_tissue import draw_tissue
+    from wsi_trainer.slide.tissue import draw_tissue
 
     (tmp_path / "s.geojson").write_text(text)
     with pytest.raises(SlideError, match=r"not GeoJSON with polygons|holds no polygon") as caught:
@@ -578,10 +579,10 @@ def test_settings_that_cannot_be(name: str, value: float) -> None:
 
 
 def test_most_levels(slide: Path, tmp_path: Path) -> None:
-    from wsi_trainer.slides.convert import Job, convert
+    from wsi_trainer.store.convert import Job, convert
 
     convert(Job(slide, "s"), tmp_path, Settings(levels=24))
-    with open_reader(tmp_path / "s.zarr") as reader:
+    with Slide.open(tmp_path / "s.zarr") as reader:
         assert len(reader.info.levels) == 24
         assert (reader.info.levels[-1].height, reader.info.levels[-1].width) == (1, 1)
 
@@ -609,7 +610,7 @@ def test_a_dicom_whose_frames_lie_where_none_can_be_is_refused(tmp_path: Path, f
     path.write_bytes(data)
     found = [place if i == frame - 1 else at for i, at in enumerate(known)]
     if found == sorted(set(found)) and found[-1] < len(data):
-        with open_reader(tmp_path) as reader:  # nothing speaks against it, but that no frame begins there
+        with Slide.open(tmp_path) as reader:  # nothing speaks against it, but that no frame begins there
             assert reader.info.shape == (200, 160)
     else:
         _refused(tmp_path, r"slide_0\.dcm has frame \d+ where none can be: damaged or cut off")

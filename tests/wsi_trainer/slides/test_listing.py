@@ -18,13 +18,13 @@ from pydicom.uid import JPEG2000
 from tests.wsi_trainer.slides import dicom_files
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.identity import quick_hash, source_files
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.dicom import WsiDicomReader
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slides.inputs import list_slides
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.readers.dicom import WsiDicomReader
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.identity import quick_hash, source_files
+from wsi_trainer.store.settings import Settings
 
 FAST = ["--workers", "1", "--tissue", "none"]
 
@@ -72,7 +72,7 @@ def test_all_of_a_mixed_folder_is_converted(folder: Path, slide: Path, tmp_path:
     for name, seed in (("a", 1), ("b", 2)):
         alone = tmp_path / f"alone-{name}"
         dicom_files.write_slide(alone, name, seed)
-        with open_reader(alone) as expected, open_reader(out / "mixed" / f"{name}_0.zarr") as store:
+        with Slide.open(alone) as expected, Slide.open(out / "mixed" / f"{name}_0.zarr") as store:
             assert np.array_equal(store.read(0, 0, 0, 200, 160), expected.read(0, 0, 0, 200, 160))
 
 
@@ -114,8 +114,8 @@ def test_folder_with_two_slides_is_no_slide(folder: Path) -> None:
     dicom_files.write_slide(folder, "a", 1)
     dicom_files.write_slide(folder, "b", 2)
     with pytest.raises(SlideError, match="2 DICOM series, each a slide; name a file"):
-        open_reader(folder)
-    with open_reader(folder / "b_1.dcm") as reader:
+        Slide.open(folder)
+    with Slide.open(folder / "b_1.dcm") as reader:
         assert reader.info.shape == (200, 160)
 
 
@@ -124,9 +124,9 @@ def test_same_slide_in_two_encodings_is_told(folder: Path) -> None:
     pixels = np.zeros((200, 160, 3), np.uint8)
     dicom_files.write_instance(folder / "again.dcm", series, pixels, syntax=JPEG2000)
     with pytest.raises(SlideError, match=r"same slide as JPEG 2000.* and as JPEG Baseline"):
-        open_reader(folder)
+        Slide.open(folder)
     with pytest.raises(SlideError, match="same slide as"):
-        open_reader(folder / "a_0.dcm")
+        Slide.open(folder / "a_0.dcm")
     dicom_files.write_instance(folder / "again.dcm", "1.2.3.4", pixels, syntax=JPEG2000)
     found, notes = _listed(folder)
     assert set(found) == {"a_0", "again"}
@@ -148,9 +148,9 @@ def test_dicom_that_is_no_slide(folder: Path) -> None:
     dicom_files.write_other(folder / "ct.dcm")
     reason = "no slide but CT Image Storage"
     with pytest.raises(SlideError, match=reason):
-        open_reader(folder / "ct.dcm")
+        Slide.open(folder / "ct.dcm")
     with pytest.raises(SlideError, match="none is a slide; the first is CT Image Storage"):
-        open_reader(folder)
+        Slide.open(folder)
     dicom_files.write_slide(folder, "a")
     found, notes = _listed(folder)
     assert list(found) == ["slides"]
@@ -160,7 +160,7 @@ def test_dicom_that_is_no_slide(folder: Path) -> None:
 def test_label_alone_is_no_slide(folder: Path) -> None:
     dicom_files.write_instance(folder / "label.dcm", "1.2.3", np.zeros((64, 64, 3), np.uint8), kind="LABEL")
     with pytest.raises(SlideError, match="no level of the slide itself, only LABEL"):
-        open_reader(folder)
+        Slide.open(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x02\0\0\0UL\x04\0\xff\xff\xff\xff"])
@@ -169,7 +169,7 @@ def test_broken_dicom_is_reported_and_not_lost(folder: Path, content: bytes) -> 
     dicom_files.write_slide(folder, "a")
     assert "broken" in _listed(folder)[0]
     with pytest.raises(SlideError, match=r"broken\.dcm"):
-        open_reader(folder / "broken.dcm")
+        Slide.open(folder / "broken.dcm")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_dicom_that_is_more_or_less_than_a_slide(folder: Path, tags: dict[str, o
     """Tiles for which there is no memory would end the process, and not only the reading."""
     dicom_files.write_instance(folder / "a.dcm", "1.2.3", np.zeros((200, 160, 3), np.uint8), **tags)
     for path in (folder, folder / "a.dcm"):
-        with pytest.raises(SlideError, match=reason), open_reader(path) as reader:
+        with pytest.raises(SlideError, match=reason), Slide.open(path) as reader:
             reader.read(0, 0, 0, 200, 160)
 
 
@@ -297,7 +297,7 @@ def test_pipes_are_named_and_not_opened(folder: Path, slide: Path) -> None:
     os.mkfifo(folder / "m.svs")
     assert list(_listed(folder)[0]) == ["s"]
     with pytest.raises(SlideError, match="is a named pipe and not a file"):
-        open_reader(folder / "m.svs")
+        Slide.open(folder / "m.svs")
 
 
 def test_a_pipe_named_like_a_slide_holds_up_no_run(
@@ -329,14 +329,14 @@ def test_hidden_slides_and_archives_are_not_passed_over_in_silence(
 def test_device_is_no_slide(folder: Path) -> None:
     (folder / "s.svs").symlink_to("/dev/zero")
     with pytest.raises(SlideError, match="is a device and not a file"):
-        open_reader(folder / "s.svs")
+        Slide.open(folder / "s.svs")
 
 
 def test_dangling_link_is_reported(folder: Path) -> None:
     (folder / "s.svs").symlink_to(folder / "gone.svs")
     assert list(_listed(folder)[0]) == ["s"]
     with pytest.raises(SlideError, match="does not exist"):
-        open_reader(folder / "s.svs")
+        Slide.open(folder / "s.svs")
 
 
 def test_folder_that_may_not_be_read(folder: Path, slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,14 +16,15 @@ import pytest
 from lightning_plugin import Box
 from wsi_trainer.cli import main
 from wsi_trainer.data import open_image
-from wsi_trainer.slides.blocks import StoredBlocks
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.store import manifest
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
 from wsi_trainer.slides.verify import check_store, verify
+from wsi_trainer.store import manifest
+from wsi_trainer.store.chunks import StoredLevel
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.manifest import shards_of
+from wsi_trainer.store.settings import Settings
 
 
 @pytest.fixture
@@ -37,10 +38,10 @@ def _shards(store: Path, level: int = 0) -> list[str]:
 
 
 OPENED: dict[str, Callable[[Path], object]] = {
-    "source": SlideSource,
+    "source": lambda path: Image(Slide.open(path)),
     "fit, predict, heatmap": open_image,
     "shrunk": lambda path: open_image(path, 2),
-    "preprocess": open_reader,
+    "preprocess": Slide.open,
     "preprocess, whole": lambda path: convert(Job(path, "again"), path.parent / "out", Settings()),
 }
 
@@ -59,17 +60,18 @@ def test_hole_is_refused_by_name(copy: Path, use: str, level: int) -> None:
 
 def test_absent_shards_of_glass_are_none(store: Path) -> None:
     """The fixture has background that is not stored: opening it is not refused, and it is white."""
-    blocks = StoredBlocks(store)
-    rows, columns = -(-blocks.shape[0] // blocks.size), -(-blocks.shape[1] // blocks.size)
-    assert any(blocks.load(row, column) is None for row in range(rows) for column in range(columns))
-    SlideSource(store)
+    with Slide.open(store) as opened:
+        height, width = opened.shape
+        corners = [(y, x) for y in range(0, height - 64, 64) for x in range(0, width - 64, 64)]
+        empty = [(y, x) for y, x in corners if opened.empty(0, y, x, 64, 64)]
+        assert empty and all((opened.read(0, y, x, 64, 64) == 255).all() for y, x in empty)
 
 
 @pytest.mark.parametrize("name", ["0/zarr.json", "labels/tissue/0/zarr.json", "zarr.json", "manifest.json"])
 def test_missing_metadata_is_refused(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(SlideError, match=r"missing|neither"):
-        SlideSource(copy)
+        Image(Slide.open(copy))
 
 
 @pytest.mark.parametrize("use", OPENED)
@@ -86,19 +88,21 @@ def test_labels_of_other_programs_may_be_added(copy: Path) -> None:
     listed = json.loads((copy / "labels" / "zarr.json").read_text())
     listed["attributes"]["ome"]["labels"].append("nuclei")
     (copy / "labels" / "zarr.json").write_text(json.dumps(listed))
-    SlideSource(copy)
+    Image(Slide.open(copy))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"attributes": {"ome": {"multiscales": []}}}', "[" * 100_000])
 def test_metadata_that_says_nothing(copy: Path, text: str) -> None:
     (copy / "zarr.json").write_text(text)
     with pytest.raises(SlideError, match="damaged"):
-        SlideSource(copy)
+        Image(Slide.open(copy))
 
 
 def test_shard_that_goes_while_a_store_is_open(copy: Path) -> None:
-    source = SlideSource(copy, threads=1)
-    again = pickle.loads(pickle.dumps(StoredBlocks(copy)._level))
+    source = Image(Slide.open(copy), threads=1)
+    layout = Settings(chunk=64, shard=256).layout
+    level = StoredLevel(copy / "0", source.size, layout, None, shards_of(set(_shards(copy)), 0))
+    again = pickle.loads(pickle.dumps(level))
     hole = _shards(copy)[0]
     (copy / hole).unlink()
     row, column = map(int, hole.split("/")[-2:])
@@ -108,7 +112,7 @@ def test_shard_that_goes_while_a_store_is_open(copy: Path) -> None:
     with pytest.raises(SlideError, match=f"{hole} is missing"):
         source.constant(Box((y, x), (y + 64, x + 64)))
     with pytest.raises(Exception, match=f"{hole} is missing"):
-        again.chunk(row * 4, column * 4)
+        again.read(y, x, 64, 64)
 
 
 def test_nothing_of_a_shard_is_read_to_find_holes(store: Path, monkeypatch) -> None:
@@ -122,7 +126,7 @@ def test_nothing_of_a_shard_is_read_to_find_holes(store: Path, monkeypatch) -> N
 
     monkeypatch.setattr(Path, "open", counting)
     monkeypatch.setattr("os.open", lambda *args: pytest.fail("a shard is opened"))
-    StoredBlocks(store)
+    Slide.open(store)
     assert set(opened) <= {"zarr.json", "manifest.json"}
 
 
@@ -135,7 +139,7 @@ def test_foreign_stores_have_no_manifest(tmp_path: Path) -> None:
     axes = [{"name": "c", "type": "channel"}] + [{"name": n, "type": "space", "unit": "micrometer"} for n in "yx"]
     datasets = [{"path": "0", "coordinateTransformations": steps}]
     root.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": datasets}]}
-    with open_reader(tmp_path / "s.zarr") as reader:  # none of its chunks is stored, which is right
+    with Slide.open(tmp_path / "s.zarr") as reader:  # none of its chunks is stored, which is right
         assert (reader.read(0, 0, 0, 64, 64) == 0).all()
 
 
@@ -175,7 +179,7 @@ def test_manifest_stays_inside_its_store(copy: Path, key: str, capsys: pytest.Ca
     assert verify(copy) == 1
     assert "bytes" not in capsys.readouterr().out
     with pytest.raises(SlideError, match="not inside the store"):
-        SlideSource(copy)
+        Image(Slide.open(copy))
 
 
 @pytest.mark.parametrize("entry", [None, {}, {"size": "1", "sha256": ""}, {"size": 1}, [], 3])

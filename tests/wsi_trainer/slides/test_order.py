@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lightning_plugin import Box, LazyImage, TiledModule
-from wsi_trainer.slides.augment import Augmentation, AugmentedSource
-from wsi_trainer.slides.augment_patches import AugmentedPatches, PatchAugmenter
-from wsi_trainer.slides.patch_source import PatchSource
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.stain import StainShift
+from wsi_trainer.slide.augment import Augmentation, Augmented, PatchAugmenter, StainShift
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Bag, Image
 
 Pixels = NDArray[np.uint8]
 
@@ -49,7 +47,7 @@ def lies_as_said(tile: torch.Tensor, order: torch.memory_format) -> bool:
 @pytest.mark.parametrize("cache", [0, 1 << 28])
 def test_boxes_lie_as_the_decoder_made_them(known: tuple[Path, torch.memory_format, torch.Tensor], cache: int) -> None:
     path, order, pixels = known
-    source = SlideSource(path, cache=cache)
+    source = Image(Slide.open(path), cache=cache)
     assert source.memory_format == order
     for box in boxes(30, (1037, 803)):
         source.prefetch([box])
@@ -64,7 +62,7 @@ def test_augmented_boxes_lie_alike(
 ) -> None:
     path, order, pixels = known
     stain = StainShift((1.1, 0.9, 1.0), (0.02, 0.0, -0.01))
-    source = AugmentedSource(SlideSource(path), Augmentation(*flips, (300, -40), stain))
+    source = Augmented(Image(Slide.open(path)), Augmentation(*flips, (300, -40), stain))
     whole = torch.full_like(pixels, 255)
     whole[:, :, 300:, :-40] = pixels[:, :, :-300, 40:]
     whole = stain.apply(whole.contiguous()).flip([d for d, flip in ((2, flips[0]), (3, flips[1])) if flip])
@@ -78,7 +76,7 @@ def test_augmented_boxes_lie_alike(
 def test_patches_lie_alike(known: tuple[Path, torch.memory_format, torch.Tensor]) -> None:
     path, order, pixels = known
     corners = np.array([[0, 0], [500, 301], [900, 700], [31, 64], [64, 64]], np.int32)
-    bag = PatchSource(path, corners, 96)
+    bag = Bag(Slide.open(path), corners, 96)
     expected = torch.cat([pixels[:, :, y : y + 96, x : x + 96] for y, x in corners.tolist()])
     for box in boxes(20, (5, 96, 96)):
         (n, y, x), (last, bottom, right) = box.lo, box.hi
@@ -86,7 +84,7 @@ def test_patches_lie_alike(known: tuple[Path, torch.memory_format, torch.Tensor]
         assert torch.equal(tile, expected[n:last, :, y:bottom, x:right])
         assert lies_as_said(tile, order), box
     each = PatchAugmenter(seed=3, turn=True).draw("slide", 0, 5)
-    shown = AugmentedPatches(bag, Augmentation(transpose=True), each)
+    shown = Augmented(bag, Augmentation(transpose=True), each)
     read = shown.read(Box((0, 0, 0), (5, 96, 96)))
     assert lies_as_said(read, order)
     assert each.turns is not None
@@ -118,7 +116,7 @@ def test_a_step_is_that_of_plain_pixels(known: tuple[Path, torch.memory_format, 
     tiled = copy.deepcopy(plain)
     plain(pixels.contiguous()).square().sum().backward()
     run = TiledModule(tiled, budget="24MiB")
-    run(LazyImage(SlideSource(path))).square().sum().backward()
+    run(LazyImage(Image(Slide.open(path)))).square().sum().backward()
     assert run.plan is not None and run.plan.segments[0].forward.tiles > 1
     assert run.peak_bytes <= 24 << 20
     largest = max(p.grad.abs().max().item() for p in plain.parameters() if p.grad is not None)

@@ -1,4 +1,4 @@
-"""A `PatchSource` reads each patch as it lies in the slide, and each block once."""
+"""A `Bag` reads each patch as it lies in the slide, and each block once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_plugin import Box, TileSource
-from wsi_trainer.slides.patch_source import PatchSource, along_blocks
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Bag, along_blocks
 
 SHAPE = (1037, 803)
 BLOCK = 64
@@ -34,11 +36,11 @@ def patch(pixels: np.ndarray, corner: np.ndarray, size: int) -> Tensor:
     return torch.from_numpy(pixels[:, y : y + size, x : x + size].copy())
 
 
-def loads_of(source: PatchSource) -> Counter[tuple[int, int]]:
+def loads_of(source: Bag) -> Counter[tuple[int, int]]:
     """How often each block is decoded from now on."""
     found: Counter[tuple[int, int]] = Counter()
-    load = source._blocks.load
-    source._cache._load = lambda cell: found.update([cell]) or load(*cell)  # type: ignore[func-returns-value]
+    load = source._blocks._load
+    source._blocks._load = lambda cell: found.update([cell]) or load(cell)  # type: ignore[func-returns-value]
     return found
 
 
@@ -47,7 +49,7 @@ def loads_of(source: PatchSource) -> Counter[tuple[int, int]]:
 def test_any_box_of_any_patches(store: Path, data: st.DataObject, size: int, threads: int, cache: int) -> None:
     corners = st.tuples(st.integers(-size - 5, SHAPE[0] + 5), st.integers(-size - 5, SHAPE[1] + 5))
     positions = np.array(data.draw(st.lists(corners, min_size=1, max_size=12)))
-    source = PatchSource(store, positions, size, threads=threads, cache=cache)
+    source = Bag(Slide.open(store), positions, size, threads=threads, cache=cache)
     assert isinstance(source, TileSource) and source.shape == (len(positions), 3, size, size)
     pixels = pixels_of(store)
     for _ in range(3):
@@ -70,8 +72,8 @@ def test_each_block_is_decoded_once(store: Path, stride: int, tile: int) -> None
     positions = np.random.default_rng(0).permutation(np.stack([rows, columns], -1).reshape(-1, 2))
     ordered = along_blocks(positions, size, BLOCK, SHAPE)
     assert sorted(map(tuple, ordered)) == sorted(map(tuple, positions))
-    room = 2 * (2 * -(-SHAPE[1] // BLOCK) + 2) * 3 * BLOCK**2  # two rows of blocks, and those at hand
-    source = PatchSource(store, ordered, size, threads=1, cache=room)
+    room = (2 * -(-SHAPE[1] // BLOCK) + 2) * 3 * BLOCK**2  # two rows of blocks, and those at hand
+    source = Bag(Slide.open(store), ordered, size, threads=1, cache=room)
     loads = loads_of(source)
     for start in range(0, len(ordered), tile):
         source.read(Box((start, 0, 0), (min(start + tile, len(ordered)), size, size)))
@@ -86,30 +88,30 @@ def test_a_wide_slide_is_read_column_of_blocks_by_column() -> None:
 
 def test_what_is_prefetched_is_read_once(store: Path) -> None:
     positions = np.array([[0, 0], [100, 200], [400, 300]])
-    source, plain = PatchSource(store, positions, 200, threads=2), PatchSource(store, positions, 200, threads=1)
+    source, plain = Bag(Slide.open(store), positions, 200, threads=2), Bag(Slide.open(store), positions, 200, threads=1)
     loads = loads_of(source)
     box = Box((1, 0, 0), (3, 200, 200))
     source.prefetch([box])
     source.prefetch([box])
     assert torch.equal(source.read(box), plain.read(box))
-    assert loads and set(loads.values()) == {1} and not source._ahead
+    assert loads and set(loads.values()) == {1} and not source._waiting
     source.close()
 
 
 def test_a_box_beyond_the_patches_is_refused(store: Path) -> None:
-    source = PatchSource(store, np.array([[0, 0]]), 100)
+    source = Bag(Slide.open(store), np.array([[0, 0]]), 100)
     for box in (Box((0, 0, 0), (2, 10, 10)), Box((0, 0, 0), (1, 10, 101)), Box((0, 0), (10, 10))):
-        with pytest.raises(IndexError, match="leaves the 1 patches of 100 x 100"):
+        with pytest.raises(SlideError, match="leaves the 1 patches of 100 x 100"):
             source.read(box)
 
 
-def _read(source: PatchSource, queue: multiprocessing.Queue) -> None:
+def _read(source: Bag, queue: multiprocessing.Queue) -> None:
     queue.put(int(source.read(Box((0, 0, 0), (2, 50, 50))).sum()))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_another_process_reads_the_same(store: Path, method: str) -> None:
-    source = PatchSource(store, np.array([[500, 400], [10, 20]]), 50, threads=2)
+    source = Bag(Slide.open(store), np.array([[500, 400], [10, 20]]), 50, threads=2)
     expected = int(source.read(Box((0, 0, 0), (2, 50, 50))).sum())
     context = multiprocessing.get_context(method)
     queue = context.Queue()
@@ -125,7 +127,7 @@ def test_hundreds_of_thousands_of_patches_take_megabytes(store: Path) -> None:
     positions = np.random.default_rng(0).integers(0, 700, (count, 2), np.int32)
     tracemalloc.start()
     try:
-        source = PatchSource(store, along_blocks(positions, 96, BLOCK, SHAPE), 96, threads=1, cache=0)
+        source = Bag(Slide.open(store), along_blocks(positions, 96, BLOCK, SHAPE), 96, threads=1, cache=0)
         for start in range(0, count, count // 10):
             source.read(Box((start, 0, 0), (start + 4, 96, 96)))
         held, peak = tracemalloc.get_traced_memory()

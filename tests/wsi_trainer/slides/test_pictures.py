@@ -14,11 +14,11 @@ import tifffile
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.errors import SlideError, UnknownResolution
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.readers.options import Range, ReadOptions
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.slide.errors import SlideError, UnknownResolution
+from wsi_trainer.slide.formats.base import Range, ReadOptions
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 
 RNG = np.random.default_rng(3)
 PIXELS = RNG.integers(0, 256, (700, 500, 3), np.uint8)
@@ -37,14 +37,14 @@ def test_converted_with_a_stated_resolution(tmp_path: Path, kind: str) -> None:
         convert(Job(path, "s"), tmp_path, Settings(tissue="none"))
     options = ["--source-mpp", "0.5", "--tissue", "none", "--workers", "1"]
     assert main(["preprocess", str(path.parent), str(tmp_path / "out"), *options]) == 0
-    with open_reader(tmp_path / "out" / "s.zarr") as reader:
+    with Slide.open(tmp_path / "out" / "s.zarr") as reader:
         assert np.array_equal(reader.read(0, 0, 0, 700, 500), expected)
         assert reader.info.mpp == (0.5, 0.5)
 
 
 def test_boxes_of_a_picture(tmp_path: Path) -> None:
     Image.fromarray(PIXELS).save(tmp_path / "s.png")
-    with open_reader(tmp_path / "s.png") as reader:
+    with Slide.open(tmp_path / "s.png") as reader:
         around = pickle.loads(pickle.dumps(reader)).read(0, -10, -20, 740, 560)
         assert np.array_equal(around[10:710, 20:520], PIXELS)
         assert (around[:10] == 255).all()
@@ -69,7 +69,7 @@ def test_modes_of_png(tmp_path: Path, mode: str) -> None:
     image.save(tmp_path / "s.png")
     white = Image.new("RGBA", image.size, "white")
     white.alpha_composite(image.convert("RGBA"))
-    with open_reader(tmp_path / "s.png") as reader:
+    with Slide.open(tmp_path / "s.png") as reader:
         found = reader.read(0, 0, 0, 700, 500)
         assert np.abs(found.astype(int) - np.asarray(white.convert("RGB"))).max() <= 1  # Pillow blends in integers
         assert bool(reader.info.changes) is (mode in ("LA", "RGBA"))
@@ -77,7 +77,7 @@ def test_modes_of_png(tmp_path: Path, mode: str) -> None:
 
 def test_colour_that_stands_for_transparent(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((64, 64), np.uint8)).save(tmp_path / "s.png", transparency=0)
-    with open_reader(tmp_path / "s.png") as reader:
+    with Slide.open(tmp_path / "s.png") as reader:
         assert (reader.read(0, 0, 0, 64, 64) == 255).all()
         assert reader.info.changes
 
@@ -89,8 +89,8 @@ def test_16_bits_are_never_cut(tmp_path: Path, channels: int) -> None:
         data[..., 3] = 65535
     (tmp_path / "s.png").write_bytes(imagecodecs.png_encode(data.squeeze()))
     with pytest.raises(SlideError, match="uint16"):
-        open_reader(tmp_path / "s.png")
-    with open_reader(tmp_path / "s.png", options=ReadOptions(to_8bit=Range(0, 65535))) as reader:
+        Slide.open(tmp_path / "s.png")
+    with Slide.open(tmp_path / "s.png", options=ReadOptions(to_8bit=Range(0, 65535))) as reader:
         expected = np.rint(np.broadcast_to(data[..., :3], (64, 80, 3)) / 257).astype(np.uint8)
         assert np.array_equal(reader.read(0, 0, 0, 64, 80), expected)
 
@@ -109,7 +109,7 @@ def test_pictures_that_are_refused(tmp_path: Path, kind: str) -> None:
         image.save(path)
         path.write_bytes(path.read_bytes()[: 5000 if kind == "cut" else 20])
         reason = "cannot be decoded" if kind == "cut" else "header is damaged or cut off"
-    with pytest.raises(SlideError, match=reason), open_reader(path) as reader:
+    with pytest.raises(SlideError, match=reason), Slide.open(path) as reader:
         reader.read(0, 0, 0, 700, 500)
 
 
@@ -121,12 +121,12 @@ def test_rows_that_are_missing_are_not_filled_up(tmp_path: Path) -> None:
     struct.pack_into(">I", data, 20, 2000)
     struct.pack_into(">I", data, 29, zlib.crc32(data[12:29]))
     path.write_bytes(data)
-    with open_reader(path) as reader, pytest.raises(SlideError, match="cannot be decoded"):
+    with Slide.open(path) as reader, pytest.raises(SlideError, match="cannot be decoded"):
         reader.read(0, 0, 0, 10, 10)
 
 
 def test_resolution_of_a_picture_is_not_believed(tmp_path: Path) -> None:
     """Cameras write 72 or 300 dpi of a screen or a page into every file."""
     Image.fromarray(PIXELS).save(tmp_path / "s.png", dpi=(50800, 50800))
-    with open_reader(tmp_path / "s.png") as reader:
+    with Slide.open(tmp_path / "s.png") as reader:
         assert reader.info.mpp is None

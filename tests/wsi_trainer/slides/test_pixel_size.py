@@ -13,12 +13,12 @@ import tifffile
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import open_image
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.errors import UnknownResolution
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.readers.tiff_fields import MICROMETRES, number
-from wsi_trainer.slides.resolution import resolve
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.slide.errors import UnknownResolution
+from wsi_trainer.slide.formats.tiff_pages import MICROMETRES, number
+from wsi_trainer.slide.resolution import resolve
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.settings import Settings
 
 PIXELS = np.random.default_rng(2).integers(0, 256, (200, 320, 3), np.uint8)
 RGB = {"photometric": "rgb", "tile": (64, 64)}
@@ -35,7 +35,7 @@ def _ome(path: Path, **metadata: object) -> Path:
 
 
 def test_odd_magnification_does_not_cost_the_resolution(tmp_path: Path) -> None:
-    with open_reader(_svs(tmp_path / "s.svs", "AppMag = 2.0.1|MPP = 0.4990")) as reader:
+    with Slide.open(_svs(tmp_path / "s.svs", "AppMag = 2.0.1|MPP = 0.4990")) as reader:
         assert reader.info.vendor == "aperio"
         assert (reader.info.mpp, reader.info.power) == ((0.499, 0.499), None)
 
@@ -44,7 +44,7 @@ def test_odd_magnification_does_not_cost_the_resolution(tmp_path: Path) -> None:
     ("text", "mpp"), [("0.4990", 0.499), ("0,4990", 0.499), ("4.99e-1", 0.499), (" 0.5 ", 0.5), ("+0.5", 0.5)]
 )
 def test_mpp_of_aperio(tmp_path: Path, text: str, mpp: float) -> None:
-    with open_reader(_svs(tmp_path / "s.svs", f"AppMag = 20|MPP = {text}|Left = 1")) as reader:
+    with Slide.open(_svs(tmp_path / "s.svs", f"AppMag = 20|MPP = {text}|Left = 1")) as reader:
         assert reader.info.mpp == (mpp, mpp)
         assert reader.info.power == 20
 
@@ -52,7 +52,7 @@ def test_mpp_of_aperio(tmp_path: Path, text: str, mpp: float) -> None:
 @pytest.mark.parametrize("text", ["1e-e-", "0.4.9", "nan", "inf", "0,4,9", "half", "", "0x1", "1_0e"])
 def test_mpp_that_is_no_number_is_named(tmp_path: Path, text: str) -> None:
     path = _svs(tmp_path / "s.svs", f"AppMag = 20|MPP = {text}|Left = 1")
-    with open_reader(path) as reader:
+    with Slide.open(path) as reader:
         with pytest.raises(UnknownResolution, match=f"the file says 'MPP = {text}"):
             resolve(path, reader.info)
         assert resolve(path, reader.info, explicit=0.5).y == 0.5
@@ -70,7 +70,7 @@ def test_mpp_that_is_no_number_is_named(tmp_path: Path, text: str) -> None:
 def test_units_of_ome(tmp_path: Path, unit: str, value: float, mpp: float) -> None:
     written = "in" if unit == "inch" else unit
     sizes = {f"PhysicalSize{axis}": value for axis in "XY"} | {f"PhysicalSize{axis}Unit": written for axis in "XY"}
-    with open_reader(_ome(tmp_path / "s.ome.tif", **sizes)) as reader:
+    with Slide.open(_ome(tmp_path / "s.ome.tif", **sizes)) as reader:
         assert reader.info.mpp == pytest.approx((mpp, mpp))
 
 
@@ -83,13 +83,13 @@ def test_all_prefixes_of_the_metre() -> None:
 def test_units_that_are_no_length(tmp_path: Path, unit: str) -> None:
     sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XY"} | {f"PhysicalSize{axis}Unit": unit for axis in "XY"}
     path = _ome(tmp_path / "s.ome.tif", **sizes)
-    with open_reader(path) as reader, pytest.raises(UnknownResolution, match=f"PhysicalSizeY = 0.5 {unit}"):
+    with Slide.open(path) as reader, pytest.raises(UnknownResolution, match=f"PhysicalSizeY = 0.5 {unit}"):
         resolve(path, reader.info)
 
 
 def test_one_side_alone_is_not_both(tmp_path: Path) -> None:
     path = _ome(tmp_path / "s.ome.tif", PhysicalSizeX=0.5, PhysicalSizeXUnit="µm")
-    with open_reader(path) as reader, pytest.raises(UnknownResolution, match="PhysicalSizeY = "):
+    with Slide.open(path) as reader, pytest.raises(UnknownResolution, match="PhysicalSizeY = "):
         resolve(path, reader.info)
 
 
@@ -102,7 +102,7 @@ def test_resolution_of_nothing(tmp_path: Path) -> None:
             at = tif.pages[0].tags[name].valueoffset
             data[at : at + 8] = struct.pack("<II", 1, 0)
     path.write_bytes(data)
-    with open_reader(path) as reader, pytest.raises(UnknownResolution, match="says that a pixel is 10000 x 10000"):
+    with Slide.open(path) as reader, pytest.raises(UnknownResolution, match="says that a pixel is 10000 x 10000"):
         resolve(path, reader.info)
 
 
@@ -150,7 +150,7 @@ def test_uneven_sides_are_told_and_right_everywhere(
 
 def test_uneven_sides_become_even_where_a_resolution_is_asked_for(uneven: Path, tmp_path: Path) -> None:
     convert(Job(uneven, "s"), tmp_path, Settings(tissue="none", mpp=1.0))
-    with open_reader(tmp_path / "s.zarr") as reader:
+    with Slide.open(tmp_path / "s.zarr") as reader:
         assert reader.info.shape == (50, 160)
         assert reader.info.mpp == (1.0, 1.0)
         # Each side is filtered by its own factor: the mean of 4 x 2 pixels is kept.
@@ -161,7 +161,7 @@ def test_uneven_sides_become_even_where_a_resolution_is_asked_for(uneven: Path, 
 
 def test_one_side_that_is_fine_enough_already(uneven: Path, tmp_path: Path) -> None:
     convert(Job(uneven, "s"), tmp_path, Settings(tissue="none", mpp=0.5))
-    with open_reader(tmp_path / "s.zarr") as reader:
+    with Slide.open(tmp_path / "s.zarr") as reader:
         assert reader.info.shape == (100, 320)
     with pytest.raises(Exception, match=r"has 0\.5 µm a pixel; mpp 0\.3 is finer"):
         convert(Job(uneven, "t"), tmp_path, Settings(tissue="none", mpp=0.3))
@@ -186,10 +186,10 @@ def test_tissue_of_uneven_pixels_lies_where_it_is(tmp_path: Path) -> None:
 
 
 def test_an_ome_tiff_without_physical_size_says_it_by_its_tags(tmp_path: Path) -> None:
-    with open_reader(_ome(tmp_path / "tags.ome.tif")) as reader:
+    with Slide.open(_ome(tmp_path / "tags.ome.tif")) as reader:
         assert reader.info.mpp is None
     path = tmp_path / "said.ome.tif"
     tifffile.imwrite(path, PIXELS, ome=True, metadata={"axes": "YXS"}, resolution=(2e4, 2e4), resolutionunit=3, **RGB)
     assert main(["preprocess", str(path), str(tmp_path / "out"), "--tissue", "none"]) == 0
-    with open_reader(path) as reader:
+    with Slide.open(path) as reader:
         assert reader.info.mpp == pytest.approx((0.5, 0.5))

@@ -12,12 +12,12 @@ import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slides import pool
-from wsi_trainer.slides.convert import Conversion, Converted, Job
 from wsi_trainer.slides.inputs import list_slides, part_of
 from wsi_trainer.slides.pool import Failure
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.settings import Settings
+from wsi_trainer.store.convert import Conversion, Converted, Job
+from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import generate
 
 SMALL = Settings(chunk=64, shard=256)
@@ -244,7 +244,7 @@ def test_fluorescence_keeps_its_ground(real_slides: Path, tmp_path: Path, capsys
         assert main(["preprocess", dark, str(tmp_path / "a"), "--background", "constant"]) == 1
         assert "its ground is black" in " ".join(capsys.readouterr().out.split())
     assert main(["preprocess", dark, str(tmp_path / "a")]) == 0
-    with open_reader(tmp_path / "a" / "test3-DAPI-2-(387).zarr") as store, open_reader(dark) as slide:
+    with Slide.open(tmp_path / "a" / "test3-DAPI-2-(387).zarr") as store, Slide.open(dark) as slide:
         assert (store.read(0, 0, 0, 900, 900) == slide.read(0, 0, 0, 900, 900)).all()
 
 

@@ -10,9 +10,9 @@ import tifffile
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.export import save_associated
-from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.export import save_associated
 
 NAME, BARCODE = "DOE^JANE", "BC-4711-0815"
 LABEL = np.full((60, 80, 3), (13, 200, 77), np.uint8)
@@ -66,7 +66,7 @@ def test_nothing_of_it_is_written_or_printed(
 
 def test_info_of_a_reader_names_images_but_holds_no_text(named_slide: Path) -> None:
     for reader in ("tiff", "openslide"):
-        with open_reader(named_slide, reader) as opened:
+        with Slide.open(named_slide, reader) as opened:
             assert NAME not in repr(opened.info) and BARCODE not in repr(opened.info)
             assert {name.lower() for name in opened.info.associated} >= {"label", "macro"}
 
@@ -84,7 +84,7 @@ def test_images_are_copied_where_asked_for_and_without_their_text(named_slide: P
 
 
 def test_image_that_cannot_be_read_is_named(named_slide: Path, tmp_path: Path, monkeypatch) -> None:
-    from wsi_trainer.slides.readers.tiff import TiffReader
+    from wsi_trainer.slide.formats.tiff import TiffReader
 
     def fail(self: TiffReader, name: str) -> None:
         raise ValueError("no such strip")

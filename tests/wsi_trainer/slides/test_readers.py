@@ -14,9 +14,9 @@ import pytest
 import tifffile
 import zarr
 
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.readers.protocol import level_downsample
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.base import level_downsample
+from wsi_trainer.slide.slide import Slide
 
 
 def _openslide_pixels(path: Path, level: int = 0) -> np.ndarray:
@@ -36,19 +36,19 @@ def _openslide_pixels(path: Path, level: int = 0) -> np.ndarray:
 )
 def test_pixels_equal_openslide(real_slides: Path, name: str) -> None:
     path = real_slides / name
-    with open_reader(path) as reader:
+    with Slide.open(path) as reader:
         assert np.array_equal(reader.read(0, 0, 0, *reader.info.shape), _openslide_pixels(path))
 
 
 @pytest.mark.parametrize("name", ["XYC_JPEG.ome.tiff", "XYC_LZW.ome.tiff"])
 def test_pixels_equal_tifffile_where_openslide_refuses(real_slides: Path, name: str) -> None:
-    with open_reader(real_slides / name) as reader:
+    with Slide.open(real_slides / name) as reader:
         assert np.array_equal(reader.read(0, 0, 0, 512, 512), tifffile.imread(real_slides / name))
 
 
 def test_colours_of_jpeg_that_is_stored_as_rgb(real_slides: Path) -> None:
-    with open_reader(real_slides / "CMU-1-Small-Region.svs") as reader:
-        assert type(reader).__name__ == "TiffReader"
+    with Slide.open(real_slides / "CMU-1-Small-Region.svs") as reader:
+        assert type(reader._reader).__name__ == "TiffReader"
         glass = reader.read(0, 0, 0, 240, 240).mean((0, 1))
     assert np.abs(glass - [242, 240, 241]).max() < 2
 
@@ -56,7 +56,7 @@ def test_colours_of_jpeg_that_is_stored_as_rgb(real_slides: Path) -> None:
 def test_dicom_equals_the_svs_it_was_made_from(real_slides: Path) -> None:
     pytest.importorskip("wsidicom", reason="extra dicom is not installed")
     series = real_slides / "CMU-1-Small-Region_dicom"
-    with open_reader(series) as dicom, open_reader(real_slides / "CMU-1-Small-Region.svs") as svs:
+    with Slide.open(series) as dicom, Slide.open(real_slides / "CMU-1-Small-Region.svs") as svs:
         assert dicom.info.shape == svs.info.shape == (2967, 2220)
         assert np.array_equal(dicom.read(0, 100, 50, 900, 700), svs.read(0, 100, 50, 900, 700))
         assert dicom.info.mpp == pytest.approx(svs.info.mpp)
@@ -66,7 +66,7 @@ def test_every_real_slide_opens_or_says_why(real_slides: Path) -> None:
     reasons = {}
     for path in sorted(real_slides.iterdir()):
         try:
-            with open_reader(path) as reader:
+            with Slide.open(path) as reader:
                 assert reader.info.levels
         except SlideError as error:
             reasons[path.name] = error.reason
@@ -76,7 +76,7 @@ def test_every_real_slide_opens_or_says_why(real_slides: Path) -> None:
 
 
 def test_info_of_a_real_slide_holds_no_names(real_slides: Path) -> None:
-    with open_reader(real_slides / "CMU-1-Small-Region.svs") as reader:
+    with Slide.open(real_slides / "CMU-1-Small-Region.svs") as reader:
         info = reader.info
     assert info.mpp == (0.499, 0.499)
     assert info.power == 20
@@ -90,8 +90,8 @@ def test_info_of_a_real_slide_holds_no_names(real_slides: Path) -> None:
 
 def test_content_decides_and_not_the_name(slide: Path, tmp_path: Path) -> None:
     shutil.copy(slide, tmp_path / "slide.ndpi")
-    with open_reader(tmp_path / "slide.ndpi") as reader:
-        assert type(reader).__name__ == "TiffReader"
+    with Slide.open(tmp_path / "slide.ndpi") as reader:
+        assert type(reader._reader).__name__ == "TiffReader"
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_reason_for_what_is_no_slide(tmp_path: Path, content: bytes, reason: str
     path = tmp_path / "slide.svs"
     path.write_bytes(content)
     with pytest.raises(SlideError, match=r"slide\.svs") as caught:
-        open_reader(path)
+        Slide.open(path)
     assert reason in caught.value.reason
 
 
 def test_missing_slide_and_foreign_folder(tmp_path: Path) -> None:
     with pytest.raises(SlideError, match="does not exist"):
-        open_reader(tmp_path / "none.svs")
+        Slide.open(tmp_path / "none.svs")
     with pytest.raises(SlideError, match="neither an OME-Zarr store nor a DICOM series"):
-        open_reader(tmp_path)
+        Slide.open(tmp_path)
 
 
 def test_truncated_file_names_the_byte(slide: Path, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_truncated_file_names_the_byte(slide: Path, tmp_path: Path) -> None:
     # Levels and directory come first in this file's order of reading; cut inside level 0's last tile.
     path = tmp_path / "cut.tif"
     path.write_bytes(data[: last + 10])
-    with pytest.raises(SlideError) as caught, open_reader(path) as reader:
+    with pytest.raises(SlideError) as caught, Slide.open(path) as reader:
         reader.read(0, 0, 0, *reader.info.shape)
     assert "ends early" in caught.value.reason or "broken TIFF" in caught.value.reason
 
@@ -139,7 +139,7 @@ def test_undecodable_tile_is_named(slide: Path, tmp_path: Path) -> None:
     data[offset : offset + 40] = b"\0" * 40
     path = tmp_path / "bad.tif"
     path.write_bytes(data)
-    with open_reader(path) as reader, pytest.raises(SlideError, match=f"tile 5 at byte {offset}"):
+    with Slide.open(path) as reader, pytest.raises(SlideError, match=f"tile 5 at byte {offset}"):
         reader.read(0, 0, 0, *reader.info.shape)
 
 
@@ -161,7 +161,7 @@ def test_kinds_of_tiff(tmp_path: Path, noise: np.ndarray, kind: str) -> None:
         tifffile.imwrite(path, data, tile=(128, 128), photometric="rgb", extrasamples=["unassalpha"])
     else:
         tifffile.imwrite(path, noise, tile=(112, 176), photometric="rgb", compression="deflate")
-    with open_reader(path, "tiff") as reader:
+    with Slide.open(path, "tiff") as reader:
         assert np.array_equal(reader.read(0, 0, 0, 700, 500), expected)
         assert np.array_equal(reader.read(0, 123, 45, 300, 301), expected[123:423, 45:346])
 
@@ -171,18 +171,18 @@ def test_tiff_with_other_pixels_is_refused(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "deep.tif"
     tifffile.imwrite(path, np.zeros((64, 64, 3), dtype), tile=(32, 32), photometric="rgb")
     with pytest.raises(SlideError, match=f"pixels are {dtype}"):
-        open_reader(path, "tiff")
+        Slide.open(path, "tiff")
 
 
 def test_stack_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "stack.ome.tif"
     tifffile.imwrite(path, np.zeros((5, 64, 64), np.uint8), tile=(32, 32), metadata={"axes": "ZYX"})
     with pytest.raises(SlideError, match="stack of 5 planes"):
-        open_reader(path, "tiff")
+        Slide.open(path, "tiff")
 
 
 def test_missing_tiles_and_the_outside_are_background(slide: Path) -> None:
-    with open_reader(slide) as reader:
+    with Slide.open(slide) as reader:
         height, width = reader.info.shape
         whole = reader.read(0, 0, 0, height, width)
         around = reader.read(0, -30, -20, height + 70, width + 60)
@@ -199,7 +199,7 @@ def test_sparse_tiles_are_background(tmp_path: Path, noise: np.ndarray) -> None:
 
     path = tmp_path / "sparse.tif"
     tifffile.imwrite(path, tiles(), shape=(700, 500, 3), dtype=np.uint8, tile=(128, 128), photometric="rgb")
-    with open_reader(path, "tiff") as reader:
+    with Slide.open(path, "tiff") as reader:
         assert (reader.read(0, 128, 128, 128, 128) == 255).all()
         assert np.array_equal(reader.read(0, 0, 0, 128, 128), noise[:128, :128])
 
@@ -212,7 +212,7 @@ def test_levels_of_odd_sizes_have_whole_downsamples() -> None:
 
 
 def test_threads_read_what_one_thread_reads(slide: Path) -> None:
-    with open_reader(slide) as reader:
+    with Slide.open(slide) as reader:
         boxes = [(0, y, x, 150, 170) for y in range(0, 1000, 90) for x in range(0, 800, 110)]
         alone = [reader.read(*box) for box in boxes]
         with ThreadPoolExecutor(8) as pool:
@@ -228,7 +228,7 @@ def _sum(reader) -> int:
 @pytest.mark.parametrize("kind", ["tiff", "openslide"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_other_processes_read_the_same(slide: Path, method: str, kind: str) -> None:
-    with open_reader(slide, kind) as reader:
+    with Slide.open(slide, kind) as reader:
         expected = _sum(reader)
         with multiprocessing.get_context(method).Pool(2) as pool:
             assert pool.map(_sum, [reader] * 4) == [expected] * 4
@@ -251,7 +251,7 @@ def test_ngff_04_of_other_software(tmp_path: Path, noise: np.ndarray) -> None:
         {"path": str(i), "coordinateTransformations": [{"type": "scale", "scale": s}]} for i, s in enumerate(scales)
     ]
     image.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
-    with open_reader(tmp_path / "s.zarr") as reader:
+    with Slide.open(tmp_path / "s.zarr") as reader:
         assert reader.info.vendor == "ome-zarr 0.4"
         assert reader.info.mpp == pytest.approx((0.25, 0.25))
         assert [level.downsample for level in reader.info.levels] == [1, 2]
@@ -262,4 +262,4 @@ def test_ngff_04_of_other_software(tmp_path: Path, noise: np.ndarray) -> None:
 def test_zarr_without_image_is_refused(tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "s.zarr", mode="w")
     with pytest.raises(SlideError, match="without OME-NGFF multiscales"):
-        open_reader(tmp_path / "s.zarr")
+        Slide.open(tmp_path / "s.zarr")

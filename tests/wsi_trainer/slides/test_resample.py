@@ -9,13 +9,13 @@ import pytest
 import tifffile
 from PIL import Image
 
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.resample import ScaledImage, halve
+from wsi_trainer.slide.resample import ScaledImage, halve
+from wsi_trainer.slide.slide import Slide
 
 
 @pytest.mark.parametrize("factor", [1.37, 2.0, 3.0, 7.3])
 def test_tiles_equal_the_whole(slide: Path, factor: float) -> None:
-    with open_reader(slide) as reader:
+    with Slide.open(slide) as reader:
         image = ScaledImage(reader, factor)
         height, width = image.shape
         whole = image.read(0, 0, height, width)
@@ -29,7 +29,7 @@ def test_tiles_equal_the_whole(slide: Path, factor: float) -> None:
 
 def test_lanczos_of_a_single_level_equals_pillow(tmp_path: Path, noise: np.ndarray) -> None:
     tifffile.imwrite(tmp_path / "s.tif", noise, tile=(128, 128), photometric="rgb")
-    with open_reader(tmp_path / "s.tif", "tiff") as reader:
+    with Slide.open(tmp_path / "s.tif", "tiff") as reader:
         image = ScaledImage(reader, 2.5)
         assert image.shape == (280, 200)
         expected = np.asarray(Image.fromarray(noise).resize((200, 280), Image.Resampling.LANCZOS))
@@ -37,7 +37,7 @@ def test_lanczos_of_a_single_level_equals_pillow(tmp_path: Path, noise: np.ndarr
 
 
 def test_level_of_the_slide_is_taken_as_it_is(slide: Path) -> None:
-    with open_reader(slide) as reader:
+    with Slide.open(slide) as reader:
         image = ScaledImage(reader, 4.0)
         assert image.is_exact
         assert image.level == 1
@@ -48,7 +48,7 @@ def test_level_of_the_slide_is_taken_as_it_is(slide: Path) -> None:
 
 
 def test_nothing_is_made_finer(slide: Path) -> None:
-    with open_reader(slide) as reader, pytest.raises(ValueError, match="invent"):
+    with Slide.open(slide) as reader, pytest.raises(ValueError, match="invent"):
         ScaledImage(reader, 0.5)
 
 

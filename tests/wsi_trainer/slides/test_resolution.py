@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wsi_trainer.slides.errors import SlideError, UnknownResolution
-from wsi_trainer.slides.readers import Level, SlideInfo
-from wsi_trainer.slides.resolution import resolve, shrink_factor
+from wsi_trainer.slide.errors import SlideError, UnknownResolution
+from wsi_trainer.slide.formats.base import Level, SlideInfo
+from wsi_trainer.slide.resolution import resolve, shrink_factor
 
 
 def _info(mpp: tuple[float, float] | None) -> SlideInfo:

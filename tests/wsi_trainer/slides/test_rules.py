@@ -16,9 +16,9 @@ from scipy.ndimage import binary_dilation
 
 from tests.wsi_trainer.slides.artefacts import Artefact, Spoilt, blur, fold, ink, pale, stroke
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.rules import RULES, Look, apply_rules, choose
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.tissue import TissueMask, find_tissue, without_dust
+from wsi_trainer.slide.rules import RULES, Look, apply_rules, choose
+from wsi_trainer.slide.tissue import TissueMask, find_tissue, without_dust
+from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 
 SCALE, TIMES, MPP, SIDE = 16, 4, 0.5, 1600

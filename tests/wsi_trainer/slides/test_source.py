@@ -1,4 +1,4 @@
-"""A `SlideSource` returns the pixels of the slide, from anywhere, with bounded memory."""
+"""An `Image` returns the pixels of the slide, from anywhere, with bounded memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ import torch
 import zarr
 
 from lightning_plugin import Box, TileSource
-from wsi_trainer.slides.cache import LoadingCache
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.resample import ScaledImage
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.tissue import TissueMask
+from wsi_trainer.slide.cache import LoadingCache
+from wsi_trainer.slide.errors import AbsentResolution, SlideError
+from wsi_trainer.slide.resample import ScaledImage
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.views import Image
 
 
 def _boxes(shape: tuple[int, ...], number: int, seed: int = 0) -> list[Box]:
@@ -36,7 +35,7 @@ def _boxes(shape: tuple[int, ...], number: int, seed: int = 0) -> list[Box]:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("cache", [0, 1 << 28])
 def test_boxes_of_a_store(store: Path, threads: int, cache: int) -> None:
-    source = SlideSource(store, threads=threads, cache=cache)
+    source = Image(Slide.open(store), threads=threads, cache=cache)
     assert isinstance(source, TileSource)
     pixels = torch.from_numpy(zarr.open_array(store / "0", mode="r")[:])[None]
     assert source.shape == (1, 3, 1037, 803)
@@ -50,29 +49,17 @@ def test_boxes_of_a_store(store: Path, threads: int, cache: int) -> None:
 
 
 def test_boxes_of_a_slide(slide: Path) -> None:
-    source = SlideSource(slide)
-    with open_reader(slide) as reader:
+    source = Image(Slide.open(slide))
+    with Slide.open(slide) as reader:
         for box in _boxes(source.shape, 20):
             expected = reader.read(0, *box.lo, *box.extent)
             assert np.array_equal(source.read(box)[0].permute(1, 2, 0).numpy(), expected)
     assert source.constant(Box((0, 0), (10, 10))) is None
 
 
-def test_store_and_slide_are_the_same_source(slide: Path, store: Path) -> None:
-    """With the store's mask, training from the original file sees what training from the store sees."""
-    label = zarr.open_array(store / "labels" / "tissue" / "0", mode="r")[:]
-    masked = SlideSource(slide, mask=TissueMask(label[::16, ::16].astype(bool), 16))
-    stored = SlideSource(store)
-    whole = Box.whole(stored.shape[2:])
-    assert torch.equal(masked.read(whole), stored.read(whole))
-    for box in _boxes(stored.shape, 60, seed=1):
-        if stored.constant(box) is not None:
-            assert (masked.read(box) == 255).all()
-
-
 def test_constant_boxes_are_known_without_reading(store: Path) -> None:
-    source = SlideSource(store)
-    source._cache.get = None  # type: ignore[method-assign, assignment]
+    source = Image(Slide.open(store))
+    source._blocks.get = None  # type: ignore[method-assign, assignment]
     known = [source.constant(Box((y, x), (y + 64, x + 64))) for y in range(0, 960, 64) for x in range(0, 704, 64)]
     values = [value for value in known if value is not None]
     assert 40 < len(values) < len(known)
@@ -80,31 +67,27 @@ def test_constant_boxes_are_known_without_reading(store: Path) -> None:
 
 
 def test_levels_and_resolutions(slide: Path, store: Path) -> None:
-    assert SlideSource(store, level=1).shape == (1, 3, 519, 402)
-    assert SlideSource(store, mpp=1.0).shape == (1, 3, 519, 402)
-    assert SlideSource(store, mpp=1.0).mpp == pytest.approx((1.0, 1.0))
-    with pytest.raises(SlideError, match=r"no level has 0\.7 µm a pixel; there are 0\.5, 1, 2"):
-        SlideSource(store, mpp=0.7)
-    with pytest.raises(SlideError, match="no level 7"):
-        SlideSource(store, level=7)
-    assert SlideSource(slide, level=1).shape == (1, 3, 260, 201)
-    with pytest.raises(SlideError, match="no level 3"):
-        SlideSource(slide, level=3)
-    source = SlideSource(slide, mpp=0.9)
-    with open_reader(slide) as reader:
-        image = ScaledImage(reader, 1.8)
-        expected = image.read(30, 40, 200, 210)
-    assert np.array_equal(source.read(Box((30, 40), (230, 250)))[0].permute(1, 2, 0).numpy(), expected)
+    assert Image(Slide.open(store), factor=2).shape == (1, 3, 519, 402)
+    assert Image(Slide.open(store), mpp=1.0).shape == (1, 3, 519, 402)
+    assert Image(Slide.open(store), mpp=1.0).mpp == pytest.approx((1.0, 1.0))
+    assert Image(Slide.open(slide), factor=4).shape == (1, 3, 260, 201)
+    for path in (slide, store):
+        with pytest.raises(AbsentResolution, match=r"mpp 0\.3 is finer and would invent pixels"):
+            Image(Slide.open(path), mpp=0.3)
+        source = Image(Slide.open(path), mpp=0.9)  # no level has it: a finer one is filtered down
+        with Slide.open(path) as opened:
+            expected = ScaledImage(opened, 1.8).read(30, 40, 200, 210)
+        assert np.array_equal(source.read(Box((30, 40), (230, 250)))[0].permute(1, 2, 0).numpy(), expected)
+        for box in _boxes(source.shape, 30, seed=3):
+            assert source.constant(box) is None or (source.read(box) == 255).all()
 
 
 def test_wrong_use_is_said(store: Path, tmp_path: Path) -> None:
-    source = SlideSource(store)
-    with pytest.raises(IndexError, match="leaves"):
+    source = Image(Slide.open(store))
+    with pytest.raises(SlideError, match="leaves"):
         source.read(Box((0, 0), (2000, 10)))
     with pytest.raises(SlideError, match="does not exist"):
-        SlideSource(tmp_path / "none.zarr")
-    with pytest.raises(ValueError, match="decided by preprocess"):
-        SlideSource(store, mask=TissueMask(np.ones((4, 4), bool), 16))
+        Image(Slide.open(tmp_path / "none.zarr"))
 
 
 def test_damaged_chunk_names_the_file(store: Path, tmp_path: Path) -> None:
@@ -116,78 +99,76 @@ def test_damaged_chunk_names_the_file(store: Path, tmp_path: Path) -> None:
     data[50] ^= 4
     shard.write_bytes(data)
     with pytest.raises(SlideError, match=r"s\.zarr: damaged: .*checksum"):
-        SlideSource(tmp_path / "s.zarr").read(Box((0, 0), (1037, 803)))
+        Image(Slide.open(tmp_path / "s.zarr")).read(Box((0, 0), (1037, 803)))
 
 
-def _loads(source: SlideSource) -> list[tuple[int, int]]:
-    """Every block that is decoded from now on."""
+def _loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The corner of every box that is decoded from now on."""
     loads: list[tuple[int, int]] = []
-    load, paste = source._cache._load, source._blocks.paste
-    source._cache._load = lambda cell: loads.append(cell) or load(cell)  # type: ignore[func-returns-value]
-    source._blocks.paste = lambda row, column, *where: (  # type: ignore[method-assign, assignment]
-        loads.append((row, column)) or paste(row, column, *where)  # type: ignore[func-returns-value]
-    )
+    read = ScaledImage.read_into
+
+    def noting(self: ScaledImage, y: int, x: int, out: np.ndarray) -> None:
+        loads.append((y, x))
+        read(self, y, x, out)
+
+    monkeypatch.setattr(ScaledImage, "read_into", noting)
     return loads
 
 
-def test_prefetched_box_is_read_once(store: Path) -> None:
-    source, plain = SlideSource(store, threads=2), SlideSource(store, threads=1, cache=0)
-    loads = _loads(source)
-    box = Box((100, 100), (500, 500))
+def test_prefetched_box_is_read_once(slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, plain = Image(Slide.open(slide), threads=2), Image(Slide.open(slide), threads=1, cache=0)
+    box = Box((100, 100), (1000, 500))
+    expected = plain.read(box)
+    loads = _loads(monkeypatch)
     source.prefetch([box])
     source.prefetch([box])
-    assert torch.equal(source.read(box), plain.read(box))
-    assert len(loads) == len(set(loads)) == 49
-    assert not source._ahead
+    assert torch.equal(source.read(box), expected)
+    assert len(loads) == len(set(loads)) == 2
+    assert not source._waiting
 
 
-def test_small_image_is_kept_from_the_second_reading(store: Path) -> None:
-    source = SlideSource(store, threads=2)
+def test_small_image_is_kept_from_the_second_reading(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Image(Slide.open(store), threads=2)
     first = source.read(Box((64, 64), (448, 448)))
-    assert source._cache.bytes == 0  # every block was read whole
+    assert source._blocks.bytes == 0  # every block was read whole
     assert torch.equal(source.read(Box((64, 64), (448, 448))), first)
-    loads = _loads(source)
+    loads = _loads(monkeypatch)
     assert torch.equal(source.read(Box((64, 64), (448, 448))), first)
     assert loads == []
 
 
-def test_blocks_at_the_border_of_a_box_are_kept(store: Path) -> None:
-    source = SlideSource(store, threads=1)
+def test_blocks_at_the_border_of_a_box_are_kept(slide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Image(Slide.open(slide), threads=1)
     source.read(Box((0, 0), (512, 544)))
-    loads = _loads(source)
-    source.read(Box((0, 544), (512, 768)))
-    assert (0, 8) not in loads
-    assert (0, 9) in loads
+    loads = _loads(monkeypatch)
+    source.read(Box((0, 544), (1037, 768)))
+    assert loads == [(512, 512), (1024, 512)]
 
 
-def test_prefetch_stays_within_half_of_the_cache(store: Path) -> None:
-    block = 3 * 64 * 64
-    source = SlideSource(store, threads=2, cache=20 * block)
-    boxes = [Box((64 * row, 0), (64 * row + 64, 4 * 64)) for row in range(6)]
-    for box in boxes:
+def test_a_closed_source_opens_again(slide: Path, store: Path) -> None:
+    for path in (slide, store):
+        source = Image(Slide.open(path))
+        box = Box((10, 20), (300, 400))
+        before = source.read(box)
         source.prefetch([box])
-        assert sum(pending.size for pending in source._ahead.values()) <= 10 * block
-    assert list(source._ahead) == boxes[-2:]  # the oldest made room
-    source.prefetch([Box((0, 0), (1037, 803))])  # larger than all the room
-    assert list(source._ahead) == boxes[-2:]
-    source.close()
-    plain = SlideSource(store, threads=1, cache=0)
-    assert all(torch.equal(source.read(box), plain.read(box)) for box in boxes)
+        source.close()
+        assert source.slide._opened is None and source._blocks.bytes == 0
+        assert torch.equal(source.read(box), before)
+        source.close()
 
 
-def test_failed_prefetch_is_raised_where_the_box_is_read(store: Path) -> None:
-    source = SlideSource(store, threads=2)
-    paste = source._blocks.paste
+def test_failed_prefetch_is_raised_where_the_box_is_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Image(Slide.open(store), threads=2)
+    box = Box((64, 64), (448, 448))
 
-    def broken(*where: object) -> None:
+    def broken(self: ScaledImage, y: int, x: int, out: np.ndarray) -> None:
         raise SlideError(store, "gone")
 
-    source._blocks.paste = broken  # type: ignore[method-assign, assignment]
-    box = Box((64, 64), (448, 448))
-    source.prefetch([box])
-    with pytest.raises(SlideError, match="gone"):
-        source.read(box)
-    source._blocks.paste = paste  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(ScaledImage, "read_into", broken)
+        source.prefetch([box])
+        with pytest.raises(SlideError, match="gone"):
+            source.read(box)
     assert source.read(box).shape == (1, 3, 384, 384)
 
 
@@ -224,7 +205,7 @@ def test_failed_load_is_tried_again() -> None:
     assert cache.get(1) == b"here"
 
 
-def _sum(source: SlideSource) -> int:
+def _sum(source: Image) -> int:
     # Summed by numpy: the threads of torch do not survive a fork (a DataLoader gives its workers one each).
     return sum(int(source.read(box).numpy().sum()) for box in _boxes(source.shape, 8))
 
@@ -232,7 +213,7 @@ def _sum(source: SlideSource) -> int:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_other_processes_read_the_same(slide: Path, store: Path, method: str) -> None:
-    sources = [SlideSource(path, threads=2) for path in (store, slide)]
+    sources = [Image(Slide.open(path), threads=2) for path in (store, slide)]
     expected = [_sum(source) for source in sources]  # the parent has used its threads, files and locks
     with multiprocessing.get_context(method).Pool(2) as pool:
         for source, number in zip(sources, expected, strict=True):
@@ -245,11 +226,12 @@ import sys
 from pathlib import Path
 import numpy as np
 from lightning_plugin import Box
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide import Slide
+from wsi_trainer.slide.views import Image
 reads, epochs = int(sys.argv[2]), int(sys.argv[3])
 rng = np.random.default_rng(0)
 def epoch():
-    source = SlideSource(Path(sys.argv[1]), cache=4 << 20, threads=2)
+    source = Image(Slide.open(Path(sys.argv[1])), cache=2 << 20, threads=2)
     for _ in range(reads // epochs):
         y, x = rng.integers(0, 700), rng.integers(0, 500)
         source.read(Box((int(y), int(x)), (int(y) + 300, int(x) + 300)))

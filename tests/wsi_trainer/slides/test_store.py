@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import zarr
 
-from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.store.codec import CorruptChunk, ZstdCodec
-from wsi_trainer.slides.store.layout import Layout, pyramid, z_order
-from wsi_trainer.slides.store.level import StoredLevel
-from wsi_trainer.slides.store.metadata import image_array, write_json
-from wsi_trainer.slides.store.shard import encode_shard, read_index
+from wsi_trainer.slide.formats.store import is_own_store
+from wsi_trainer.store.chunks import CorruptChunk, StoredLevel, ZstdCodec, encode_shard, read_index
+from wsi_trainer.store.layout import Layout, pyramid, z_order
+from wsi_trainer.store.metadata import image_array, write_json
 
 LAYOUT = Layout(32, 128)
 

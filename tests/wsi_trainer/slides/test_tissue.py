@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageFilter
 
-from wsi_trainer.slides.drawn_tissue import draw_tissue
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.resample import ScaledImage
-from wsi_trainer.slides.tissue import TissueMask, at_level, find_tissue, is_dark, median3, otsu
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.resample import ScaledImage
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.tissue import TissueMask, draw_tissue, find_tissue, is_dark, median3, otsu
+from wsi_trainer.store.label import at_level
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 
 
@@ -69,7 +69,7 @@ def test_fluorescence_is_bright_on_dark() -> None:
 
 
 def test_real_slide(real_slides: Path) -> None:
-    with open_reader(real_slides / "CMU-1-Small-Region.svs") as reader:
+    with Slide.open(real_slides / "CMU-1-Small-Region.svs") as reader:
         coarse = ScaledImage(reader, 16, smooth=False)
         mask = find_tissue(coarse.read(0, 0, *coarse.shape), 16)
     assert 0.35 < mask.share < 0.55

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 from lightning_plugin import Box
-from wsi_trainer.slides.source import SlideSource
+from wsi_trainer.slide import Slide
+from wsi_trainer.slide.views import Image
 
 torch.set_num_threads(1)
 PER_ITEM = 10
@@ -40,7 +41,7 @@ class Reads(Dataset):
 
 def main():
     path, method, reads, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    source = SlideSource(Path(path), cache=4 << 20, threads=2)
+    source = Image(Slide.open(path), cache=2 << 20, threads=2)
     source.read(Box((0, 0), (300, 300)))  # a forked worker finds threads that are not there, and open files
     items = reads // epochs // PER_ITEM
     loader = DataLoader(Reads(source, items), batch_size=None, num_workers=2, persistent_workers=True,

@@ -13,13 +13,13 @@ import tifffile
 import zarr
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.convert import Job, convert
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.exact import OtherPixels
-from wsi_trainer.slides.readers import open_reader
-from wsi_trainer.slides.readers.options import Range, ReadOptions
-from wsi_trainer.slides.settings import Settings
-from wsi_trainer.slides.store.level import StoredLevel
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.base import Range, ReadOptions
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.store.chunks import StoredLevel
+from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.exact import OtherPixels
+from wsi_trainer.store.settings import Settings
 
 SIZE = (96, 128)
 TILE = {"tile": (32, 32)}
@@ -62,7 +62,7 @@ def test_refused_for_its_reason(tmp_path: Path, kind: str, layout: str) -> None:
     path = tmp_path / "s.tif"
     tifffile.imwrite(path, data, **options)
     with pytest.raises(SlideError, match=reason):
-        open_reader(path)
+        Slide.open(path)
 
 
 def test_openslide_would_have_opened_it(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_channel_by_number_of_samples(tmp_path: Path, planar: str, number: int) 
     data = _values(*SIZE, 5)
     stored = data if planar == "contig" else np.moveaxis(data, 2, 0)
     tifffile.imwrite(tmp_path / "s.tif", stored, planarconfig=planar, **GREY)
-    with open_reader(tmp_path / "s.tif", options=ReadOptions(str(number))) as reader:
+    with Slide.open(tmp_path / "s.tif", options=ReadOptions(str(number))) as reader:
         expected = np.repeat(data[..., number : number + 1], 3, 2)
         assert np.array_equal(reader.read(0, 0, 0, *SIZE), expected)
         assert reader.info.changes == (f"channel {number} of 5",)
@@ -97,7 +97,7 @@ def test_channel_by_name_of_an_ome_pyramid(tmp_path: Path, wanted: str) -> None:
     data = _values(3, *SIZE, dtype="uint16")
     _pyramid(tmp_path / "s.ome.tif", data)
     options = ReadOptions(wanted, Range(1000, 40000))
-    with open_reader(tmp_path / "s.ome.tif", options=options) as reader:
+    with Slide.open(tmp_path / "s.ome.tif", options=options) as reader:
         expected = np.rint(np.clip((data[2].astype(float) - 1000) / 39000, 0, 1) * 255).astype(np.uint8)
         assert np.array_equal(reader.read(0, 0, 0, *SIZE)[..., 1], expected)
         assert np.array_equal(reader.read(1, 0, 0, 48, 64)[..., 0], expected[::2, ::2])
@@ -108,13 +108,13 @@ def test_channel_by_name_of_an_ome_pyramid(tmp_path: Path, wanted: str) -> None:
 def test_channel_that_is_not_there(tmp_path: Path, wanted: str) -> None:
     _pyramid(tmp_path / "s.ome.tif", _values(3, *SIZE))
     with pytest.raises(SlideError, match=r"no channel .* can be 0 to 2 or 'DAPI', 'CD3', 'CD8'"):
-        open_reader(tmp_path / "s.ome.tif", options=ReadOptions(wanted))
+        Slide.open(tmp_path / "s.ome.tif", options=ReadOptions(wanted))
 
 
 def test_pages_are_chosen_like_channels(tmp_path: Path) -> None:
     data = _values(2, *SIZE, 3)
     tifffile.imwrite(tmp_path / "s.tif", data, photometric="rgb", **TILE)
-    with open_reader(tmp_path / "s.tif", options=ReadOptions("1")) as reader:
+    with Slide.open(tmp_path / "s.tif", options=ReadOptions("1")) as reader:
         assert np.array_equal(reader.read(0, 0, 0, *SIZE), data[1])
 
 
@@ -127,7 +127,7 @@ def test_colour_images_have_no_channels(tmp_path: Path, slide: Path, name: str) 
         path = tmp_path / name
         Image.fromarray(_values(*SIZE, 3)).save(path)
     with pytest.raises(SlideError, match="nothing to choose"):
-        open_reader(path, options=ReadOptions("0"))
+        Slide.open(path, options=ReadOptions("0"))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_colour_images_have_no_channels(tmp_path: Path, slide: Path, name: str) 
 )
 def test_stated_range(tmp_path: Path, data: np.ndarray, given: str, expected: list[int]) -> None:
     tifffile.imwrite(tmp_path / "s.tif", np.tile(data, (32, 8)), **GREY)
-    with open_reader(tmp_path / "s.tif", options=ReadOptions(to_8bit=Range.parse(given))) as reader:
+    with Slide.open(tmp_path / "s.tif", options=ReadOptions(to_8bit=Range.parse(given))) as reader:
         assert reader.read(0, 0, 0, 1, data.size)[0, :, 0].tolist() == expected
 
 
@@ -151,7 +151,7 @@ def test_range_that_is_none(text: str) -> None:
 
 
 def test_8_bits_stay_as_they_are_with_a_range(slide: Path) -> None:
-    with open_reader(slide) as plain, open_reader(slide, options=ReadOptions(to_8bit=Range(0, 10))) as ranged:
+    with Slide.open(slide) as plain, Slide.open(slide, options=ReadOptions(to_8bit=Range(0, 10))) as ranged:
         assert np.array_equal(plain.read(0, 0, 0, 300, 300), ranged.read(0, 0, 0, 300, 300))
         assert ranged.info.changes == ()
 
@@ -166,10 +166,10 @@ def test_zarr_of_channels_by_name(tmp_path: Path) -> None:
     root.attrs["multiscales"] = [{"version": "0.4", "axes": axes, "datasets": datasets}]
     root.attrs["omero"] = {"channels": [{"label": n} for n in ("DAPI", "CD3", "CD8", "AF")]}
     with pytest.raises(SlideError, match=r"uint16.*--to_8bit"):
-        open_reader(tmp_path / "s.zarr")
+        Slide.open(tmp_path / "s.zarr")
     with pytest.raises(SlideError, match=r"4 channels.*'AF'"):
-        open_reader(tmp_path / "s.zarr", options=ReadOptions(to_8bit=Range(0, 65535)))
-    with open_reader(tmp_path / "s.zarr", options=ReadOptions("AF", Range(0, 65535))) as reader:
+        Slide.open(tmp_path / "s.zarr", options=ReadOptions(to_8bit=Range(0, 65535)))
+    with Slide.open(tmp_path / "s.zarr", options=ReadOptions("AF", Range(0, 65535))) as reader:
         assert np.array_equal(reader.read(0, 0, 0, *SIZE)[..., 2], np.rint(data[3] / 257).astype(np.uint8))
 
 
@@ -186,14 +186,14 @@ def test_transparent_is_background_as_openslide_paints_it(tmp_path: Path, planar
     path = tmp_path / "s.tif"
     stored = data if planar == "contig" else np.moveaxis(data, 2, 0)
     tifffile.imwrite(path, stored, photometric="rgb", planarconfig=planar, extrasamples=["unassalpha"], **TILE)
-    with open_reader(path) as fast:
+    with Slide.open(path) as fast:
         found = fast.read(0, 0, 0, *SIZE)
-        assert type(fast).__name__ == "TiffReader"
+        assert type(fast._reader).__name__ == "TiffReader"
         assert fast.info.changes == ("transparent parts in the background's colour",)
     assert np.array_equal(found[:48], data[:48, :, :3])
     assert (found[48:, :64] == 255).all()
     if planar == "contig":
-        with open_reader(path, "openslide") as slow:
+        with Slide.open(path, "openslide") as slow:
             other = slow.read(0, 0, 0, *SIZE)
         assert np.array_equal(found[48:, :64], other[48:, :64])
         # Half-transparent pixels are premultiplied and divided again in OpenSlide, which costs a level or two.
@@ -206,7 +206,7 @@ def test_premultiplied_transparency(tmp_path: Path, kind: str) -> None:
     data[..., :3] = data[..., :3].astype(int) * data[..., 3:] // 255
     path = tmp_path / "s.tif"
     tifffile.imwrite(path, data, photometric="rgb", extrasamples=[kind], **TILE)
-    with open_reader(path) as fast, open_reader(path, "openslide") as slow:
+    with Slide.open(path) as fast, Slide.open(path, "openslide") as slow:
         found, other = fast.read(0, 0, 0, *SIZE), slow.read(0, 0, 0, *SIZE)
     assert (found[48:, :64] == 255).all()
     assert np.abs(found.astype(int) - other).max() <= 2
@@ -221,20 +221,20 @@ def test_range_of_colours_is_not_that_of_transparency(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "s.tif", data, photometric="rgb", extrasamples=["unassalpha"], **TILE)
     (tmp_path / "s.png").write_bytes(imagecodecs.png_encode(data))
     for name in ("s.tif", "s.png"):
-        with open_reader(tmp_path / name, options=ReadOptions(to_8bit=Range(0, 4095))) as reader:
+        with Slide.open(tmp_path / name, options=ReadOptions(to_8bit=Range(0, 4095))) as reader:
             assert np.abs(reader.read(0, 0, 0, *SIZE).astype(int) - (128 + 255) // 2).max() <= 1
 
 
 def test_fourth_channel_that_is_no_transparency(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE, 4), photometric="rgb", extrasamples=["unspecified"], **TILE)
-    with open_reader(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="fourth channel"):
+    with Slide.open(tmp_path / "s.tif") as reader, pytest.raises(SlideError, match="fourth channel"):
         reader.read(0, 0, 0, *SIZE)
 
 
 def test_grey_with_transparency(tmp_path: Path) -> None:
     data = _transparent()[..., 2:]
     tifffile.imwrite(tmp_path / "s.tif", data, planarconfig="contig", extrasamples=["unassalpha"], **GREY)
-    with open_reader(tmp_path / "s.tif") as reader:
+    with Slide.open(tmp_path / "s.tif") as reader:
         found = reader.read(0, 0, 0, *SIZE)
     assert np.array_equal(found[:48, :, 0], data[:48, :, 0])
     assert (found[48:, :64] == 255).all()
@@ -245,7 +245,7 @@ def test_largest_image_is_not_left_out(tmp_path: Path) -> None:
         writer.write(_values(64, 64, 3), photometric="rgb", **TILE)
         writer.write(_values(*SIZE, 3), photometric="rgb", **TILE)
     with pytest.raises(SlideError, match="image 2 is larger than the first"):
-        open_reader(tmp_path / "s.tif")
+        Slide.open(tmp_path / "s.tif")
 
 
 def test_part_of_an_image_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -260,14 +260,14 @@ def test_part_of_an_image_is_not_taken_for_it(tmp_path: Path) -> None:
     )
     tifffile.imwrite(tmp_path / "0.ome.tif", _values(*SIZE), description=xml, metadata=None, **GREY)
     with pytest.raises(SlideError, match="lists 2 planes, of which 1 are in this file"):
-        open_reader(tmp_path / "0.ome.tif")
+        Slide.open(tmp_path / "0.ome.tif")
 
 
 def test_further_images_are_told(tmp_path: Path) -> None:
     with tifffile.TiffWriter(tmp_path / "s.tif") as writer:
         writer.write(_values(*SIZE, 3), photometric="rgb", resolution=(2, 2), resolutionunit="MICROMETER", **TILE)
         writer.write(_values(50, 50, 3), photometric="rgb")
-    with open_reader(tmp_path / "s.tif") as reader:
+    with Slide.open(tmp_path / "s.tif") as reader:
         assert reader.info.notes == ("the file holds 1 further images, which are not read",)
 
 
@@ -284,7 +284,7 @@ def test_orientation_as_it_is_meant_to_be_seen(tmp_path: Path, orientation: int)
     extra = [(274, "H", 1, orientation, True)]
     size = {"resolution": (20000, 40000), "resolutionunit": "CENTIMETER"}
     tifffile.imwrite(tmp_path / "s.tif", data, photometric="rgb", extratags=extra, **size, **TILE)
-    with open_reader(tmp_path / "s.tif") as reader, open_reader(tmp_path / "s.png") as picture:
+    with Slide.open(tmp_path / "s.tif") as reader, Slide.open(tmp_path / "s.png") as picture:
         assert reader.info.shape == picture.info.shape == expected.shape[:2]
         assert np.array_equal(reader.read(0, 0, 0, *reader.info.shape), expected)
         assert np.array_equal(picture.read(0, 0, 0, *reader.info.shape), expected)
@@ -298,7 +298,7 @@ def test_orientation_that_other_readers_would_ignore(tmp_path: Path) -> None:
     extra = [(274, "H", 1, 6, True)]
     tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE), photometric="miniswhite", extratags=extra, **TILE)
     with pytest.raises(SlideError, match="orientation 6"):
-        open_reader(tmp_path / "s.tif")
+        Slide.open(tmp_path / "s.tif")
 
 
 # -- what the store says of it
@@ -348,7 +348,7 @@ def test_associated_images_of_a_slide_of_channels(tmp_path: Path) -> None:
 
 def test_colours_that_a_library_converts_are_not_exact(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "s.tif", _values(*SIZE), photometric="miniswhite", **TILE)
-    with open_reader(tmp_path / "s.tif") as reader:
+    with Slide.open(tmp_path / "s.tif") as reader:
         assert reader.info.changes == ("colours are stored as MINISWHITE",)
 
 

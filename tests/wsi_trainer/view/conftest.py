@@ -21,7 +21,7 @@ from wsi_trainer.data import SlideRecord, write_manifest
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.fit.run import Run, write_json
 from wsi_trainer.metrics import ClassPredictions
-from wsi_trainer.places import Place
+from wsi_trainer.slide.geometry import Place
 from wsi_trainer.view.contents import Contents, contents_of
 from wsi_trainer.view.guard import Guard
 from wsi_trainer.view.scene import Scene

@@ -53,7 +53,9 @@ def test_all_that_the_page_asks_for_is_there(copy: Path, made: Made) -> None:
         np.testing.assert_array_equal(np.frombuffer(numbers, "<f4"), made.maps[index].reshape(-1))
         ranks = np.frombuffer(base64.b64decode(str(said(folder / "layers/0/ranks/0-0.bin.js"))), "<f4")
         assert ranks.tolist() == [1 + (made.maps[index] > value).sum() for value in made.maps[index].reshape(-1)]
-        assert said(folder / "layers/0/top.json.js") and said(folder / "layers/tissue/about.json.js")
+        assert said(folder / "layers/0/top.json.js")
+        # The smallest slide has 3 × 2 pixels of a mask with tissue, which is dust.
+        assert (folder / "layers/tissue/about.json.js").exists() == (max(height, width) > 100)
     page = (copy / "index.html").read_text()
     for name in re.findall(r'(?:src|href)="([^":]+)"', page):
         assert (copy / name).is_file()

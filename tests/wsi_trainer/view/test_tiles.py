@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.wsi_trainer.view.conftest import Made, Served
-from wsi_trainer.slides.readers import open_reader
+from wsi_trainer.slide.slide import Slide
 from wsi_trainer.view.refusals import BadNumber, NotThere
 from wsi_trainer.view.tiles import TILE, TiledSlide
 
@@ -37,7 +37,7 @@ def test_tiles_make_up_the_slide(tmp_path_factory: pytest.TempPathFactory, heigh
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     path = tmp_path_factory.getbasetemp() / "any.tif"
     tifffile.imwrite(path, pixels, tile=(128, 128), photometric="rgb")
-    with open_reader(path) as reader:
+    with Slide.open(path) as reader:
         slide = TiledSlide(reader)
         np.testing.assert_array_equal(assembled(slide, 0), pixels)
         assert slide.coarsest == slide.depth and slide.grid(slide.depth) == (1, 1)
@@ -51,7 +51,7 @@ def test_tiles_make_up_the_slide(tmp_path_factory: pytest.TempPathFactory, heigh
 def test_a_slide_without_coarse_levels_has_no_tile_that_needs_all_of_it(tmp_path: Path) -> None:
     path = tmp_path / "flat.tif"
     tifffile.imwrite(path, np.zeros((200, 20_000, 3), np.uint8), tile=(128, 128), photometric="rgb", compression="zlib")
-    with open_reader(path) as reader:
+    with Slide.open(path) as reader:
         slide = TiledSlide(reader)
         assert (slide.depth, slide.coarsest) == (6, 3)
         assert slide.tile(3, 0, 4).shape == (25, 2500 - 4 * TILE, 3)
@@ -66,7 +66,7 @@ def test_a_region_is_what_openslide_reads(shared_data: Path) -> None:
     if not path.is_file():
         pytest.skip(f"{path} is not there")
     judge = openslide.OpenSlide(str(path))
-    with open_reader(path) as reader:
+    with Slide.open(path) as reader:
         slide = TiledSlide(reader)
         for x, y in ((0, 0), (1000, 1500), (slide.width - 300, slide.height - 200)):
             there = np.asarray(judge.read_region((x, y), 0, (200, 150)).convert("RGB"))
@@ -76,7 +76,7 @@ def test_a_region_is_what_openslide_reads(shared_data: Path) -> None:
 
 
 def test_a_region_beyond_the_border_is_background(made: Made) -> None:
-    with open_reader(made.folder.path.parent / "slides" / "slide 0 <&>.tif") as reader:
+    with Slide.open(made.folder.path.parent / "slides" / "slide 0 <&>.tif") as reader:
         slide = TiledSlide(reader)
         found = slide.region(-10, 690, 30, 30)
         np.testing.assert_array_equal(found[:10, 10:], made.pixels[0][690:, :20])

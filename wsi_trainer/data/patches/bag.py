@@ -11,47 +11,44 @@ from wsi_trainer.data.patches.config import PatchConfig
 from wsi_trainer.data.patches.given import chosen_patches
 from wsi_trainer.data.patches.grid import over_slide, over_tissue
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.augment import Augmentation
-from wsi_trainer.slides.augment_patches import AugmentedPatches, PatchAugmentations, PatchAugmenter, moved
-from wsi_trainer.slides.blocks import is_own_store
-from wsi_trainer.slides.errors import AbsentResolution, SlideError
-from wsi_trainer.slides.patch_source import PatchSource, Positions, along_blocks
-from wsi_trainer.slides.source import SlideSource
-from wsi_trainer.slides.tissue import TissueMask
+from wsi_trainer.slide.augment import Augmentation, Augmented, PatchAugmentations, PatchAugmenter, moved
+from wsi_trainer.slide.errors import AbsentResolution, SlideError
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.tissue import TissueMask
+from wsi_trainer.slide.views import Bag, Image, Positions, along_blocks
 from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")
 
-Tissue = Callable[[Path, SlideSource], TissueMask]
+Tissue = Callable[[Image], TissueMask]
 """Where an image of a slide has tissue."""
 
 
 def open_bag(
-    path: Path, config: PatchConfig, tissue: Tissue, source_mpp: float | None = None, readers: int = 2
-) -> PatchSource:
+    path: Path, config: PatchConfig, tissue: Tissue = Image.tissue, source_mpp: float | None = None, readers: int = 2,
+    name: str | None = None,
+) -> Bag:  # fmt: skip
     """The patches of a slide or of a store, in the order in which they are best read.
 
     Args:
         path: The slide or the store.
         config: Which patches.
         tissue: Finds the tissue, where patches are taken over it.
-        readers: How many threads read it.
         source_mpp: Micrometres per pixel of a slide, where its file does not say it or says it wrong.
+        readers: How many threads read it.
+        name: What the slide is called in errors.
     """
-    source_mpp = None if is_own_store(path) else source_mpp
-    image = open_at(path, config.resolution, source_mpp)
-    shape = image.shape[2], image.shape[3]
+    image = open_at(Slide.open(path, mpp=source_mpp, name=name), config.resolution)
     positions = positions_of(image, config, tissue)
-    image.close()
-    positions = along_blocks(positions, config.size, image.block, shape)
+    positions = along_blocks(positions, config.size, image.block, image.size)
     if len(positions) == 1:
         _tell_single(path)
-    return PatchSource(path, positions, config.size, mpp=config.resolution, source_mpp=source_mpp, threads=readers)
+    return Bag(image.slide, positions, config.size, config.resolution, threads=readers)
 
 
-def positions_of(image: SlideSource, config: PatchConfig, tissue: Tissue) -> Positions:
+def positions_of(image: Image, config: PatchConfig, tissue: Tissue) -> Positions:
     """Where the patches of an image are; an error where there are none."""
-    path, size, shape = image.path, config.size, (image.shape[2], image.shape[3])
+    path, size, shape = image.slide.path, config.size, image.size
     if config.positions is not None:
         try:
             return chosen_patches(config.positions, path).positions(image.place, shape, size)
@@ -67,7 +64,7 @@ def positions_of(image: SlideSource, config: PatchConfig, tissue: Tissue) -> Pos
         )
     if config.over == "slide":
         return over_slide(shape, size, config.step)
-    mask = tissue(path, image)
+    mask = tissue(image)
     positions = over_tissue(mask, shape, size, config.step, config.min_tissue)
     if not len(positions):
         found = "no tissue was found on it" if not mask.mask.any() else f"{mask.share:.2%} of it is tissue"
@@ -79,20 +76,20 @@ def positions_of(image: SlideSource, config: PatchConfig, tissue: Tissue) -> Pos
     return positions
 
 
-def open_at(path: Path, mpp: float | None, source_mpp: float | None) -> SlideSource:
+def open_at(slide: Slide, mpp: float | None) -> Image:
     """The image of a slide at this resolution, or its finest level; an error says how to come by it."""
     try:
-        return SlideSource(path, mpp=mpp, source_mpp=source_mpp)
+        return Image(slide, mpp)
     except AbsentResolution as error:
         way_out = "set data.patches.mpp to what there is (own takes the finest level)"
-        if is_own_store(path):
+        if slide.stored:
             way_out += f", or convert the slide with `wsi-train preprocess --mpp {mpp:g}`"
-        raise SlideError(path, f"{error.reason}; {way_out}") from error
+        raise SlideError(slide.path, f"{error.reason}; {way_out}") from error
 
 
-def augmented(source: PatchSource, slide: Augmentation, each: PatchAugmentations) -> AugmentedPatches:
+def augmented(source: Bag, slide: Augmentation, each: PatchAugmentations) -> Augmented:
     """A bag as it is shown in one epoch."""
-    return AugmentedPatches(source.at(moved(source.positions, slide, each)), slide, each)
+    return Augmented(source.at(moved(source.positions, slide, each)), slide, each)
 
 
 def augmenter_of(config: PatchConfig, seed: int) -> PatchAugmenter:

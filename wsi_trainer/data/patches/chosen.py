@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.places import Place
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.patch_source import Positions
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.views import Positions
 
 SAME_SIZE = 0.15
 """By how much of its side a patch may be larger or smaller than a file says: scanners that are all said to have 20x

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.resolution import is_plausible
+from wsi_trainer.slide.resolution import is_plausible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +17,8 @@ class PatchConfig:
     size: int = 224
     """Pixels along a side of a patch, as the encoder takes it."""
     mpp: float | Literal["own"] = 0.5
-    """Micrometres per pixel of a patch; 0.5 is what is called 20x. A store needs a level of it, a slide is filtered
-    down to it; own takes the finest level as it is.
+    """Micrometres per pixel of a patch; 0.5 is what is called 20x. A store's own level of it is taken as it is,
+    else a finer one is filtered down; own takes the finest level as it is.
     """
     stride: int | None = None
     """Pixels from one patch to the next: less than `size` lets them overlap, more leaves gaps; null puts them side by

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.slides.patch_source import Positions
-from wsi_trainer.slides.tissue import TissueMask
+from wsi_trainer.slide.tissue import TissueMask
+from wsi_trainer.slide.views import Positions
 
 Numbers = NDArray[np.int64]
 

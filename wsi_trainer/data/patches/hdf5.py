@@ -11,7 +11,7 @@ import numpy as np
 from wsi_trainer.data.patches.chosen import Chosen
 from wsi_trainer.foreign import Unreadable
 from wsi_trainer.foreign.arrays import check_chunks, open_hdf5, own
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.errors import SlideError
 
 MOST = 10_000_000
 """Patches that a slide can have: a file that claims more is damaged."""

@@ -12,7 +12,7 @@ from shapely.geometry import shape
 from wsi_trainer.data.patches.chosen import Chosen
 from wsi_trainer.foreign import read_json
 from wsi_trainer.regions.geojson import geometries
-from wsi_trainer.slides.errors import SlideError
+from wsi_trainer.slide.errors import SlideError
 
 NEAR = 0.02
 """By how much of their side squares may differ: tools round corners."""

@@ -12,8 +12,8 @@ from pydicom import Dataset
 from pydicom.sr.coding import Code
 
 from wsi_trainer import __version__
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathObject
+from wsi_trainer.slide.geometry import Place
 from wsi_trainer.words import clean
 
 from .slide import grid_of

@@ -9,9 +9,9 @@ import numpy as np
 import pydicom
 from pydicom import Dataset
 
-from wsi_trainer.places import Place
-from wsi_trainer.slides.errors import SlideError
-from wsi_trainer.slides.readers.dicom_series import is_dicom, series_of
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.formats.dicom import is_dicom, series_of
+from wsi_trainer.slide.geometry import Place
 
 NEEDED = (
     "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID", "ImageOrientationSlide",

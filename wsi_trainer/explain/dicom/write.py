@@ -10,8 +10,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.outlines import objects_of
 from wsi_trainer.explain.slide_map import DICOM, MapFiles, SlideMap
-from wsi_trainer.places import Place
 from wsi_trainer.places.geojson import PathClass, PathObject, rectangle
+from wsi_trainer.slide.geometry import Place
 
 from .objects import Results
 from .slide import NotDicom, check_same, finest_level

@@ -1,0 +1,1 @@
+"""Formats of slides: a reader for each, behind one base class."""

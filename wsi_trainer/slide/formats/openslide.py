@@ -1,0 +1,197 @@
+"""Everything that OpenSlide reads: NDPI, MRXS, SCN, BIF, DICOM, Philips and the rest."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import openslide
+import tifffile
+from PIL import Image
+
+from wsi_trainer.foreign import read_bytes
+from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
+from wsi_trainer.slide.formats.base import (
+    WHITE,
+    Level,
+    Pixels,
+    Reader,
+    SlideInfo,
+    check_decoded,
+    clip_box,
+    level_downsample,
+)
+from wsi_trainer.slide.formats.tiff import MAGIC
+
+_CACHE = 64 << 20  # bytes of decoded tiles that one open slide keeps
+_LARGEST_READ = 64 << 20  # bytes; larger boxes are read in bands
+
+
+def claims(path: Path, head: bytes) -> bool:
+    """Whether OpenSlide knows the format."""
+    return path.is_file() and openslide.OpenSlide.detect_format(str(path)) is not None
+
+
+class OpenSlideReader(Reader):
+    """A slide read through OpenSlide. Reopens itself in a forked process."""
+
+    name = "openslide"
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+        self._lock = threading.Lock()
+        self._open()
+        self.info = self._make_info()
+
+    def _open(self) -> None:
+        try:
+            self._slide = openslide.OpenSlide(str(self._path))
+        except openslide.OpenSlideUnsupportedFormatError as error:
+            raise UnsupportedSlide(self._path, "OpenSlide does not know this format") from error
+        except openslide.OpenSlideError as error:
+            # Another reader may know more; if none does, this is the true cause.
+            raise UnsupportedSlide(self._path, f"OpenSlide: {_without_path(error, self._path)}") from error
+        self._slide.set_cache(openslide.OpenSlideCache(_CACHE))
+        self._process = os.getpid()
+
+    def _make_info(self) -> SlideInfo:
+        properties = self._slide.properties
+        for level in range(self._slide.level_count):
+            sides = [_number(properties.get(f"openslide.level[{level}].tile-{side}")) for side in ("height", "width")]
+            check_decoded(self._path, f"a tile of level {level}", int(4 * (sides[0] or 1) * (sides[1] or 1)))
+        shapes = [(height, width) for width, height in self._slide.level_dimensions]
+        if properties.get("openslide.vendor") == "hamamatsu":
+            check_finest(self._path, *shapes[0])
+        mpp = _number(properties.get("openslide.mpp-y")), _number(properties.get("openslide.mpp-x"))
+        colour = properties.get("openslide.background-color")
+        bounds = [_number(properties.get(f"openslide.bounds-{key}")) for key in ("y", "x", "height", "width")]
+        inside = [int(value) for value in bounds if value is not None]
+        return SlideInfo(
+            levels=tuple(Level(h, w, level_downsample(shapes[0], h, w)) for h, w in shapes),
+            mpp=(mpp[0], mpp[1]) if mpp[0] is not None and mpp[1] is not None else None,
+            power=_number(properties.get("openslide.objective-power")),
+            reader=f"openslide {openslide.__library_version__}",
+            vendor=properties.get("openslide.vendor", "unknown"),
+            bounds=(inside[0], inside[1], inside[2], inside[3]) if len(inside) == 4 else None,
+            background=_colour(colour) if colour else WHITE,
+            associated=tuple(self._slide.associated_images),
+        )
+
+    def _handle(self) -> openslide.OpenSlide:
+        if self._process != os.getpid():
+            with self._lock:
+                if self._process != os.getpid():
+                    self._open()
+        return self._slide
+
+    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
+        out = np.empty((height, width, 3), np.uint8)
+        out[:] = self.info.background
+        top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
+        if bottom <= top or right <= left:
+            return out
+        band = max(256, _LARGEST_READ // (4 * (right - left)))
+        for start in range(top, bottom, band):
+            stop = min(start + band, bottom)
+            out[start - y : stop - y, left - x : right - x] = self._region(level, start, left, stop, right)
+        return out
+
+    def _region(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
+        scale = self.info.levels[level].downsample
+        corner = (round(left * scale), round(top * scale))
+        try:
+            image = self._handle().read_region(corner, level, (right - left, bottom - top))
+        except openslide.OpenSlideError as error:
+            raise SlideError(self._path, f"cannot read rows {top} to {bottom}: {error}") from error
+        return _on_background(image, self.info.background)
+
+    def associated(self, name: str) -> Pixels:
+        try:
+            image = self._handle().associated_images[name]
+        except KeyError as error:
+            known = list(self.info.associated)
+            raise SlideError(self._path, f"no associated image {name!r}; it has {known}") from error
+        return _on_background(image, self.info.background)
+
+    def close(self) -> None:
+        if self._process == os.getpid():
+            self._slide.close()
+
+    def __reduce__(self) -> tuple[type[OpenSlideReader], tuple[Path]]:
+        return OpenSlideReader, (self._path,)
+
+
+def _on_background(image: Image.Image, colour: tuple[int, int, int]) -> Pixels:
+    """RGB of an RGBA image; transparent parts, which were not scanned, show the background."""
+    pixels = np.asarray(image)
+    alpha = pixels[..., 3]
+    if alpha.min() == 255:
+        return pixels[..., :3]
+    cover = alpha[..., None].astype(np.float32) / 255
+    mixed = pixels[..., :3] * cover + np.array(colour, np.float32) * (1 - cover)
+    return np.rint(mixed).astype(np.uint8)
+
+
+def _colour(text: str) -> tuple[int, int, int]:
+    return int(text[0:2], 16), int(text[2:4], 16), int(text[4:6], 16)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def _without_path(error: Exception, path: Path) -> str:
+    return str(error).replace(str(path), path.name)
+
+
+def check_finest(path: Path, height: int, width: int) -> None:
+    """Refuses an NDPI with a page larger than the level that is taken for the finest."""
+    with path.open("rb") as file:
+        if file.read(4) not in MAGIC:
+            return  # a VMS or VMU, which is a text that names other files
+        file.seek(0)
+        try:
+            with tifffile.TiffFile(file, name="slide", is_ndpi=True) as tif:
+                sizes = [page.shape[:2] for page in tif.pages]
+            rows, columns = max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))
+            hidden = rows * columns > height * width  # also here: a damaged size may be a text
+        except Exception as error:  # a damaged directory makes tifffile raise whatever it stumbles over
+            raise SlideError(path, "broken NDPI: its directory holds values that cannot be; copy it again") from error
+    if hidden:
+        raise SlideError(
+            path, f"its finest level, {columns} x {rows} px, is marked as out of focus, and OpenSlide shows one of "
+            f"{width} x {height} px instead: damaged; copy it again"
+        )  # fmt: skip
+
+
+def check_parts(path: Path) -> str | None:
+    """What is missing of an MRXS slide; None if all its files are there, as far as its index says."""
+    folder = path.with_suffix("")
+    if not folder.is_dir():
+        return f"its data folder {folder.name}/ is not beside it: copy both"
+    index = folder / "Slidedat.ini"
+    if not index.is_file():
+        return f"{folder.name}/Slidedat.ini is missing: copy the whole folder"
+    parser = configparser.ConfigParser(delimiters=("=",), strict=False, allow_no_value=True, interpolation=None)
+    try:
+        parser.read_string(read_bytes(index).decode("utf-8-sig", "replace"))
+    except configparser.Error as error:
+        return f"{folder.name}/Slidedat.ini is damaged: {error.message.splitlines()[0]}"
+    wanted = [value for key, value in _section(parser, "DATAFILE").items() if re.fullmatch(r"file_\d+", key)]
+    wanted += [value for key, value in _section(parser, "HIERARCHICAL").items() if key == "indexfile"]
+    missing = [name for name in wanted if not (folder / Path(name.replace("\\", "/")).name).is_file()]
+    if missing:
+        more = f" and {len(missing) - 1} more of its files are" if len(missing) > 1 else " is"
+        return f"{folder.name}/{missing[0]}{more} missing: copy the whole folder"
+    return None
+
+
+def _section(parser: configparser.ConfigParser, name: str) -> dict[str, str]:
+    return {key: value or "" for key, value in parser[name].items()} if parser.has_section(name) else {}

@@ -1,0 +1,160 @@
+"""The place of an image in its slide: what turns positions in one into positions in the other.
+
+A position is counted in pixels from the upper left *corner* of the first one, so the centre of the first pixel is at
+0.5. QuPath and GeoJSON count like that. Micrometres, as in OME-Zarr, are counted from the *centre* of the slide's
+first pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wsi_trainer.foreign import read_json
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.store.layout import PROVENANCE
+
+Pair = tuple[float, float]
+"""Of the vertical and the horizontal direction, in this order."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an image lies in level 0 of the slide that it was made from."""
+
+    shape: tuple[int, int]
+    """Height and width of the slide's level 0: of the whole canvas, also where only a part of it was converted."""
+    origin: Pair = (0.0, 0.0)
+    """The slide's pixels above and left of the image."""
+    scale: Pair = (1.0, 1.0)
+    """The slide's pixels along one pixel of the image."""
+    mpp: Pair | None = None
+    """Micrometres for one of the slide's pixels."""
+    bounds: tuple[int, int, int, int] | None = None
+    """The scanned part of the slide (y, x, height, width), where its file says so: QuPath shows nothing else of it."""
+
+    def __post_init__(self) -> None:
+        if min(self.scale) <= 0 or (self.mpp is not None and min(self.mpp) <= 0):
+            raise ValueError(f"scale {self.scale} and micrometres {self.mpp} must be above 0")
+
+    def coarser(self, factor: float) -> Place:
+        """The place of what is made of this image with one pixel, or one position of a map, for `factor` of its own."""
+        return self.scaled(factor, factor)
+
+    def scaled(self, y: float, x: float) -> Place:
+        """The same with as many pixels of this image along one, in each direction."""
+        return replace(self, scale=(self.scale[0] * y, self.scale[1] * x))
+
+    def to_slide(self, points: ArrayLike) -> NDArray[np.float64]:
+        """Positions (..., 2) as x and y in the image, as x and y in level 0 of the slide."""
+        return np.asarray(points, np.float64) * self.scale[::-1] + self.origin[::-1]
+
+    def to_image(self, points: ArrayLike) -> NDArray[np.float64]:
+        """Positions (..., 2) as x and y in level 0 of the slide, as x and y in the image."""
+        return (np.asarray(points, np.float64) - self.origin[::-1]) / self.scale[::-1]
+
+    @property
+    def unit(self) -> Pair:
+        """What one of the slide's pixels counts as in OME-Zarr: micrometres, or 1 where nobody knows them."""
+        return self.mpp or (1.0, 1.0)
+
+    def pixel(self) -> Pair:
+        """The size of one pixel of the image, y and x in units."""
+        return self.scale[0] * self.unit[0], self.scale[1] * self.unit[1]
+
+    def first(self) -> Pair:
+        """The centre of the image's first pixel from the centre of the slide's first, y and x in units."""
+        y, x = ((start + step / 2 - 0.5) * unit for start, step, unit in zip(self.origin, self.scale, self.unit))
+        return y, x
+
+    def record(self) -> dict[str, Any]:
+        """What is kept in metadata."""
+        return {
+            "shape": list(self.shape),
+            "origin": list(self.origin),
+            "scale": list(self.scale),
+            "mpp": None if self.mpp is None else list(self.mpp),
+            "bounds": None if self.bounds is None else list(self.bounds),
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Place:
+        """A place from its record.
+
+        Raises:
+            ValueError, KeyError, TypeError: It is none.
+        """
+        pairs = {key: _numbers(record[key], 2) for key in ("shape", "origin", "scale")}
+        mpp, bounds = record.get("mpp"), record.get("bounds")
+        height, width = pairs["shape"]
+        inside = None if bounds is None else _numbers(bounds, 4)
+        return cls(
+            shape=(int(height), int(width)),
+            origin=(pairs["origin"][0], pairs["origin"][1]),
+            scale=(pairs["scale"][0], pairs["scale"][1]),
+            mpp=None if mpp is None else (_numbers(mpp, 2)[0], _numbers(mpp, 2)[1]),
+            bounds=None if inside is None else (int(inside[0]), int(inside[1]), int(inside[2]), int(inside[3])),
+        )
+
+
+def _numbers(values: Any, count: int) -> list[float]:
+    numbers = [float(value) for value in values]
+    if len(numbers) != count or not np.isfinite(numbers).all():
+        raise ValueError(f"{values!r}: expected {count} numbers")
+    return numbers
+
+
+KEY = "place"
+"""The key of a store's provenance."""
+_NEAR = 1e-4
+"""Within this of a whole number, a slide's own level was taken as it is and not filtered."""
+
+
+def place_of_store(path: Path) -> Place:
+    """Where level 0 of a store lies in the slide that it was made from.
+
+    A store that says nothing of a slide is itself the slide.
+
+    Raises:
+        SlideError: Its zarr.json says something that cannot be understood.
+    """
+    try:
+        attributes = read_json(path / "zarr.json")["attributes"]
+        scales = attributes["ome"]["multiscales"][0]["datasets"][0]["coordinateTransformations"][0]["scale"]
+        mpp = (float(scales[-2]), float(scales[-1]))
+        known = attributes.get(PROVENANCE) or {}
+        if KEY in known:
+            return Place.of(known[KEY])
+        shape = read_json(path / "0" / "zarr.json")["shape"][-2:]
+        own = (int(shape[0]), int(shape[1]))
+        return _guessed(known, own, mpp) if "source_mpp" in known else Place(own, mpp=mpp)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise SlideError(
+            path, "damaged: zarr.json does not say where in the slide the store lies; convert the slide again"
+        ) from error
+
+
+def _guessed(known: Mapping[str, Any], own: tuple[int, int], mpp: tuple[float, float]) -> Place:
+    """The place of a store that keeps only what its pixels measure, to within a pixel and a half of the store.
+
+    Its resolution was written as wanted. Where that is nearly a whole number of the slide's pixels, a level of the
+    slide may have been taken, which has exactly that number: the size of the store tells.
+    """
+    source = (float(known["source_mpp"]["y"]), float(known["source_mpp"]["x"]))
+    part, origin = known["source_shape"], known.get("source_origin", [0, 0])
+    scale = []
+    for axis in (0, 1):
+        step = mpp[axis] / source[axis]
+        whole = max(1, round(step))
+        near = abs(step / whole - 1) < _NEAR
+        scale.append(float(whole) if near and own[axis] != round(part[axis] / step) else step)
+    if all(abs(step - 1) < _NEAR for step in scale):
+        scale = [1.0, 1.0]
+    top, left = (float(start) for start in origin)
+    # Of a store that was cropped, the whole canvas is not known: what it shows ends where the slide ends, at least.
+    return Place((int(top) + int(part[0]), int(left) + int(part[1])), (top, left), (scale[0], scale[1]), source)

@@ -1,0 +1,339 @@
+"""`Slide`: an open slide of any format, upright and in one set of coordinates."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from wsi_trainer.foreign.arrays import open_zarr_array
+from wsi_trainer.slide.formats.base import PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo, to_planes
+from wsi_trainer.slide.formats.opening import open_format
+from wsi_trainer.slide.formats.store import StoreReader
+from wsi_trainer.slide.geometry import Place, place_of_store
+from wsi_trainer.slide.resample import ScaledImage
+from wsi_trainer.slide.resolution import TOLERANCE, resolve, shrink_factor
+from wsi_trainer.slide.tissue import LABEL, TissueMask, coarse_copy, find_tissue, mask_scale
+
+_COARSEST = 64.0  # downsample up to which the levels of a cropped slide stay pixel for pixel those of the slide
+_HELD = 1 << 22  # pixels that are read at a time to make a thumbnail
+
+# By TIFF's number of an orientation: whether rows and columns are exchanged, and then which axes run backwards.
+_TURNS = {
+    1: (False, False, False), 2: (False, False, True), 3: (False, True, True), 4: (False, True, False),
+    5: (True, False, False), 6: (True, False, True), 7: (True, True, True), 8: (True, True, False),
+}  # fmt: skip
+
+
+class Slide:
+    """A slide: its levels, their pixels, its place, its tissue, a thumbnail. Use it as a context manager.
+
+    It may be read by several threads, sent to other processes and used after a fork. A slide that is read after it was
+    closed opens its file again, and one that nobody holds any more closes it.
+
+    Attributes:
+        path: The file, the folder of a DICOM series or the store.
+        name: What the slide is called in errors.
+        info: What the file says, upright, and of the cropped part where it is cropped.
+        whole: What it says of the slide itself.
+        origin: Where level 0 begins in that of the whole slide, y and x.
+    """
+
+    def __init__(
+        self, path: Path | str, reader: str | None = None, options: ReadOptions = PLAIN, *, mpp: float | None = None,
+        crop: bool = False, name: str | None = None,
+    ) -> None:  # fmt: skip
+        self.path = Path(path)
+        self.name = name or str(path)
+        self._arguments = (reader, options, mpp, crop)
+        self._opened: Reader | None = None
+        self._closing: weakref.finalize | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls, path: Path | str, reader: str | None = None, options: ReadOptions = PLAIN, *, mpp: float | None = None,
+        crop: bool = False, name: str | None = None,
+    ) -> Self:  # fmt: skip
+        """Opens a slide.
+
+        Args:
+            path: A file, a DICOM folder or an OME-Zarr store.
+            reader: The name of a reader, to ask this one only: store, omezarr, tiff, openslide, dicom or picture.
+            options: What to take of a slide that is more than one image of 8 bits.
+            mpp: Micrometres per pixel, where the file does not say it or says it wrong. A store of this package says
+                what `preprocess` settled.
+            crop: Whether to read only the part that was scanned, where the file says which that is.
+            name: What the slide is called in errors, instead of its path.
+
+        Raises:
+            SlideError: It cannot be read; the message gives the reason of each reader that was asked.
+        """
+        slide = cls(path, reader, options, mpp=mpp, crop=crop, name=name)
+        try:
+            _ = slide.info
+        except BaseException:
+            slide.close()
+            raise
+        return slide
+
+    def again(self) -> Slide:
+        """The same slide, not open yet."""
+        reader, options, mpp, crop = self._arguments
+        return type(self)(self.path, reader, options, mpp=mpp, crop=crop, name=self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.path, self.name, self._arguments)
+
+    def close(self) -> None:
+        """Closes the file."""
+        with self._lock:
+            if self._closing is not None:
+                self._closing()
+            self._opened = self._closing = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _reader(self) -> Reader:
+        opened = self._opened
+        if opened is None:
+            with self._lock:
+                if self._opened is None:
+                    reader, options, *_ = self._arguments
+                    self._opened = open_format(self.path, reader, options)
+                    self._closing = weakref.finalize(self, self._opened.close)
+                opened = self._opened
+        return opened
+
+    # -- what it is
+
+    @cached_property
+    def _turn(self) -> tuple[bool, bool, bool]:
+        return _TURNS[self._reader.orientation]
+
+    @cached_property
+    def whole(self) -> SlideInfo:
+        info = self._reader.info
+        if not self._turn[0]:
+            return info
+        details = dict(info.details)
+        if "tile" in details:
+            details["tile"] = "x".join(reversed(details["tile"].split("x")))
+        levels = tuple(Level(level.width, level.height, level.downsample) for level in info.levels)
+        return replace(
+            info, levels=levels, mpp=None if info.mpp is None else (info.mpp[1], info.mpp[0]), details=details
+        )
+
+    @cached_property
+    def _crop(self) -> _Crop | None:
+        bounds, whole = self.whole.bounds, self.whole
+        if not self._arguments[3] or bounds is None or min(bounds[2:]) < 1 or bounds == (0, 0, *whole.shape):
+            return None
+        return _Crop(whole, bounds)
+
+    @cached_property
+    def info(self) -> SlideInfo:
+        return self.whole if self._crop is None else self._crop.info
+
+    @property
+    def origin(self) -> tuple[int, int]:
+        return (0, 0) if self._crop is None else self._crop.origin
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Its resolutions, finest first."""
+        return self.info.levels
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of level 0."""
+        return self.info.shape
+
+    @cached_property
+    def stored(self) -> bool:
+        """Whether it is a store that this package wrote."""
+        return isinstance(self._reader, StoreReader)
+
+    @property
+    def mpp(self) -> tuple[float, float] | None:
+        """Micrometres per pixel (y, x) of level 0: as they were given, else as the file has them."""
+        given = self._arguments[2]
+        return self.info.mpp if given is None or self.stored else (given, given)
+
+    @cached_property
+    def transform(self) -> Place:
+        """Where level 0 lies in the slide that it was made from: turns positions into those of that slide, and back."""
+        if self.stored:
+            return place_of_store(self.path)
+        y, x = self.origin
+        return Place(self.whole.shape, (float(y), float(x)), mpp=self.mpp, bounds=self.whole.bounds)
+
+    def factor(self, mpp: float) -> float:
+        """Pixels of level 0 along one pixel of a resolution.
+
+        Raises:
+            AbsentResolution: It is finer than the slide.
+            UnknownResolution: Nothing says how large the slide's pixels are.
+        """
+        own = resolve(self.path, self.info, None if self.stored else self._arguments[2])
+        if self.stored:  # a level that preprocess made is taken as it is
+            for level in self.levels:
+                if abs(mpp / (own.mean * level.downsample) - 1) <= TOLERANCE:
+                    return level.downsample
+        return shrink_factor(self.path, own, mpp)
+
+    # -- pixels
+
+    @property
+    def block(self) -> int:
+        """Pixels along a side of the blocks in which it is best read."""
+        return self._reader.block
+
+    @property
+    def planar(self) -> bool:
+        """Whether its decoder makes the bytes of a channel side by side."""
+        return self._reader.planar and self._reader.orientation == 1
+
+    @property
+    def direct(self) -> bool:
+        """Whether `read_into` decodes to where pixels stay, without a copy."""
+        return self._reader.direct and self._reader.orientation == 1
+
+    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
+        """The pixels of a box in coordinates of its level; outside, and where not scanned, the background."""
+        level, y, x = self._uncropped(level, y, x)
+        exchanged, bottom_up, right_left = self._turn
+        if self._reader.orientation == 1:
+            return self._reader.read(level, y, x, height, width)
+        size = self.whole.levels[level]
+        top = size.height - y - height if bottom_up else y
+        left = size.width - x - width if right_left else x
+        if exchanged:
+            pixels = self._reader.read(level, left, top, width, height).transpose(1, 0, 2)
+        else:
+            pixels = self._reader.read(level, top, left, height, width)
+        return np.ascontiguousarray(pixels[:: -1 if bottom_up else 1, :: -1 if right_left else 1])
+
+    def read_into(self, level: int, y: int, x: int, out: Pixels) -> None:
+        """Fills an array (colour, y, x), of any strides, with the pixels whose corner is (y, x)."""
+        if self._reader.orientation == 1:
+            level, y, x = self._uncropped(level, y, x)
+            self._reader.read_into(level, y, x, out)
+        else:
+            to_planes(self.read(level, y, x, *out.shape[1:]), out)
+
+    def empty(self, level: int, y: int, x: int, height: int, width: int) -> bool:
+        """Whether a box inside the level is known, without reading, to be white."""
+        return self._reader.orientation == 1 and self._reader.empty(*self._uncropped(level, y, x), height, width)
+
+    def associated(self, name: str) -> Pixels:
+        """An associated image, by a name in `info.associated`. Ask for it only where a person wants it."""
+        return self._reader.associated(name)
+
+    def _uncropped(self, level: int, y: int, x: int) -> tuple[int, int, int]:
+        return (level, y, x) if self._crop is None else self._crop.outside(level, y, x)
+
+    # -- what is made of them
+
+    def thumbnail(self, side: int) -> Pixels:
+        """The slide shrunk by the smallest whole factor that keeps within `side` pixels.
+
+        Means over the coarsest level that has at least `side` pixels, read box by box; at the right and at the bottom
+        they are over what is there.
+        """
+        fits = [number for number, level in enumerate(self.levels) if max(level.height, level.width) >= side]
+        number = max(fits, key=lambda number: self.levels[number].downsample, default=0)
+        level = self.levels[number]
+        factor = max(1, -(-max(level.height, level.width) // side))
+        out = np.empty((-(-level.height // factor), -(-level.width // factor), 3), np.uint8)
+        columns = max(1, min(out.shape[1], _HELD // factor**2))
+        rows = max(1, _HELD // (factor**2 * columns))
+        for row in range(0, out.shape[0], rows):
+            for column in range(0, out.shape[1], columns):
+                top, left = row * factor, column * factor
+                height, width = min(rows * factor, level.height - top), min(columns * factor, level.width - left)
+                pixels = self.read(number, top, left, height, width)
+                out[row : row + rows, column : column + columns] = _means(pixels, factor)
+        return out
+
+    def tissue(self, image: ScaledImage | None = None) -> TissueMask:
+        """The tissue: what `preprocess` stored with a store, or would store by Otsu's method.
+
+        Args:
+            image: The slide at the resolution whose pixels the mask counts in; by default level 0.
+        """
+        image = image or ScaledImage(self, 1.0)
+        mpp = None if self.mpp is None else (self.mpp[0] * image.scale[0], self.mpp[1] * image.scale[1])
+        scale = mask_scale(mpp, image.shape)
+        mask = self._stored_tissue(image, scale)
+        if mask is not None:
+            return mask
+        return find_tissue(coarse_copy(self, image, scale).pixels, scale)
+
+    def _stored_tissue(self, image: ScaledImage, scale: int) -> TissueMask | None:
+        """The label of a store at the level whose pixels are those of the mask, or the coarsest below."""
+        folder = self.path / "labels" / LABEL
+        if not (folder / "zarr.json").is_file():
+            return None
+        levels = sorted(int(level.name) for level in folder.iterdir() if level.name.isdigit())
+        shrink = round(image.scale[0])
+        for level in reversed(levels):
+            if abs(image.scale[0] / shrink - 1) < 1e-4 and 2**level % shrink == 0 and 2**level // shrink <= scale:
+                array = open_zarr_array(folder / str(level))
+                return TissueMask(np.asarray(array[:]) > 0, 2**level // shrink)
+        return None
+
+
+class _Crop:
+    """The scanned part of a slide whose canvas is larger, as MRXS has it.
+
+    The corner is moved outwards to a whole pixel of the coarser levels, so that every level is cut and none is
+    filtered; levels for which that would keep too much are left out.
+    """
+
+    def __init__(self, whole: SlideInfo, bounds: Sequence[int]) -> None:
+        kept = [i for i, level in enumerate(whole.levels) if level.downsample <= _COARSEST]
+        self._levels = [i for i in kept if whole.levels[i].downsample.is_integer()]
+        self._steps = [int(whole.levels[i].downsample) for i in self._levels]
+        step = math.lcm(*self._steps)
+        y, x, height, width = bounds
+        self.origin = (max(0, y) // step * step, max(0, x) // step * step)
+        bottom, right = min(y + height, whole.shape[0]), min(x + width, whole.shape[1])
+        size = (max(1, bottom - self.origin[0]), max(1, right - self.origin[1]))
+        levels = tuple(Level(math.ceil(size[0] / d), math.ceil(size[1] / d), float(d)) for d in self._steps)
+        self.info = replace(whole, levels=levels, bounds=(0, 0, *size))
+
+    def outside(self, level: int, y: int, x: int) -> tuple[int, int, int]:
+        """A level and a position on it, as the slide counts them."""
+        step = self._steps[level]
+        return self._levels[level], y + self.origin[0] // step, x + self.origin[1] // step
+
+
+def _restored(path: Path, name: str, arguments: tuple[Any, ...]) -> Slide:
+    reader, options, mpp, crop = arguments
+    return Slide(path, reader, options, mpp=mpp, crop=crop, name=name)
+
+
+def _means(pixels: Pixels, factor: int) -> Pixels:
+    """Means over squares, rounded to the nearest."""
+    if factor == 1:
+        return pixels
+    rows, columns = (np.arange(0, size, factor) for size in pixels.shape[:2])
+    sums = np.add.reduceat(np.add.reduceat(pixels, rows, axis=0, dtype=np.uint32), columns, axis=1)
+    heights, widths = (np.diff(np.append(starts, size)) for starts, size in zip((rows, columns), pixels.shape[:2]))
+    return np.rint(sums / (heights[:, None] * widths)[..., None]).astype(np.uint8)

@@ -1,0 +1,320 @@
+"""Converting one slide: from any reader to a finished, checked OME-Zarr store.
+
+Work goes on in a staging folder with a journal. The store appears under its name in one rename, when it is
+complete; so whatever has that name is complete.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from wsi_trainer import __version__
+from wsi_trainer.foreign import read_json
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.geometry import KEY, Place
+from wsi_trainer.slide.resample import ScaledImage
+from wsi_trainer.slide.resolution import Resolution, resolve, shrink_factors
+from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slide.tissue import TissueMask
+from wsi_trainer.slides.staging import STAGING, THUMBNAILS, Locked, bring_back, lock, put_in_place, set_aside
+from wsi_trainer.store.chunks import StoredLevel
+from wsi_trainer.store.exact import Comparison, OtherPixels, compare
+from wsi_trainer.store.files import remove_half_written, sync_folder, sync_tree
+from wsi_trainer.store.identity import full_hash, quick_hash
+from wsi_trainer.store.journal import Journal, remove_journal
+from wsi_trainer.store.label import write_label
+from wsi_trainer.store.layout import PROVENANCE, pyramid
+from wsi_trainer.store.manifest import read_manifest, sha256_of, write_manifest
+from wsi_trainer.store.metadata import group, image_array, image_attributes, write_json
+from wsi_trainer.store.overview import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
+from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.writer import ChunkCutter, PyramidWriter, drop_missing
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slide to convert."""
+
+    slide: Path
+    name: str
+    mpp: float | None = None
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What became of a slide: a row of the summary."""
+
+    name: str
+    store: str
+    height: int
+    width: int
+    mpp: float | None  # None where pixels are not square: the note says more
+    levels: int
+    tissue: float | None
+    lost: float | None
+    skipped: bool
+    note: str = ""
+    rules: Mapping[str, float] = field(default_factory=dict)
+    """Of each rule, what it took or put in as a share of the mask it was shown."""
+    source: str = ""
+    """SHA-256 of the slide's file: equal for a slide that was renamed or copied."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The work of a pool that converts slides."""
+
+    out: Path
+    settings: Settings
+    overwrite: bool = False
+
+    def __call__(self, job: Job, threads: int, progress: Callable[[int, int], None]) -> Converted:
+        return convert(job, self.out, self.settings, threads=threads, overwrite=self.overwrite, progress=progress)
+
+
+class Busy(SlideError):
+    """Another process converts this slide right now."""
+
+
+def convert(
+    job: Job,
+    out: Path,
+    settings: Settings,
+    *,
+    threads: int = 1,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Converted:
+    """Converts a slide, continues a conversion that was interrupted, or finds that nothing is left to do.
+
+    Args:
+        job: The slide.
+        out: The folder of stores; the slide's is `out/NAME.zarr`.
+        settings: How.
+        threads: How many shards are worked on at the same time.
+        overwrite: Make a store anew that exists with other settings or from another file.
+        progress: Called with finished and all pixels of level 0.
+
+    Raises:
+        SlideError: The slide cannot be converted; says why.
+    """
+    if not job.slide.exists():
+        raise SlideError(job.slide, "does not exist")
+    store = out / f"{job.name}.zarr"
+    _refuse_own_result(job, store)
+    header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.record()}
+    if settings.tissue == "geojson":  # outlines that were edited make another store
+        header["outlines"] = sha256_of(outline_of(job.slide, settings))
+    try:
+        with lock(out, job.name):
+            return _convert(job, store, header, out, settings, threads, overwrite, progress)
+    except Locked as error:
+        raise Busy(job.slide, "another process is converting it") from error
+
+
+def recover(out: Path) -> None:
+    """Brings back all stores that a run which died had put to one side, and removes its half-written files."""
+    remove_half_written(out)
+    for name in set_aside(out):
+        try:
+            with lock(out, name):
+                bring_back(out, name)
+        except Locked:  # a run that lives does so itself
+            continue
+
+
+def _refuse_own_result(job: Job, store: Path) -> None:
+    """A source is never replaced by what is made of it."""
+    slide, result = job.slide.resolve(), store.resolve()
+    if slide == result or result in slide.parents:
+        raise SlideError(job.slide, "it would be replaced by its own result; give another folder for the results")
+
+
+def _convert(
+    job: Job, store: Path, header: Mapping[str, Any], out: Path, settings: Settings, threads: int, overwrite: bool,
+    progress: Callable[[int, int], None],
+) -> Converted:  # fmt: skip
+    bring_back(out, job.name)
+    if store.exists() and _fits(store, header, job, overwrite):
+        remove_journal(_journal_of(job, out))
+        return _row(job, store, skipped=True)
+    with Slide.open(job.slide, options=settings.reading, crop=settings.crop == "bounds") as slide:
+        _Conversion(job, slide, out, settings, header, threads, progress).run()
+    remove_journal(_journal_of(job, out))
+    return _row(job, store, skipped=False)
+
+
+def _journal_of(job: Job, out: Path) -> Path:
+    return out / STAGING / f"{job.name}.journal"
+
+
+def _fits(store: Path, header: Mapping[str, Any], job: Job, overwrite: bool) -> bool:
+    """Whether a store is what would be made; an error where it is not and may not be replaced."""
+    try:
+        fits = dict(read_manifest(store)["settings"]["header"]) == dict(header)
+    except (ValueError, KeyError, TypeError) as error:
+        if overwrite:
+            return False
+        raise SlideError(job.slide, f"{store}: {error}; remove the store and run again") from error
+    if not fits and not overwrite:
+        raise SlideError(
+            job.slide, f"{store} was made from another file, with other settings or with other outlines of tissue; "
+            "choose another folder or give --overwrite true"
+        )  # fmt: skip
+    return fits
+
+
+def stored(job: Job, out: Path) -> Converted | None:
+    """The row of a slide that was converted before, or None."""
+    store = out / f"{job.name}.zarr"
+    try:
+        return _row(job, store, skipped=True) if store.exists() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # damaged: the run that meets it reports it
+
+
+def _row(job: Job, store: Path, *, skipped: bool) -> Converted:
+    facts = read_manifest(store)["settings"]["facts"]
+    source = read_json(store / "zarr.json")["attributes"][PROVENANCE]["source"]["sha256"]
+    return Converted(name=job.name, store=f"{job.name}.zarr", skipped=skipped, source=source, **facts)
+
+
+class _Conversion:
+    """The steps of converting one slide."""
+
+    def __init__(
+        self, job: Job, slide: Slide, out: Path, settings: Settings, header: Mapping[str, Any],
+        threads: int, progress: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        self._job, self._slide, self._out, self._settings = job, slide, out, settings
+        self._header, self._threads, self._progress = header, threads, progress
+        self._store = out / f"{job.name}.zarr"
+        self._staged = out / STAGING / f"{job.name}.zarr"
+        self._resolution = resolve(job.slide, slide.info, settings.source_mpp, job.mpp)
+        factors = (1.0, 1.0)
+        if settings.mpp is not None:
+            factors = shrink_factors(job.slide, self._resolution, settings.mpp)
+        self._image = ScaledImage(slide, factors)
+        self._place = self._placed()
+        self._mpp = self._place.pixel()
+        self._origin = self._place.first()
+        self._shapes = pyramid(*self._image.shape, settings.levels)
+        self._codec = settings.make_codec()
+        self._mask: TissueMask | None = None
+
+    def run(self) -> None:
+        journal = Journal(_journal_of(self._job, self._out), self._header)
+        if not journal.matches:
+            shutil.rmtree(self._staged, ignore_errors=True)
+        self._staged.mkdir(parents=True, exist_ok=True)
+        drop_missing(self._staged, journal)
+        mask, overview = find_mask(self._slide, self._image, self._mpp, self._settings)
+        self._mask = mask
+        cut = mask if self._settings.background == "constant" else None
+        chunks = ChunkCutter(self._slide, self._image, self._settings.chunk, cut)
+        with journal:
+            PyramidWriter(
+                self._staged, self._shapes, chunks.cut, journal, self._settings.layout, self._codec,
+                threads=self._threads, progress=self._progress_pixels(journal),
+            ).run()  # fmt: skip
+            self._finish(journal, overview)
+
+    def _progress_pixels(self, journal: Journal) -> Callable[[int], None]:
+        total = self._shapes[0][0] * self._shapes[0][1]
+        rows, columns = self._settings.layout.grid(*self._shapes[0])
+        done = total * sum(key.startswith("0/") for key in journal.entries) // max(1, rows * columns)
+        self._progress(done, total)
+
+        def add(pixels: int) -> None:
+            nonlocal done
+            done += pixels
+            self._progress(min(done, total), total)
+
+        return add
+
+    def _finish(self, journal: Journal, overview: Image.Image) -> None:
+        """Metadata, label, manifest and thumbnail; then the store gets its name."""
+        for level, shape in enumerate(self._shapes):
+            metadata = image_array(shape, self._settings.layout, self._codec)
+            write_json(self._staged / str(level) / "zarr.json", metadata)
+        name = Path(self._job.name).name
+        provenance = {**self._provenance(), **self._compared().record()}
+        attributes = image_attributes(name, self._mpp, len(self._shapes), provenance, self._origin)
+        write_json(self._staged / "zarr.json", group(attributes))
+        if self._mask is not None:
+            labels = self._staged / "labels"
+            write_label(labels, self._mask, self._mpp, self._shapes, self._settings.layout, self._origin)
+        settings = {"header": dict(self._header), "facts": self._facts()}
+        write_manifest(self._staged, settings, {k: e for k, e in journal.entries.items() if e.sha256})
+        thumbnail = self._out / THUMBNAILS / f"{self._job.name}.jpg"
+        thumbnail.parent.mkdir(parents=True, exist_ok=True)
+        draw_overview(overview, self._mask, thumbnail)
+        if self._mask is not None and self._mask.found:
+            draw_overlay(self._mask, thumbnail.with_suffix(OVERLAY))
+        sync_tree(self._staged)
+        put_in_place(self._out, self._job.name)
+        sync_folder(self._store.parent)
+
+    def _compared(self) -> Comparison:
+        stored = StoredLevel(self._staged / "0", self._shapes[0], self._settings.layout, self._codec)
+        try:
+            return compare(self._slide, self._image, stored, self._settings)
+        except OtherPixels:
+            shutil.rmtree(self._staged)  # the next run begins anew
+            raise
+
+    def _facts(self) -> dict[str, Any]:
+        notes = list(self._slide.info.notes)
+        is_square = Resolution(*self._mpp, "").is_square
+        if not is_square:
+            notes.append(f"pixels are not square: {self._mpp[1]:g} x {self._mpp[0]:g} µm (width x height)")
+        return {
+            "height": self._shapes[0][0],
+            "width": self._shapes[0][1],
+            "mpp": round(sum(self._mpp) / 2, 6) if is_square else None,
+            "levels": len(self._shapes),
+            "tissue": None if self._mask is None else round(self._mask.share, 4),
+            "lost": None if self._mask is None else round(self._mask.lost, 6),
+            **({"rules": self._mask.shares()} if self._mask is not None and self._mask.found else {}),
+            **({"note": "; ".join(notes)} if notes else {}),
+        }
+
+    def _placed(self) -> Place:
+        """Where the store lies in the slide, by what is done to pixels rather than by what was asked for."""
+        whole, corner = self._slide.whole, self._slide.origin
+        return Place(
+            whole.shape,
+            (float(corner[0]), float(corner[1])),
+            self._image.scale,
+            (self._resolution.y, self._resolution.x),
+            whole.bounds,
+        )
+
+    def _provenance(self) -> dict[str, Any]:
+        """Where the store comes from. No name, label or free text of the source is among it."""
+        info, resolution = self._slide.info, self._resolution
+        return {
+            "version": __version__,
+            "source": {"sha256": full_hash(self._job.slide), "vendor": info.vendor, **info.details},
+            "reader": info.reader,
+            "source_mpp": {"y": resolution.y, "x": resolution.x, "origin": resolution.origin},
+            "source_shape": list(info.shape),
+            "source_origin": list(self._slide.origin),
+            KEY: self._place.record(),
+            "power": info.power,
+            "settings": dict(self._settings.record()),
+            "tissue": None
+            if self._mask is None
+            else {
+                "threshold": self._mask.threshold,
+                "share": self._mask.share,
+                "lost": self._mask.lost,
+                **({"rules": self._mask.shares()} if self._mask.found else {}),
+            },
+        }

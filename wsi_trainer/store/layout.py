@@ -1,0 +1,65 @@
+"""How an image lies in a store: axes c, y, x; chunks of 512 px in shards of 4096 px; a pyramid by twos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+CHANNELS = 3
+PROVENANCE = "wsi_trainer"
+"""The attribute of a store beside `ome` that says where it comes from and how it was made."""
+FILL = 255
+"""The value of absent chunks: white, as glass nearly is."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes in pixels of chunks, which are read, and of shards, which are written and are files."""
+
+    chunk: int = 512
+    shard: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.chunk < 2 or self.chunk % 2 or self.shard % self.chunk:
+            raise ValueError(f"chunk={self.chunk} must be even, and shard={self.shard} a multiple of it")
+
+    @property
+    def chunks_aside(self) -> int:
+        """Chunks along one side of a shard."""
+        return self.shard // self.chunk
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of shards that cover an image."""
+        return -(-height // self.shard), -(-width // self.shard)
+
+
+def pyramid(height: int, width: int, levels: int | None = None, smallest: int = 512) -> list[tuple[int, int]]:
+    """Shapes of the levels, finest first: until one fits into `smallest`, or as many as asked for."""
+    shapes = [(height, width)]
+    while len(shapes) < levels if levels is not None else max(shapes[-1]) > smallest:
+        shapes.append((-(-shapes[-1][0] // 2), -(-shapes[-1][1] // 2)))
+    return shapes
+
+
+def shard_key(level: int, row: int, column: int) -> str:
+    """The path of a shard inside the store."""
+    return f"{level}/c/0/{row}/{column}"
+
+
+def z_order(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """All cells of a grid, neighbours first, so that the four of a block follow each other at every scale."""
+    side = 1
+    while side < max(rows, columns):
+        side *= 2
+
+    def visit(row: int, column: int, size: int) -> Iterator[tuple[int, int]]:
+        if row >= rows or column >= columns:
+            return
+        if size == 1:
+            yield row, column
+            return
+        half = size // 2
+        for dr, dc in ((0, 0), (0, half), (half, 0), (half, half)):
+            yield from visit(row + dr, column + dc, half)
+
+    yield from visit(0, 0, side)

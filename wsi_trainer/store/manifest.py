@@ -1,0 +1,181 @@
+"""The manifest of a store: the size and hash of every file in it, and a hash of the manifest itself.
+
+zarr reads an absent file as background. The manifest is what tells a deleted shard from an empty one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wsi_trainer.foreign import read_bytes, read_json
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.store.files import replace_file
+from wsi_trainer.store.journal import Entry
+from wsi_trainer.store.layout import PROVENANCE
+
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is wrong with a store."""
+
+    store: Path
+    file: str
+    reason: str
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _serialise(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a manifest, with their hash among them: the same content gives the same bytes."""
+    return (json.dumps({"sha256": _seal(content), **content}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def write_manifest(store: Path, settings: Mapping[str, Any], known: Mapping[str, Entry]) -> None:
+    """Writes the manifest of a finished store; files whose hash is known are not read again."""
+    files = {}
+    for path in sorted(path for path in store.rglob("*") if path.is_file()):
+        key = path.relative_to(store).as_posix()
+        if key == NAME or key.endswith(".part"):
+            continue
+        entry = known.get(key)
+        files[key] = {
+            "size": entry.size if entry else path.stat().st_size,
+            "sha256": entry.sha256 if entry else sha256_of(path),
+        }
+    replace_file(store / NAME, _serialise({"settings": dict(settings), "files": files}))
+
+
+def read_manifest(store: Path) -> dict[str, Any]:
+    """The content of a manifest.
+
+    Raises:
+        ValueError: It is missing or was changed.
+    """
+    try:
+        record = read_json(store / NAME)
+        seal, files = record.pop("sha256"), record["files"]
+    except FileNotFoundError as error:
+        raise ValueError("the manifest is missing") from error
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(f"the manifest is damaged: {error}") from error
+    if not isinstance(files, dict) or _seal(record) != seal:
+        raise ValueError("the manifest is damaged: its own hash does not match")
+    for key, entry in files.items():
+        if not _is_inside(key):
+            raise ValueError(f"the manifest is damaged: it lists {key!r}, which is not inside the store")
+        if not (
+            isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+        ):
+            raise ValueError(f"the manifest is damaged: its entry for {key!r} has no size and hash")
+    return dict(record)
+
+
+def _is_inside(key: str) -> bool:
+    """Whether a key names a file below the store, however it is read."""
+    parts = key.split("/")
+    return all(parts) and not {".", ".."} & set(parts) and not {"\\", ":"} & set(key)
+
+
+def check_file(path: Path, size: int, sha256: str) -> str | None:
+    """What is wrong with one file, or None."""
+    if not path.is_file():
+        return "missing"
+    found = path.stat().st_size
+    if found != size:
+        return f"truncated: {found} of {size} bytes" if found < size else f"grown: {found} instead of {size} bytes"
+    return None if sha256_of(path) == sha256 else "changed: its hash does not match"
+
+
+def find_damage(store: Path) -> Iterator[Damage]:
+    """Everything in which a store differs from its manifest."""
+    try:
+        content = read_manifest(store)
+    except ValueError as error:
+        yield Damage(store, NAME, str(error))
+        return
+    if read_bytes(store / NAME) != _serialise(content):  # the same content in other bytes
+        yield Damage(store, NAME, "the manifest is damaged: it is not written as it was")
+    files = content["files"]
+    for key, expected in files.items():
+        reason = check_file(store / key, expected["size"], expected["sha256"])
+        if reason:
+            yield Damage(store, key, reason)
+    present = {path.relative_to(store).as_posix() for path in store.rglob("*") if path.is_file()}
+    for key in sorted(present - files.keys() - {NAME}):
+        yield Damage(store, key, "not in the manifest")
+
+
+_METADATA = "zarr.json"
+_OTHERS = "labels/zarr.json"
+"""Names the labels of a store; nothing here reads it, and other programs add theirs to it."""
+
+
+def check_complete(store: Path) -> Set[str] | None:
+    """The files that a store of this package lists, all of which are there; None for a store of others.
+
+    The metadata are as they were written, too: what they say is not checked by any chunk, and a smaller height would
+    be believed.
+
+    Raises:
+        SlideError: The manifest is missing or damaged, lists a file that is not there, or other metadata.
+    """
+    if not (store / NAME).is_file() and not _is_ours(store):
+        return None
+    way_out = "copy the store again, or remove it and convert the slide again"
+    try:
+        manifest = read_manifest(store)
+    except ValueError as error:
+        raise SlideError(store, f"damaged: {error}; {way_out}") from error
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    if manifest.get("settings", {}).get("header", {}).get("codec") == "jpeg":
+        raise SlideError(store, "stored as JPEG by --codec jpeg, which is no longer read; convert the slide again")
+    missing = sorted(files.keys() - files_of(store))
+    if missing:
+        more = f" and {len(missing) - 1} more of its files are" if len(missing) > 1 else " is"
+        raise SlideError(store, f"damaged: {missing[0]}{more} missing; {way_out}")
+    for key, entry in files.items():
+        described = key.endswith(_METADATA) and key != _OTHERS
+        if described and (reason := check_file(store / key, entry["size"], entry["sha256"])):
+            raise SlideError(store, f"damaged: {key}: {reason}; {way_out}")
+    return files.keys()
+
+
+def files_of(store: Path) -> set[str]:
+    """The files of a store, as its manifest names them."""
+    found: set[str] = set()
+    prefix = len(str(store)) + 1
+    for folder, _, names in os.walk(store):
+        inside = folder[prefix:].replace(os.sep, "/")
+        found.update(f"{inside}/{name}" if inside else name for name in names)
+    return found
+
+
+def shards_of(files: Set[str], level: int) -> frozenset[tuple[int, int]]:
+    """Rows and columns of the shards of a level among the files of a store."""
+    prefix = f"{level}/c/0/"
+    cells = [key.removeprefix(prefix).split("/") for key in files if key.startswith(prefix)]
+    return frozenset((int(row), int(column)) for row, column in cells)
+
+
+def _is_ours(store: Path) -> bool:
+    try:
+        content = read_json(store / "zarr.json")
+        return PROVENANCE in content["attributes"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
