@@ -6,7 +6,8 @@ give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -14,19 +15,39 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+from lightning_plugin.execute.alike import Owned
 from lightning_plugin.execute.complete import complete
 from lightning_plugin.execute.gradients import Gradients
 from lightning_plugin.execute.recalled import Pulled, Recalled, likeness
 from lightning_plugin.execute.segment import SegmentRun, outline, read_from
-from lightning_plugin.execute.sharing import Share, Sharing, Tile
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.program.scan import run_tile, scan
+from lightning_plugin.program.scan import ScanTile, run_tile, scan
 from lightning_plugin.program.tape import Emit, Read
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
+
+
+@dataclass(eq=False)
+class Tile:
+    """One evaluation in backward.
+
+    Attributes:
+        members: The tile, and those that are identical to it.
+        cotangents: The sums of the members' cotangents, by the serials of the stored targets' nodes; None where the
+            tile's own are read.
+        scan: The tile of a scan.
+        carried: Rows that a scan's tile was handed.
+        handed_back: Gradients of the rows that it handed on.
+    """
+
+    members: Sequence[Owned]
+    cotangents: dict[int, Tensor] | None = None
+    scan: ScanTile | None = None
+    carried: dict[int, Tensor] = field(default_factory=dict)
+    handed_back: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Backward:
@@ -103,8 +124,6 @@ class Backward:
             self.program = segment.program if segment.scans else segment.program.narrow(self.alive)
             self.tapes = segment.tapes(self.program, segment.backward_grid)
             self.operands = [self.vectors[id(v)] for v in self.program.vectors]
-            apart = any(map(self.wanted, self.program.reads))
-            self.sharing = Sharing(segment, self.tapes, self.maps, self.handles, apart)
             self.over_tiles()
             if segment.team is not None:
                 ordinary = (*segment.spreads, *segment.images)
@@ -165,16 +184,57 @@ class Backward:
     # The tiles
 
     def grid(self) -> None:
-        """Tile by tile, identical tiles together; only what leads to a cotangent is computed again."""
+        """Tile by tile; only what leads to a cotangent is recomputed."""
         segment, program = self.segment, self.program
         self.recount()
         cotangents = self.given(program)
         segment.expect(lambda: outline(program, segment.backward_grid), self.handles, cotangents)
         fetch = segment.fetch(self.handles, cotangents)
+        zero = self.zero_tiles()
         for members in segment.loop(self.tapes, self.handle, fetch):
             with segment.watching(self.watched and segment.watch(self.tapes, members[0])):
-                for tile in self.sharing.parted(program, members):
-                    self.tile(program, tile)
+                for tile in self.evaluations(members):
+                    if not all(tuple(owned) in zero for owned in tile.members):
+                        self.tile(program, tile)
+
+    def evaluations(self, members: Sequence[Owned]) -> Iterator[Tile]:
+        """Identical tiles as one evaluation with the sum of their cotangents, where nothing that they read needs a
+        gradient; else each by itself. See [Note: identical tiles] in `alike`."""
+        segment = self.segment
+        if any(map(self.wanted, self.program.reads)):
+            yield from (Tile([owned]) for owned in members)
+            return
+        # A rehearsal makes a sum too, so that memory is there for it.
+        summing = len(members) > 1 or (segment.alike and segment.rehearsal is not None)
+        yield Tile(members, self.summed(members) if summing else None)
+
+    def summed(self, members: Sequence[Owned]) -> dict[int, Tensor]:
+        """The sum of the tiles' cotangents of every stored target."""
+        sums: dict[int, Tensor] = {}
+        for i, cotangent in self.given(self.program).items():
+            if not members[0][i].empty:
+                sums[self.program.targets[i].node.serial] = cotangent.summed([member[i] for member in members])
+        return sums
+
+    def zero_tiles(self) -> Container[tuple[Box, ...]]:
+        """The tiles whose cotangents are zero everywhere, but for one: nothing is recomputed for them.
+
+        Losses over drawn regions, and heads that take maxima, leave most of a map without a gradient. All tiles are
+        looked at with one read of the device. Nothing is looked for where maps lie on a lower tier, where statistics
+        add to all cotangents, and where several ranks share the tiles. One tile is always evaluated: a gradient of
+        zeros is one, too.
+        """
+        segment, given = self.segment, self.given(self.program)
+        here = all(isinstance(c, Cotangent) and c.home.tier == "device" for c in given.values())
+        if self.reduced or not given or not here or segment.team is not None or segment.rehearsal is not None:
+            return ()
+        tiles = [tuple(owned) for owned in self.tapes.owned()]
+        counts = [
+            torch.stack([torch.count_nonzero(c.read(owned[i])) for i, c in given.items() if not owned[i].empty]).sum()
+            for owned in tiles
+        ]
+        zero = [owned for owned, count in zip(tiles, torch.stack(counts).tolist(), strict=True) if count == 0]
+        return set(zero if len(zero) < len(tiles) else zero[1:])
 
     def recount(self) -> None:
         """Find results that depend on the last bits of tiles as backward's tiles come to them, in a pass of its own."""
@@ -254,11 +314,8 @@ class Backward:
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []
         tokens: list[Tensor] = []
-        #: Of each output its target, and its cotangent where that is the same for every tile.
-        pulled: list[tuple[int, Tensor | None]] = []
-        times = len(work.members) if work.cotangents is None else 1
-        # A vector's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
-        count = 1 if work.cotangents is None else len(work.members)
+        # A reduction's cotangent is the same for every tile: it counts as often as there are tiles.
+        count = len(work.members)
 
         def read(v: Value, box: Box) -> Tensor | Pieces:
             tile = self.segment.read(v, box, self.spreads, self.handle(v), self.piecewise(v))
@@ -275,10 +332,9 @@ class Backward:
             target = program.targets[i]
             for value, cotangent in self.pulls(target, i, box, tiles, work):
                 if value is not None and cotangent is not None and value.requires_grad:
-                    stored = target.stored is not None
                     outputs.append(value)
-                    cotangents.append(cotangent if stored or count == 1 else cotangent * count)
-                    pulled.append((i, None if stored else cotangent))
+                    same = target.stored is None and count > 1
+                    cotangents.append(cotangent * count if same else cotangent)
 
         handed = self.evaluate(program, work, read, emit)
         carried = [(serial, t) for serial, t in work.carried.items() if t.requires_grad]
@@ -292,57 +348,17 @@ class Backward:
         leaves += [t for t in tokens if t.requires_grad]
         if not outputs or not leaves:
             return {}
-        if work.apart:
-            self.apart(work, outputs, cotangents, pulled, reads)
-            return {}
         found = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
         given = [(v, box) for v, box, _ in reads]
         for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
             done.clear()  # type: ignore[attr-defined]
-        self.gradients.add(found[: len(adders)], times)
+        self.gradients.add(found[: len(adders)])
         here = found[len(adders) : len(adders) + len(given) + len(carried)]
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
-                self.give_all(work, v, box, g)
+                self.gradients.give(v, box, g, self.segment.plan.ahead)
         back = zip((serial for serial, _ in carried), here[len(given) :], strict=True)
         return {serial: g for serial, g in back if g is not None}
-
-    def apart(
-        self,
-        work: Tile,
-        outputs: list[Tensor],
-        cotangents: list[Tensor],
-        pulled: Sequence[tuple[int, Tensor | None]],
-        reads: list[tuple[Value, Box, Tensor]],
-    ) -> None:
-        """Pull an evaluation back with the sum of all cotangents, for the vectors; and with those of the tiles whose
-        cotangents are equal, for what each of them read."""
-        adders = self.gradients.adders
-        if adders:
-            leaves = [self.leaves[i] for i in adders]
-            found = torch.autograd.grad(outputs, leaves, cotangents, retain_graph=True, allow_unused=True)
-            self.gradients.add(found, 1)
-            del found
-        cotangents.clear()
-        tiles, given = [t for _, _, t in reads], [v for v, _, _ in reads]
-        reads.clear()
-        targets = self.program.targets
-        for k, share in enumerate(work.apart):
-            sums = self.sharing.summed(self.program, share.members) if share.summed else {}
-            mine = [self.of_share(share, targets[i].node.serial, i, g, sums) for i, g in pulled]
-            sums.clear()
-            here = torch.autograd.grad(outputs, tiles, mine, retain_graph=k + 1 < len(work.apart), allow_unused=True)
-            del mine
-            for v, gradient in zip(given, here, strict=True):
-                if gradient is not None:
-                    for member in share.members[:1] if share.summed else share.members:
-                        self.gradients.give(v, self.tapes.boxes(member)[id(v)], gradient, self.segment.plan.ahead)
-
-    def of_share(self, share: Share, serial: int, i: int, same: Tensor | None, sums: Mapping[int, Tensor]) -> Tensor:
-        """The cotangent of a target that a share of tiles is pulled back with; one may be the ``same`` for each."""
-        if same is not None:
-            return same * len(share.members) if share.summed else same
-        return sums[serial] if share.summed else self.maps[serial].read(share.members[0][i])
 
     def evaluate(
         self,
@@ -377,10 +393,3 @@ class Backward:
             return None
         self.gradients.room_for(v)
         return self.handles[id(v)].cotangent.room().add
-
-    def give_all(self, work: Tile, v: Value, box: Box, gradient: Tensor) -> None:
-        """The gradient of something that was read, by the tile and by those that it stands for."""
-        ahead = self.segment.plan.ahead
-        self.gradients.give(v, box, gradient, ahead)
-        for member in work.members[1:] if not work.once else ():
-            self.gradients.give(v, self.tapes.boxes(member)[id(v)], gradient, ahead)

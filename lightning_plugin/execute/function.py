@@ -7,7 +7,7 @@ backward, so that it goes when autograd lets go of it: after the segment's backw
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,6 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
         work = Forward(run, run.inputs(frame), frame.stored)
         found = dict(zip(run.outputs, map(lasting, work.run()), strict=True))
     seen(run.ledger, found.values())
-    number_bulks(run, frame)
     # On the segment's device, so that autograd runs all segments in one thread, in one order.
     found |= {v: torch.zeros((), device=v.device) for v in run.stored}
     made = Evaluated(found, work.carried)
@@ -75,29 +74,6 @@ def run_segment(run: SegmentRun, frame: Frame) -> None:
         frame.vectors[v] = found[v].view_as(found[v]) if several and found[v].requires_grad else found[v]
     for v in run.stored:
         frame.tokens[v] = found[v]
-
-
-def number_bulks(run: SegmentRun, frame: Frame) -> None:
-    """Say where of the cotangents of what a segment has stored only sums are asked; see [Note: bulk] in
-    `residency.numbered`."""
-    if not (run.alike and run.plan.alike and run.trains) or run.rehearsal is not None:
-        return
-    tapes = run.tapes(run.program, run.backward_grid)
-    reads = {id(v): frame.stored[v].bulk for v in run.boundaries}
-    ends = run.program.ends(run.backward_grid)
-    made = {i: Numbered.empty(ends[i]) for i, t in enumerate(run.program.targets) if t.stored is not None}
-    numbers: dict[Hashable, int] = {}
-    for place, members in enumerate(run.work(tapes, frame.stored.get)):
-        for owned in members:
-            how = run.signature(tapes.boxes(owned), reads)
-            number = numbers.setdefault((place, owned if how is None else how), len(numbers))
-            for i, bulk in made.items():
-                if not owned[i].empty:
-                    bulk.number([owned[i]], number)
-    for i, bulk in made.items():
-        stored = run.program.targets[i].stored
-        assert stored is not None
-        frame.stored[stored].bulk = bulk
 
 
 def seen(ledger: Ledger | None, results: Iterable[Tensor | None]) -> None:

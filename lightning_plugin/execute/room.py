@@ -23,7 +23,6 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
-from lightning_plugin.program.program import Program
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.reductions import wide
 from lightning_plugin.spare import budget_for
@@ -46,8 +45,6 @@ def make_room(run: SegmentRun, read: Sequence[Boundary], inputs: Sequence[Tensor
         planned = run.plan.backward  # a pass before this one may have had to make its tiles smaller
         largest, before = largest_tile(run, planned), gradients(run, read, planned)
         for grid in finer(run, planned):
-            if run.plan.alike and not refines(run.program, grid, planned):
-                continue  # others count on the tiles that were planned; see [Note: bulk] in `residency.numbered`
             fixed = gradients(run, read, grid) + (largest_parts(run, grid) if planned.tiles == 1 else 0)
             part = largest_tile(run, grid) / max(1, largest)
             if fixed + MARGIN * part * max(0, needs - before) <= room:
@@ -156,12 +153,6 @@ def no_room(path: str, needs: int, ledger: Ledger) -> BudgetError:
         smallest,
         path,
     )
-
-
-def refines(program: Program, grid: Grid, other: Grid) -> bool:
-    """Whether the tiles of a grid are parts of another's."""
-    pairs = zip(program.ends(grid), program.ends(other), strict=True)
-    return all(set(there) <= set(here) for mine, theirs in pairs for here, there in zip(mine, theirs, strict=True))
 
 
 def largest_tile(run: SegmentRun, grid: Grid) -> float:

@@ -38,7 +38,6 @@ from lightning_plugin.program.recall import recallable
 from lightning_plugin.program.tape import See
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
-from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.team import Team
 
@@ -110,19 +109,6 @@ class SegmentRun:
         if image is not None:
             return image.glass
         return None if tensor is None else Constants.compared(v.space, tensor)
-
-    def signature(self, need: Mapping[int, Box], bulks: Mapping[int, Numbered | None]) -> Hashable | None:
-        """Equal for tiles whose gradients of what they read may be given at the place of one; None where each is asked
-        for. See [Note: bulk] in `residency.numbered`."""
-        found = []
-        for v in self.program.reads:
-            if not v.requires_grad or id(v) not in need:
-                continue
-            bulk = bulks.get(id(v))
-            if bulk is None:
-                return None
-            found.append(bulk.signature(need[id(v)]))
-        return tuple(found)
 
     def near(self, need: Mapping[int, Box]) -> bool:
         """Whether something that a tile reads is known to be constant in part, so that what it makes may be."""

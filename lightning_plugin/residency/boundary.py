@@ -34,8 +34,7 @@ class Boundary:
 
     ``half`` keeps it as bfloat16, where the user allows that loss; its cotangent stays float32 or wider.
     ``constants`` is where it is known to be constant, ``made`` which of its tiles one computation has made: see [Note:
-    identical tiles] in `execute.alike`; ``bulk`` is where only sums of its cotangent matter: see [Note: bulk] in
-    `numbered`.
+    identical tiles] in `execute.alike`.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Boundary:
         self.cotangent = Cotangent(layout, dtype, device, self.home, ledger)
         self.constants = constants
         self.made = made
-        self.bulk: Numbered | None = None
         #: Makes the data again, where it is let go after forward; see [Note: dropped] in `execute.again`.
         self.again: Maker | None = None
         self.make_room()

@@ -1,20 +1,10 @@
 """The tiles that a boundary is made of, with numbers that are equal for those of which one stands for all.
 
-A boundary has two such lists. In the one, tiles that forward has made by one computation have one number: boxes that
-lie alike in them hold the same, to the bit. The other is its bulk.
+Tiles that forward has made by one computation have one number: boxes that lie alike in them hold the same, to the bit.
 
 [Note: stored once] A lower tier is sent the first of the tiles that have one number, and no other. A box that is read
 is put together from the parts of it in tiles for which others stand, each from where the same lies, and the rest. That
 takes the room that the box takes anyway, so that a rehearsal, which knows of no numbers, counts it.
-
-[Note: bulk] A segment that evaluates identical tiles for each other needs, for the gradients of its vectors, no tile's
-cotangent but the sum of all. So whoever reads the boundary that it stored may give the gradients of several of its own
-tiles at the place of one, if that changes no such sum: the tiles are identical, and what they read lies alike in tiles
-of the maker of which only the sum is asked. A boundary's *bulk* says which these are: the maker's tiles, as they are in
-its backward, each with a number that several have only if they are identical, and if their own gradients, of what they
-read, may be given at the place of one; and so on down to the image, which needs no gradient. On a slide of which most
-is glass, the gradients of glass are pulled back for one tile, however many there are. A ring of tiles around tissue
-counts each for itself, and one ring more for each segment between the map and the image.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 [Note: shared work] A tile is identical to others if all of the image that it sees is one value. What a map sees of an
 image is, on each axis, an interval of it times a scale, wider by what the windows on the way look at: its *reach*. With
 the image's cells as a summed table, the tiles of a grid that see no tissue are counted at once. They are computed as
-often as there are ways to lie at the border. In backward, the gradients of what a tile reads are its own unless all of
-that lies in tiles of which only sums are asked ([Note: bulk] in `residency.numbered`): one tile more from tissue for
-each segment before it. All of this predicts seconds; what is shared is found by the tiles themselves ([Note: identical
-tiles] in `execute.alike`).
+often as there are ways to lie at the border; backward shares them where nothing that they read needs a gradient. All of
+this predicts seconds; what is shared is found by the tiles themselves ([Note: identical tiles] in `execute.alike`).
 """
 
 from __future__ import annotations
@@ -28,17 +26,8 @@ from lightning_plugin.program.program import Program
 STEPS = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0)
 
 
-@dataclass(frozen=True)
-class Distinct:
-    """The share of a segment's tiles that are computed, and of those whose gradients of what they read are their
-    own."""
-
-    computed: float = 1.0
-    pulled: float = 1.0
-
-
-#: No tile is like another.
-ALL = Distinct()
+#: The share of a segment's tiles that are computed where no tile is like another.
+ALL = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,9 +104,8 @@ class Glass:
             varied = varied + sums(table, inside)
         return varied == 0
 
-    def counted(self, grid: Grid, maps: Sequence[Value], rings: int) -> np.ndarray | None:
-        """For each tile of a grid whether it sees one value only, None where none sees anything of the image;
-        ``rings``: it and so many tiles around it."""
+    def counted(self, grid: Grid, maps: Sequence[Value]) -> np.ndarray | None:
+        """For each tile of a grid whether it sees one value only, None where none sees anything of the image."""
         extents = [v.space.extent for v in maps]
         found: np.ndarray | None = None
         for v, ends in zip(maps, grid.ends(extents), strict=True):
@@ -129,9 +117,8 @@ class Glass:
             lo, hi = [], []
             for a, side in enumerate(reach):
                 at = np.asarray(ends[a], dtype=float)
-                more = rings * side.scale * float(np.diff(at).max())
-                lo.append(side.scale * at[:-1] - side.before - more)
-                hi.append(side.scale * at[1:] + side.after + more)
+                lo.append(side.scale * at[:-1] - side.before)
+                hi.append(side.scale * at[1:] + side.after)
             here = self.constant(lo, hi)
             found = here if found is None else found & here
         return found
@@ -151,18 +138,14 @@ class Scene:
         """No more of any image is known to be constant than the rest of this."""
         return min((float((glass.known.cells <= VARIED).mean()) for glass in self.glass), default=1.0)
 
-    def distinct(self, program: Program, grid: Grid, level: int) -> Distinct:
-        """How many of a program's tiles are different, with so many segments between it and the image."""
+    def distinct(self, program: Program, grid: Grid) -> float:
+        """The share of a program's tiles that are different."""
         if not self.glass or grid.tiles < 2 or not all(node.op.uniform for node in program.steps):
             return ALL
         maps = [t.map for t in program.targets]
-        computed, pulled = (self.share(grid, maps, rings) for rings in (0, level))
-        return Distinct(computed, max(computed, pulled))
-
-    def share(self, grid: Grid, maps: Sequence[Value], rings: int) -> float:
-        seen = [here for glass in self.glass if (here := glass.counted(grid, maps, rings)) is not None]
+        seen = [here for glass in self.glass if (here := glass.counted(grid, maps)) is not None]
         if not seen:
-            return 1.0
+            return ALL
         found = reduce(np.logical_and, seen)
         kinds = math.prod(min(3, n) for n in found.shape)  # as many ways there are to lie at the border
         alike = int(found.sum())

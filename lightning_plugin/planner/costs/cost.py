@@ -8,7 +8,7 @@ from functools import cache, cached_property
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
-from lightning_plugin.planner.analysis.glass import ALL, Distinct
+from lightning_plugin.planner.analysis.glass import ALL
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.grids import Floor
 from lightning_plugin.planner.costs.peak import Peaks
@@ -85,39 +85,41 @@ class Coster(Peaks):
         #: What a scan's tile in the middle holds: asked for both directions, and for every surroundings.
         self.scan_need = cache(lambda program, scans: held(program, scans.parts(program)))
 
-    def forward(self, tiles: Diagonal, distinct: Distinct = ALL) -> Cost:
+    def forward(self, tiles: Diagonal, distinct: float = ALL) -> Cost:
         peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
         return Cost(peak, *self.passed(tiles, False, distinct))
 
-    def backward(self, tiles: Diagonal, distinct: Distinct = ALL) -> Cost:
+    def backward(self, tiles: Diagonal, distinct: float = ALL) -> Cost:
         """Recompute and backward of every tile."""
         program, grid = tiles.program, tiles.grid
         again = self.vectors(program) if grid.tiles > 1 else 0
         peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
         return Cost(peak, *self.passed(tiles, True, distinct))
 
-    def passed(self, tiles: Diagonal, backward: bool, distinct: Distinct = ALL) -> tuple[float, float]:
+    def passed(self, tiles: Diagonal, backward: bool, distinct: float = ALL) -> tuple[float, float]:
         """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back. Of tiles
-        that are identical only so many are computed as are ``distinct``; all are written, and given their gradients."""
+        that are identical only the share ``distinct`` is computed; all are written, and given their gradients. Backward
+        shares none where what is read needs gradients."""
         find = self.found
         back = Spent()
+        if backward and any(v.requires_grad for v in tiles.program.reads):
+            distinct = ALL
         forward, work = find(tiles, False)
         if backward:
             unread, unmade = self.unread(tiles.program, tiles.grid.tiles)
-            seconds, work = distinct.computed * (forward.maps - unread), work - unmade
+            seconds, work = distinct * (forward.maps - unread), work - unmade
             back, _ = find(tiles, True)
             seconds += self.moved(tiles.program, False) + self.moved(tiles.program, True)
         else:
-            seconds = distinct.computed * forward.maps + self.moved(tiles.program, False)
-        apart = any(v.requires_grad for v in tiles.program.reads)
-        seconds += (distinct.pulled if apart else distinct.computed) * back.maps + distinct.computed * back.vectors
-        if distinct is not ALL:  # what tiles of glass still cost decides how many of them there should be
+            seconds = distinct * forward.maps + self.moved(tiles.program, False)
+        seconds += distinct * back.all
+        if distinct != ALL:  # what tiles of glass still cost decides how many of them there should be
             tile, step = (sum(calls) if backward else calls[0] for calls in (TILE, STEP))
-            calls = tile + distinct.computed * len(tiles.program.steps) * step
+            calls = tile + distinct * len(tiles.program.steps) * step
             seconds += tiles.grid.tiles * calls * self.rates.call
         return seconds, work
 
-    def recalled(self, tiles: Diagonal, distinct: Distinct = ALL) -> tuple[float, float]:
+    def recalled(self, tiles: Diagonal, distinct: float = ALL) -> tuple[float, float]:
         """(seconds, operations) of a backward pass that reads back what it can; see [Note: recall] in `program.recall`.
         Of a tile that is read back, its reductions make as large a gradient, to which the map's cotangent is added."""
         left = InBackward.of(tiles.program)

@@ -95,8 +95,8 @@ def is_finer(grid: Grid, coarse: Grid) -> bool:
 
 
 def nested(inner: tuple[int, ...], images: tuple[int, ...], among: list[tuple[int, ...]]) -> list[Grid]:
-    """Grids whose tiles have sides of powers of two, so that those of one segment lie in those of another alike:
-    see [Note: bulk] in `residency.numbered`."""
+    """Grids whose tiles have sides of powers of two, so that tiles that see background lie alike in the tiles of the
+    segment before: see [Note: identical tiles] in `execute.alike`."""
     found = [Grid((*(1 for _ in inner), *counts)) for counts in among]
     side = 1 << max(0, max(inner, default=1) - 1).bit_length()
     sides = tuple(-(-size // count) for size, count in zip(images, among[-1], strict=True))

@@ -11,7 +11,7 @@ from lightning_plugin.boxes import Grid, pieces_of
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
-from lightning_plugin.planner.analysis.glass import ALL, Distinct
+from lightning_plugin.planner.analysis.glass import ALL
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
 from lightning_plugin.planner.costs.cost import Cost, Coster
 from lightning_plugin.planner.costs.grids import (
@@ -44,8 +44,7 @@ MEMOIZED = (
 class Where:
     """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, whether what
     it stores goes there, and whether such tiles travel beside the work on others; in how many ``pieces`` they read
-    keys. A ``blind`` one is planned as if no part of its maps were known to be constant; ``level`` is how many segments
-    lie between it and the image, where some is."""
+    keys. A ``blind`` one is planned as if no part of its maps were known to be constant."""
 
     begin: int
     end: int
@@ -54,7 +53,6 @@ class Where:
     ahead: bool = False
     pieces: int = 1
     blind: bool = False
-    level: int = 0
 
 
 def how_of(way: str, where: Where) -> str:
@@ -196,11 +194,11 @@ class Intervals:
         distinct = self.distinct(where, grid)
         return self.coster.backward(tiles, distinct) if backward else self.coster.forward(tiles, distinct)
 
-    def distinct(self, where: Where, grid: Grid) -> Distinct:
-        """How many of an interval's tiles are computed; see [Note: shared work] in `analysis.glass`."""
+    def distinct(self, where: Where, grid: Grid) -> float:
+        """The share of an interval's tiles that are computed; see [Note: shared work] in `analysis.glass`."""
         if not self.sees(where):
             return ALL
-        return self.network.glass.distinct(self.work_of(where.begin, where.end), grid, where.level)
+        return self.network.glass.distinct(self.work_of(where.begin, where.end), grid)
 
     def sees(self, where: Where) -> bool:
         """Whether an interval is planned for what is glass."""
@@ -237,9 +235,9 @@ class Intervals:
         peak = self.coster.backward_peak if backward else self.coster.forward_peak
         return peak(tiles.program, tiles.middle)
 
-    def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool, level: int) -> Choice:
+    def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool) -> Choice:
         """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
-        where = Where(begin, end, blind=blind, level=level)
+        where = Where(begin, end, blind=blind)
         sees, glass = self.sees(where), self.network.glass
 
         def seconds(grid: Grid) -> float:
@@ -259,7 +257,7 @@ class Intervals:
         how = how_of("backward" if backward else "forward", where)
         lesson = self.lessons.get((where.begin, where.end, how), 1.0)
         here = self.costed(where)
-        choice = self.choice(here.begin, here.end, backward, self.only, here.blind, here.level)
+        choice = self.choice(here.begin, here.end, backward, self.only, here.blind)
         small = first_that(choice.grids, lambda g: lesson * self.middle(here, g, backward) <= room)
         for grid in choice.from_(small):
             cost = taught(self.cost(here, grid, backward), lesson)

@@ -35,8 +35,7 @@ class Partial:
     What it holds is what it will hold when backward is back at the cut: what it ``keeps`` from forward on, and of what
     it dropped, the maps that have come back and stay. ``piece`` makes its last segment, which is asked for only where
     the plan is taken, and ``keep`` says whether that is kept. A plan may go on ``blind``, as if nothing were known to
-    be constant; after a kept segment it does, since nobody looks where its maps are. ``level`` counts its tiled
-    segments, where some images are known to be constant.
+    be constant; after a kept segment it does, since nobody looks where its maps are.
     """
 
     keeps: int
@@ -51,7 +50,6 @@ class Partial:
     back: int = 0
     keep: bool = False
     blind: bool = False
-    level: int = 0
 
     @property
     def held(self) -> int:

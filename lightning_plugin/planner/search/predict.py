@@ -46,17 +46,11 @@ class Work(NamedTuple):
 def works(plan: Plan, network: Network, rates: Rates) -> list[Work]:
     """The work of each segment, wherever its maps lie."""
     coster = Coster(network, rates)
-    found, level = [], 0
-    for segment, targets, program in programs(plan, network.nodes):
-        found.append(work_of(coster, segment, targets, program, level))
-        level += program is not None
-    return found
+    return [work_of(coster, *segment) for segment in programs(plan, network.nodes)]
 
 
-def work_of(
-    coster: Coster, segment: SegmentPlan, targets: Sequence[Target], program: Program | None, level: int
-) -> Work:
-    """The work of a segment, with so many between it and the image."""
+def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], program: Program | None) -> Work:
+    """The work of a segment."""
     if program is None:
         return Work(coster.kept_seconds([t.node for t in targets]))
     trains = any(t.requires_grad for t in program.targets)
@@ -66,7 +60,7 @@ def work_of(
         forward = coster.scan(program, scans, False).seconds
         backward = coster.scan(program, scans, True).seconds if trains else None
     else:
-        forth, back = (glass.distinct(program, g, level) if segment.alike else ALL for g in grids)
+        forth, back = (glass.distinct(program, g) if segment.alike else ALL for g in grids)
         forward = coster.forward(Diagonal(program, segment.forward), forth).seconds
         tiles, backward = Diagonal(program, segment.backward), None
         if trains:

@@ -37,7 +37,7 @@ from lightning_plugin.planner.search.ways import Part, Room, Tiled, Ways
 MOST_OPERATORS = 96
 #: Pieces in which keys are read: a piece is to be about as large as a tile of queries.
 PIECES = (4, 16, 64, 256)
-#: Where fewer tiles than this share are different, identical ones are pulled back from one evaluation.
+#: Where fewer tiles than this share are different, identical ones are evaluated once.
 WORTH_SHARING = 0.95
 
 
@@ -165,7 +165,7 @@ class Search:
             return None
         writes = way_down(self.rates, before.lower, placement.tier, placement.below) if leaving else NONE
         reads = way_back(self.rates, before.lower, self.lower.sizes(brought))
-        where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces, before.blind, before.level)
+        where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces, before.blind)
         cut = intervals.strips(begin, end)
         keys = way_back(self.rates, before.lower, self.lower.sizes(v for v in brought if id(v) in cut))
         return Site(where, placement, read, room, trains, again, writes, reads, keys)
@@ -210,14 +210,13 @@ class Search:
             dropped,
             before.back,
             blind=before.blind,
-            level=before.level + bool(self.network.glass),
         ).at(self.intervals.alive(where.end))
 
     def alike(self, where: Where, way: Tiled) -> bool:
-        """Whether many tiles of backward, or of forward if there is no other, are identical to others."""
+        """Whether many tiles of forward are identical to others."""
         if way.halo != "recompute" or where.pieces > 1:
             return False
-        return self.intervals.distinct(where, (way.backward or way.forward)[0]).computed < WORTH_SHARING
+        return self.intervals.distinct(where, way.forward[0]) < WORTH_SHARING
 
     def piece(
         self, site: Site, way: Tiled, drop: int, base: int, peak: int, seconds: float, extra: float
