@@ -26,7 +26,7 @@ from wsi_trainer.words import clean
 log = logging.getLogger("wsi_trainer")
 
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-#: A formula to a spreadsheet; and what `inert` has made of one, so that each text has its own.
+#: A formula to a spreadsheet; and what `escape_formula` has made of one, so that each text has its own.
 _LIVE = re.compile(r"'*[=+\-@\t\r\n]")
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
 
@@ -183,21 +183,21 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[obje
         keep: Write texts as they are, where other programs read the file too, as a manifest.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lines_of([columns]) + lines_of(row if keep else list(map(inert, row)) for row in rows))
+    replace_file(path, lines_of([columns]) + lines_of(row if keep else list(map(escape_formula, row)) for row in rows))
 
 
 def append_row(path: Path, columns: Sequence[str], row: Sequence[object]) -> None:
     """Add a line to a CSV file for people, which begins with the columns."""
     new = b"" if path.is_file() else lines_of([columns])
     with path.open("ab") as file:
-        file.write(new + lines_of([list(map(inert, row))]))
+        file.write(new + lines_of([list(map(escape_formula, row))]))
 
 
-def inert(value: object) -> object:
+def escape_formula(value: object) -> object:
     """A cell of a table made for people: what a spreadsheet would take for a formula is text to it."""
     return f"'{value}" if isinstance(value, str) and _LIVE.match(value) else value
 
 
-def lively(text: str) -> str:
-    """What `inert` was given."""
+def unescape_formula(text: str) -> str:
+    """The text that `escape_formula` was given."""
     return text[1:] if text.startswith("'") and _LIVE.match(text) else text

@@ -46,13 +46,13 @@ class SlideRecord:
     others: Mapping[str, str] = field(default_factory=dict)
     """The cells of all other columns."""
     marks: tuple[str, ...] = ()
-    """Where labels do not exclude each other, those that apply: each is kept in proportion when slides are split."""
+    """The labels that apply, where several may: each is kept in proportion when slides are split."""
     parts: tuple[SlideRecord, ...] = ()
-    """Where the record is of a patient (`data.group`), its slides."""
+    """The slides of a patient, where the record is of one (`data.group`)."""
 
     @property
     def cells(self) -> dict[str, str]:
-        """What a task may look at: the label and the cells of all other columns."""
+        """The cells that a task may look at: the label and all other columns."""
         return {"label": self.label, **self.others}
 
     @property

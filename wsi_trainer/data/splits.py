@@ -1,4 +1,4 @@
-"""Which slides train, which choose the checkpoint, which are only looked at in the end."""
+"""Splits: slides that train, that choose the checkpoint, and that are only looked at in the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wsi_trainer.errors import UserError
 log = logging.getLogger("wsi_trainer")
 
 By = Literal["patient", "site"]
-"""What is never divided between two splits: a patient, or a whole site with all its patients."""
+"""Unit that is never divided between two splits: a patient, or a whole site with all its patients."""
 _PARTS = 20
 """Parts into which records are divided for a share that is no simple fraction."""
 _EXACT, _NEAR = 0.01, 0.05
@@ -115,7 +115,7 @@ def _groups_with(label: str, groups: Sequence[str], labels: Sequence[str]) -> in
 
 
 def _fraction(share: float, most: int) -> tuple[int, int]:
-    """How many of how many equal parts come to a share: the fewest parts that are near enough, at most `most`."""
+    """Numerator and denominator of a share that is near enough, with the smallest denominator, at most `most`."""
     best, nearest = (1, 2), 1.0
     for parts in range(2, min(most, max(_PARTS, round(1 / share))) + 1):
         taken = min(max(1, round(share * parts)), parts - 1)

@@ -1,4 +1,4 @@
-"""What the demo makes and trains: chosen so that two cores need a few minutes."""
+"""Settings of the demo, chosen so that two cores need a few minutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DemoSettings:
     epochs: int
     budget: str | None
     thumbnail: int = 8
-    """How much a thumbnail is shrunk in each direction."""
+    """Factor by which a thumbnail is shrunk in each direction."""
 
     def __post_init__(self) -> None:
         if self.slides < 20:
@@ -34,7 +34,7 @@ class DemoSettings:
             raise UserError(f"--epochs is {self.epochs}; it must be 1 or more")
 
     def made_from(self) -> dict[str, Any]:
-        """What decides the slides: if it is the same, slides of an earlier demo are used again."""
+        """The settings that decide the slides: with equal ones slides of an earlier demo are used again."""
         return {key: value for key, value in asdict(self).items() if key in ("seed", "slides", "side")}
 
     def run_options(self, name: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from wsi_trainer.terminal import say
 
 @dataclass(frozen=True)
 class Summary:
-    """What the demo found out."""
+    """Results of the demo."""
 
     full: Interval
     thumbnail: Interval

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.tables import lively, read_table, write_table
+from wsi_trainer.tables import read_table, unescape_formula, write_table
 
 Score = Callable[[Any], float]
 """From predictions of one kind to a number; NaN where they do not define it."""
@@ -220,7 +220,7 @@ class Table:
             raise PredictionsError(f"there are no predictions at {path}; run `wsi-train test` for this run first")
         table = read_table(path)
         Table(path, table.columns, []).need("slide", "patient")
-        rows = [{name: lively(cell) for name, cell in row.items()} for _, row in table.rows]
+        rows = [{name: unescape_formula(cell) for name, cell in row.items()} for _, row in table.rows]
         return Table(path, table.columns, rows)
 
     def need(self, *columns: str) -> None:

@@ -1,4 +1,4 @@
-"""What can be wrong with a slide; always says which slide and why."""
+"""Errors of slides; each names the slide and the reason."""
 
 from __future__ import annotations
 

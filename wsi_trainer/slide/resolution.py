@@ -1,4 +1,4 @@
-"""How large a pixel is: explicit before manifest before metadata; never guessed."""
+"""Size of a pixel: explicit before manifest before metadata; never guessed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Resolution:
 
     @property
     def is_square(self) -> bool:
-        """Whether pixels are as high as wide."""
+        """True if pixels are as high as wide."""
         return abs(self.y / self.x - 1) <= TOLERANCE
 
 
@@ -64,7 +64,7 @@ def resolve(
 
 
 def is_plausible(mpp: float) -> bool:
-    """Whether a scanner can have this resolution."""
+    """True for a resolution that a scanner can have."""
     return PLAUSIBLE[0] <= mpp <= PLAUSIBLE[1]
 
 

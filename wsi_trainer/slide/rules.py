@@ -41,7 +41,7 @@ class Look:
 
 
 def density(pixels: Pixels) -> Values:
-    """How much light each channel loses, as -log10 of what is left: stains add up in it."""
+    """Optical density of each channel, -log10 of the light that is left: stains add up in it."""
     table = -np.log10(np.maximum(np.arange(256, dtype=np.float32), 1) / 255)
     return table[pixels]
 
@@ -57,11 +57,11 @@ class Rule:
     limits: ClassVar[Mapping[str, tuple[float, float]]]
     """The least and the largest value of each parameter."""
     usual: ClassVar[bool] = False
-    """Whether it is one of `--rules usual`."""
+    """Part of `--rules usual`."""
     adds: ClassVar[bool] = False
-    """Whether it puts into the mask what it finds, instead of taking it out."""
+    """Adds what it finds to the mask, instead of removing it."""
     on_dark: ClassVar[bool] = False
-    """Whether it also understands slides with a black ground (fluorescence)."""
+    """Understands slides with a black ground (fluorescence), too."""
     version: ClassVar[int] = 1
     """Counts up when the same parameters give another mask: stores remember it."""
 
@@ -104,7 +104,7 @@ class Pale(Rule):
     """Square millimetres of the smallest piece; what is smaller is dust."""
 
     def find(self, look: Look) -> Mask:
-        """Where there is tissue that is not in the mask."""
+        """Tissue that is not in the mask."""
         pixels = look.pixels
         high = np.maximum(np.maximum(pixels[..., 0], pixels[..., 1]), pixels[..., 2])
         low = np.minimum(np.minimum(pixels[..., 0], pixels[..., 1]), pixels[..., 2])
@@ -159,7 +159,7 @@ class Pen(Rule):
     """Micrometres around a mark that go with it: its border is pale."""
 
     def find(self, look: Look) -> Mask:
-        """Where there are pen marks on tissue or what passes for it."""
+        """Pen marks on tissue or what passes for it."""
         red, green, blue = density(look.pixels[look.mask]).T
         most = np.maximum(np.maximum(red, green), blue)
         seen = most >= self.density
@@ -183,7 +183,7 @@ class Pen(Rule):
 
 
 _EDGE_GREY = 0.3
-"""How much less than the strongest the weakest channel may take; with stains it is half or more."""
+"""Fraction by which the weakest channel may be below the strongest; with stains it is half or more."""
 _EDGE_SEEN, _EDGE_BLACK = 0.06, 0.7
 """Optical densities: from the first on something is there, and from the second on it is a black pen."""
 _EDGE_SLIM = 6.0
@@ -213,7 +213,7 @@ class Edge(Rule):
     """Micrometres around a line that go with it: lenses give it coloured seams."""
 
     def find(self, look: Look) -> Mask:
-        """Where such lines pass for tissue."""
+        """Lines that pass for tissue."""
         # Looked for on glass too: a line whose half is in the mask is as long as it is.
         taken = density(look.pixels)
         most, least = taken.max(2), taken.min(2)
@@ -276,7 +276,7 @@ class Blur(Rule):
     """Square millimetres of the smallest blurred place."""
 
     def find(self, look: Look) -> Mask:
-        """Where tissue is blurred."""
+        """Tissue that is blurred."""
         detail, structure = _energies(look)
         close = look.pixels_of(_BLUR_NEAR)
         area = gaussian_filter(look.mask.astype(np.float32), close) + 1e-6
@@ -323,7 +323,7 @@ def _averaged(values: Values, times: int) -> Values:
 
 
 _FOLD_ALIKE = 1.4
-"""How much more of red a fold may take than of green and blue: dense nuclei take more of red, one more layer of all."""
+"""Ratio of red to green and blue that a fold may have: dense nuclei take more of red, one more layer of all."""
 _FOLD_LEAST = 0.02
 """Optical density of what counts as tissue around a fold."""
 
@@ -355,7 +355,7 @@ class Fold(Rule):
     """Square millimetres of the smallest fold."""
 
     def find(self, look: Look) -> Mask:
-        """Where tissue is folded."""
+        """Tissue that is folded."""
         spread = look.pixels_of(self.around)
         area = gaussian_filter(look.mask.astype(np.float32), spread) + 1e-6
         times = []
@@ -418,7 +418,7 @@ GROUPS = {
     "usual": tuple(rule.name for rule in RULES if rule.usual),
     "all": tuple(rule.name for rule in RULES),
 }
-"""Words for several rules."""
+"""Presets of rules."""
 
 
 def choose(words: str, rules: Sequence[Rule]) -> tuple[Rule, ...]:

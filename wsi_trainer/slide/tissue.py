@@ -1,4 +1,4 @@
-"""Which part of a slide is tissue: Otsu's threshold on colour, tidied, on a coarse copy of the slide."""
+"""Tissue masks: Otsu's threshold on colour, tidied, on a coarse copy of the slide, and their label images."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class TissueMask:
 
     @property
     def share(self) -> float:
-        """How much of the slide is tissue."""
+        """Fraction of the slide that is tissue."""
         return float(self.mask.mean())
 
     def shares(self) -> dict[str, float]:
-        """Of each rule, what it took away or put in as a share of the mask that it was shown."""
+        """Area each rule removed or added, as a fraction of the mask before it."""
         found, shown = {}, self.mask
         for name, here in reversed(list(self.found.items())):
             # Backwards: what a rule took lies outside of what was left, and what it put in lies within.
@@ -76,7 +76,7 @@ class TissueMask:
         return dict(reversed(list(found.items())))
 
     def any_in(self, y: int, x: int, height: int, width: int) -> bool:
-        """Whether a box of the image touches tissue."""
+        """True if a box of the image touches tissue."""
         return bool(self._cut(y, x, height, width).any())
 
     def cover(self, y: int, x: int, height: int, width: int) -> Mask:
@@ -162,7 +162,7 @@ def find_tissue(overview: Pixels, scale: int) -> TissueMask:
 
 
 def is_dark(overview: Pixels) -> bool:
-    """Whether the ground of a slide is black, as in fluorescence: its median is below a quarter of white."""
+    """True for a slide with a black ground, as in fluorescence: its median is below a quarter of white."""
     below = 2 * np.count_nonzero(overview < _DARK) - overview.size
     if below:  # counting is ten times as fast as a median
         return bool(below > 0)

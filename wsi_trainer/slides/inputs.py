@@ -110,7 +110,7 @@ class Walk:
         return [entry for entry in entries if entry not in hidden]
 
     def _is_new(self, folder: Path) -> bool:
-        """Whether a folder was not looked through yet: links may lead to it again."""
+        """True for a folder that was not searched yet: links may lead to it again."""
         found = folder.stat()
         key = (found.st_dev, found.st_ino)
         new = key not in self._seen
@@ -118,7 +118,7 @@ class Walk:
         return new
 
     def _is_file(self, entry: Path) -> bool:
-        """Whether an entry is a file, or a link to one or to nothing; a pipe would be waited for without an end."""
+        """True for a file, and for a link to one or to nothing; reading a pipe would wait for ever."""
         try:
             mode = entry.stat().st_mode
         except OSError:
@@ -136,7 +136,7 @@ class Walk:
                 self._pictures.append(file)
 
     def _is_slide(self, file: Path) -> bool:
-        """Whether a file begins as slides do, whatever its name."""
+        """True for a file that begins as slides do, whatever its name."""
         try:
             with file.open("rb") as stream:
                 head = stream.read(16)
@@ -168,7 +168,7 @@ class Walk:
             self._note(f"{len(foreign)} DICOM files that are no slides are left out: {foreign[0]}")
 
     def is_made(self, store: Path, root: Path) -> bool:
-        """Whether a store is what preprocess makes of a slide at its place, so that it would be its own source."""
+        """True for a store that preprocess would make of itself: it lies where its own result would."""
         if self._out is None or not (store / MANIFEST).is_file():
             return False
         return store.resolve() == (self._out / store.relative_to(root)).resolve()
@@ -226,7 +226,7 @@ def list_slides(slides: str, out: Path | None = None, note: Note = lambda text: 
 
 
 def is_table(slides: str) -> bool:
-    """Whether the user means the slides that a table lists."""
+    """True if the user gave a table of slides."""
     return Path(slides).is_file() and Path(slides).suffix.lower() == ".csv"
 
 

@@ -67,7 +67,7 @@ def attempt(
 
 
 def workers_of(asked: int | None) -> int:
-    """How many processes; without a number one for each core, at most 8."""
+    """Number of processes; by default one for each core, at most 8."""
     workers = min(8, os.cpu_count() or 1) if asked is None else asked
     if workers < 1:
         raise UserError(f"--workers {workers}: expected 1 or more")

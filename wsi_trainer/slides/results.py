@@ -1,4 +1,4 @@
-"""What people see of a run: the progress bar, the words at its end, failures.csv, and the page of masks."""
+"""Output of a run for people: progress bar, table and notes at its end, failures.csv, and the page of masks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wsi_trainer.pages import template
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.store.convert import Converted
 from wsi_trainer.store.files import replace_file
-from wsi_trainer.tables import inert, table_bytes
+from wsi_trainer.tables import escape_formula, table_bytes
 from wsi_trainer.terminal import cell, say
 
 from .pool import Failure
@@ -41,7 +41,7 @@ def write_failures(out: Path, failures: Sequence[Failure], shard: str | None) ->
     part = "" if shard is None else f"-{shard.replace('/', '-of-')}"
     path = out / f"failures{part}.csv"
     names = [field.name for field in fields(Failure)]
-    rows = [{name: inert(getattr(failure, name)) for name in names} for failure in failures]
+    rows = [{name: escape_formula(getattr(failure, name)) for name in names} for failure in failures]
     write_file(path, table_bytes(names, rows))
 
 
@@ -72,7 +72,7 @@ def _doubt(row: Converted) -> str:
 
 
 def show_notes(console: Console, out: Path, listing: Listing, missing: Sequence[str]) -> None:
-    """What a person has to know of the folder: slides that are in it twice, are gone, or are not in its manifest."""
+    """Notes on the folder: slides that are in it twice, are gone, or are not in its manifest."""
     notes = [
         f"{', '.join(names)} were made from the same file; list one of them in your manifest, and remove the others"
         for names in listing.twins
@@ -100,14 +100,14 @@ class Entry:
     """Relative to the page, like the overlay."""
     overlay: str | None
     tissue: float
-    """How much of the slide is tissue after all rules."""
+    """Fraction of the slide that is tissue after all rules."""
     rules: Mapping[str, float] = field(default_factory=dict)
-    """Of each rule that looked at the slide: what it took or put in, as a share of what it was shown."""
+    """Fraction that each rule removed or added, of the mask before it."""
     note: str = ""
 
     @property
     def removed(self) -> float:
-        """What all rules together took away."""
+        """Fraction of the mask that all rules together removed."""
         left = 1.0
         for rule in RULES:
             if not rule.adds:

@@ -79,7 +79,7 @@ def remove(path: Path) -> None:
 
 
 def _find(out: Path, ending: str) -> Iterator[Path]:
-    """What has this ending in the staging folder, without a look into stores."""
+    """Files and folders with this ending in the staging folder, without a look into stores."""
     for folder, inner, files in os.walk(out / STAGING):
         for name in [*inner, *files]:
             if name.endswith(ending):

@@ -12,7 +12,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.store.convert import Converted, Job, stored
 from wsi_trainer.store.files import replace_file
 from wsi_trainer.store.identity import without_extension
-from wsi_trainer.tables import inert, lively, read_table, table_bytes
+from wsi_trainer.tables import escape_formula, read_table, table_bytes, unescape_formula
 
 from .staging import NGFF04, STAGING, Locked, lock
 
@@ -84,13 +84,13 @@ def listed_in(out: Path) -> list[str]:
     table = read_table(path)
     if table.columns and not {"slide", "store"} <= set(table.columns):
         raise UserError(f"{path} is not a table of preprocess, which would replace it; give another folder")
-    return [lively(cells["slide"]) for _, cells in table.rows]
+    return [unescape_formula(cells["slide"]) for _, cells in table.rows]
 
 
 def _cells(row: Converted) -> dict[str, object]:
     cells = {"slide": row.name, **asdict(row)}
     cells["rules"] = "; ".join(f"{name} {share:.2%}" for name, share in row.rules.items())
-    return {name: inert(value) for name, value in cells.items()}
+    return {name: escape_formula(value) for name, value in cells.items()}
 
 
 def unlisted(out: Path, names: Sequence[str], template: bool) -> list[str]:

@@ -29,7 +29,7 @@ def stores_of(out: Path) -> list[Path]:
 
 
 def check_store(store: Path) -> list[Damage]:
-    """What is wrong with one store."""
+    """Damages of one store."""
     if not store.is_dir():
         return [Damage(store, "", f"the store is missing; {STORES} lists it")]
     return list(find_damage(store))

@@ -48,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a slide: a row of the summary."""
+    """Result of a conversion: a row of stores.csv."""
 
     name: str
     store: str
@@ -155,7 +155,7 @@ def _journal_of(job: Job, out: Path) -> Path:
 
 
 def _fits(store: Path, header: Mapping[str, Any], job: Job, overwrite: bool) -> bool:
-    """Whether a store is what would be made; an error where it is not and may not be replaced."""
+    """True if a store equals the one to be made; an error where it does not and may not be replaced."""
     try:
         fits = dict(read_manifest(store)["settings"]["header"]) == dict(header)
     except (ValueError, KeyError, TypeError) as error:
@@ -286,7 +286,7 @@ class _Conversion:
         }
 
     def _placed(self) -> Place:
-        """Where the store lies in the slide, by what is done to pixels rather than by what was asked for."""
+        """Position of the store in the slide, by the pixels that were taken and not by the options."""
         whole, corner = self._slide.whole, self._slide.origin
         return Place(
             whole.shape,
@@ -297,7 +297,7 @@ class _Conversion:
         )
 
     def _provenance(self) -> dict[str, Any]:
-        """Where the store comes from. No name, label or free text of the source is among it."""
+        """Provenance of the store, without any name, label or free text of the source."""
         info, resolution = self._slide.info, self._resolution
         return {
             "version": __version__,

@@ -1,4 +1,4 @@
-"""Whether a store has the very pixels of its slide: what was done to them, and what was compared to be sure."""
+"""Comparison of a store with its slide: changes made on purpose, and boxes read again from both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OtherPixels(SlideError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How near a store is to its slide.
+    """Result of the comparison of a store with its slide.
 
     Attributes:
         changes: what was done to pixels on purpose; nothing where they are those of the file.
@@ -36,7 +36,7 @@ class Comparison:
     pixels: int
 
     def record(self) -> dict[str, Any]:
-        """What the store keeps of it."""
+        """The entries that the store keeps."""
         compared = {"boxes": self.boxes, "pixels": self.pixels}
         return {"exact": self.pixels > 0, "changes": list(self.changes), "compared": compared}
 

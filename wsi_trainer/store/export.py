@@ -63,7 +63,7 @@ def export_ngff04(store: Path, target: Path, progress: Callable[[int], None] = l
 
 
 def is_current(store: Path, target: Path) -> bool:
-    """Whether a copy is there, and is one of the store as it is now."""
+    """True if a copy is there, and is one of the store as it is now."""
     try:
         attributes = read_json(target / ".zattrs")
         return bool(attributes[_ORIGIN]["copy_of"] == sha256_of(store / NAME))

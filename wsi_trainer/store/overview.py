@@ -58,7 +58,7 @@ def find_mask(
 
 
 def _look(slide: Slide, small: Pixels, factors: tuple[float, float], mpp: float, rules: Sequence[Rule]) -> Look:
-    """What rules look at: the pixels of the mask, and those of a copy that is a power of two finer where one asks."""
+    """Input of the rules: the pixels of the mask, and those of a copy that is a power of two finer where one asks."""
     times = 1
     while mpp / times > 1.4 * finest(rules) and min(factors) / (2 * times) >= 1:
         times *= 2

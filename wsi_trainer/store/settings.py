@@ -30,12 +30,12 @@ _ORDER = (
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions:
-    """How slides are read, and how their tissue is found."""
+    """Options for reading slides and finding their tissue."""
 
     source_mpp: float | None = None
     """Micrometres per pixel of the slides, where their files do not say it or say it wrong."""
     tissue: Literal["otsu", "none", "geojson"] = "otsu"
-    """How the tissue mask is made: otsu by colour, geojson from outlines that you drew or edited."""
+    """Method of the tissue mask: otsu by colour, geojson from outlines that you drew or edited."""
     geojson: Path | None = None
     """Folder with SLIDE.geojson for --tissue geojson, by default beside the slides; or the file of one slide."""
     crop: Literal["none", "bounds"] = "none"
@@ -47,8 +47,8 @@ class MaskOptions:
     to_8bit: str | None = None
     """LOW:HIGH, the values that become 0 and 255, for slides whose pixels have more than 8 bits: 0:4095."""
     rules: str = "none"
-    """What else the mask leaves out: pen, edge, blur, fold, with commas; pale is put in. usual is pen and blur, all is
-    all, none leaves the mask as it is. OUT/tissue.html shows what each has found.
+    """Rules beside the mask, with commas: pen, edge, blur, fold are left out, pale is put in. usual is pen and blur,
+    all is all, none leaves the mask as it is. OUT/tissue.html shows what each has found.
     """
     pale: Pale = field(default_factory=Pale)
     """Pale tissue that the threshold left out, which is put in."""
@@ -74,7 +74,7 @@ class MaskOptions:
 
     @property
     def reading(self) -> ReadOptions:
-        """What is taken of slides that are more than one image of 8 bits."""
+        """Channel and range of slides that are more than one image of 8 bits."""
         return ReadOptions(self.channel, Range.parse(self.to_8bit) if self.to_8bit is not None else None)
 
     def drawn_in(self, outlines: Path) -> Self:
@@ -92,7 +92,7 @@ class MaskOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(MaskOptions):
-    """How slides are converted, as users say it."""
+    """Options for converting slides."""
 
     mpp: float | None = None
     """Micrometres per pixel of the result. Without it pixels stay as they are, bit for bit."""
@@ -112,7 +112,7 @@ class Options(MaskOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Options):
-    """How slides are converted. Equal settings give equal stores."""
+    """All that decides a conversion. Equal settings give equal stores."""
 
     chunk: int = 512
     """Side of what is read at once, in pixels."""
@@ -134,11 +134,11 @@ class Settings(Options):
         return Layout(self.chunk, self.shard)
 
     def make_codec(self) -> ZstdCodec:
-        """What encodes and decodes chunks."""
+        """The codec of chunks."""
         return ZstdCodec(self.compression)
 
     def record(self) -> Mapping[str, Any]:
-        """What is kept in the store: all that decides its bytes, nothing of this machine."""
+        """The entries that a store keeps: all that decides its bytes, nothing of this machine."""
         # Stores of earlier versions could be of another codec, and say which.
         found = {"format": FORMAT, "codec": "zstd", **self.decides_mask()}
         found |= {

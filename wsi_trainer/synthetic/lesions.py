@@ -25,7 +25,7 @@ class Site:
         return self.radius * (1 + wobble)
 
     def contains(self, y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Which of the positions lie inside."""
+        """The positions that lie inside."""
         dy, dx = y - self.y, x - self.x
         return np.hypot(dy, dx) < self._radius_at(np.arctan2(dy, dx))
 

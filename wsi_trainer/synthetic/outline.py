@@ -1,4 +1,4 @@
-"""Where tissue is: a smooth field, positive inside.
+"""Outline of tissue: a smooth field, positive inside.
 
 The field is interpolated from a coarse lattice over the whole slide. So its bound over a box is the bound
 of a few lattice nodes, and a box of glass is known as such without looking at its pixels.
@@ -72,11 +72,11 @@ class Outline:
         return self.lattice[y // STEP : (y + height - 1) // STEP + 2, x // STEP : (x + width - 1) // STEP + 2]
 
     def is_glass(self, y: int, x: int, height: int, width: int) -> bool:
-        """Whether no tissue touches the box. Never wrong; may be False for a box that only nearly is."""
+        """True if no tissue touches the box. Never wrong; may be False for a box that only nearly is."""
         return bool(self._nodes(y, x, height, width).max() + 2 * EDGE <= 0)
 
     def amount(self, y: int, x: int, height: int, width: int) -> Field:
-        """How much tissue covers each pixel of a box, 0 to 1."""
+        """Cover of each pixel of a box by tissue, 0 to 1."""
         nodes = self._nodes(y, x, height, width)
         at_y = (np.arange(height) + y % STEP) / STEP
         at_x = (np.arange(width) + x % STEP) / STEP

@@ -46,7 +46,7 @@ class SyntheticSlide:
         self.glass = np.array([242, 241, 243], np.uint8) + np.uint8(4 * patient[2])
 
     def is_glass(self, y: int, x: int, height: int, width: int) -> bool:
-        """Whether the box holds glass only."""
+        """True if the box holds glass only."""
         return self._outline.is_glass(y, x, height, width)
 
     def render(self, y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:

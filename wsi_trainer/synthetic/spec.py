@@ -1,4 +1,4 @@
-"""What one synthetic slide is: everything its pixels depend on."""
+"""Specification of a synthetic slide: everything its pixels depend on."""
 
 from __future__ import annotations
 
