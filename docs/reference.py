@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wsi_trainer.cli import main
-from wsi_trainer.cli.table import COMMANDS
+from wsi_trainer.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"lightning_plugin": "The engine", "wsi_trainer": "The application"}

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from tests.warm import start
-from wsi_trainer.cli.entry import as_user_error
+from wsi_trainer.cli.commands import as_user_error
 from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import EventLog, LogFile

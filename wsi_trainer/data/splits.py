@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from sklearn.model_selection import StratifiedGroupKFold
 
 from wsi_trainer.data.iterative import divide_marked
 from wsi_trainer.data.manifest import SlideRecord, one_spelling
@@ -84,6 +83,8 @@ def divide(records: Sequence[SlideRecord], parts: int, seed: int = 0, by: By = "
             raise UserError(
                 f"class {rare!r} has {_groups_with(rare, groups, labels)} patients, which is too few for {parts} parts"
             )
+    from sklearn.model_selection import StratifiedGroupKFold  # half a second, which reading splits does without
+
     splitter = StratifiedGroupKFold(n_splits=parts, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
         # Few sites, or few slides of a class: the proportions are then as good as they can be.

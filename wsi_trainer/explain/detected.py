@@ -11,8 +11,8 @@ import shapely
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.outlines import Outline
 from wsi_trainer.explain.regions import Rings
-from wsi_trainer.fit.evaluate import LESION_SCORES, LESIONS, write_lesions
-from wsi_trainer.fit.run import write_json
+from wsi_trainer.fit.evaluate import write_lesions
+from wsi_trainer.fit.run import LESION_SCORES, LESIONS, write_json
 from wsi_trainer.metrics import MISSED, Marks
 
 

@@ -119,18 +119,6 @@ def budget_of(config: TrainConfig, device: torch.device) -> int | str:
     return int(torch.cuda.mem_get_info(device)[0] * (1 - SPARE)) if device.type == "cuda" else CPU_BUDGET
 
 
-def sentence_on_regions(facts: dict[str, Any]) -> str:
-    """What heatmaps.json says about the true regions, as a sentence; empty where none are known."""
-    if not facts.get("annotated_slides"):
-        return ""
-    mass, area, field = facts["mass_inside"], facts["area_inside"], facts["receptive_field"]
-    return (
-        f"{100 * mass:.0f} % of what speaks for {facts['class']!r} lies in the true regions or within one receptive "
-        f"field ({field} px) of them, which are {100 * area:.0f} % of the area (mean over "
-        f"{facts['annotated_slides']} slides)"
-    )
-
-
 def _of_original(
     one: SlideMap, files: MapFiles, originals: Originals, target: PathClass, options: MapOptions
 ) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.path import Path as Outline
 from scipy.ndimage import binary_dilation
 
-from wsi_trainer.explain.attribution import Attribution
 from wsi_trainer.regions import Region
+
+if TYPE_CHECKING:
+    from wsi_trainer.explain.attribution import Attribution
 
 Rings = list[list[tuple[float, float]]]
 
@@ -63,3 +66,15 @@ def shares_inside(attribution: Attribution, regions: list[Rings], margin: float)
     mask = mask_of(regions, (values.shape[0], values.shape[1]), attribution.stride, margin)
     total = values.sum()
     return Shares(float(values[mask].sum() / total) if total else float("nan"), float(mask.mean()))
+
+
+def sentence_on_regions(facts: dict[str, Any]) -> str:
+    """What heatmaps.json says about the true regions, as a sentence; empty where none are known."""
+    if not facts.get("annotated_slides"):
+        return ""
+    mass, area, field = facts["mass_inside"], facts["area_inside"], facts["receptive_field"]
+    return (
+        f"{100 * mass:.0f} % of what speaks for {facts['class']!r} lies in the true regions or within one receptive "
+        f"field ({field} px) of them, which are {100 * area:.0f} % of the area (mean over "
+        f"{facts['annotated_slides']} slides)"
+    )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_plugin import Box
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.explain.attribution import Attribution, attribute
@@ -129,8 +130,8 @@ class SlideMap:
     def _crop(self, source: Image, peak: Peak, number: int) -> dict[str, Any]:
         """A picture of a top region, and where it lies in the original slide."""
         picture = f"{self.name}-top-{number}.png"
-        save_picture(crop(source, peak.box), self.folder / picture, "PNG")
-        corners = self.place.to_slide([peak.box.lo[::-1], peak.box.hi[::-1]])
+        save_picture(crop(source, Box(peak.lo, peak.hi)), self.folder / picture, "PNG")
+        corners = self.place.to_slide([peak.lo[::-1], peak.hi[::-1]])
         (left, top), (right, bottom) = np.rint(np.clip(corners, 0, self.place.shape[::-1])).astype(int).tolist()
         at = {"x": left, "y": top, "width": right - left, "height": bottom - top}
         return {"picture": picture, "value": peak.value, **at}

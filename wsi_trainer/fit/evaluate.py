@@ -23,7 +23,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.events import at_work, logged_to
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
-from wsi_trainer.fit.run import Run, read_json, write_json
+from wsi_trainer.fit.run import LESIONS, Run, write_json
 from wsi_trainer.fit.trainer import image_of, make_trainer, tissue_stride
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
 from wsi_trainer.models import Task
@@ -36,9 +36,6 @@ from wsi_trainer.tables import write_table
 from wsi_trainer.terminal import say
 
 log = logging.getLogger("wsi_trainer")
-
-LESION_SCORES = "scores.json"
-LESIONS = "lesions.csv"
 
 
 # The commands.
@@ -271,9 +268,3 @@ def write_lesions(
     lesions = LesionPredictions.of_slides(owners.slides, owners.patients, tuple(classes), marks, owners.sites)
     lesions.write(folder / LESIONS)
     return summarise(lesions, FROC_SCORES, resamples)
-
-
-def read_lesion_scores(folder: Path, split: str) -> dict[str, Any]:
-    """The scores of a split in scores.json; empty where there are none."""
-    scores = read_json(folder / LESION_SCORES)
-    return scores if scores.get("split") == split else {}

@@ -23,9 +23,7 @@ from rich.console import Console
 from torch import nn
 
 from wsi_trainer import data, models
-from wsi_trainer.cli.arguments import Parser, refuse_empty
-from wsi_trainer.cli.messages import about_refusal, explain
-from wsi_trainer.cli.texts import read_texts_safely
+from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_safely, refuse_empty
 from wsi_trainer.data import DataConfig, PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lightning_plugin import BudgetError, LazyImage, Plan, make_plan, sweep
 from lightning_plugin.planner.analysis.recorded import Blank
 from wsi_trainer import models
-from wsi_trainer.cli.arguments import Parser
+from wsi_trainer.cli.parsing import Parser
 from wsi_trainer.data import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO

@@ -48,6 +48,10 @@ PACKAGES = (
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
+LESION_SCORES = "scores.json"
+LESIONS = "lesions.csv"
+
+
 @dataclass(frozen=True)
 class Run:
     """The folder of a run, and the names of its files.
@@ -503,3 +507,9 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed as a package"
+
+
+def read_lesion_scores(folder: Path, split: str) -> dict[str, Any]:
+    """The scores of a split in scores.json; empty where there are none."""
+    scores = read_json(folder / LESION_SCORES)
+    return scores if scores.get("split") == split else {}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightning_plugin import TileSource
-from wsi_trainer.regions.drawn import DrawnSource
 from wsi_trainer.regions.geojson import read_geojson
-from wsi_trainer.regions.labels import LabelSource, open_labels
 from wsi_trainer.regions.legend import Legend
 from wsi_trainer.regions.region import Region, RegionsError
 from wsi_trainer.regions.xml import read_xml
 from wsi_trainer.slide.geometry import Place
+
+if TYPE_CHECKING:
+    from lightning_plugin import TileSource
 
 Reader = Callable[[Path], list[Region]]
 
@@ -44,6 +45,9 @@ def open_target(path: Path | None, legend: Legend, slide: Path, size: tuple[int,
         size: Height and width of the image of it.
         place: Where that image lies in the slide.
     """
+    from wsi_trainer.regions.drawn import DrawnSource  # these need torch, and outlines are read without
+    from wsi_trainer.regions.labels import LabelSource, open_labels
+
     if path is None:
         return DrawnSource([], legend.ground, size)
     if path.suffix.lower() in LABELS or path.is_dir():

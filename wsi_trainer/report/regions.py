@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from wsi_trainer.fit.evaluate import LESIONS, read_lesion_scores
-from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.run import LESIONS, Run, read_lesion_scores
 from wsi_trainer.metrics import LesionPredictions
 
 

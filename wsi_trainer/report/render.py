@@ -10,8 +10,7 @@ from typing import Any
 
 from jinja2 import UndefinedError
 
-from lightning_plugin import Plan, PlanError
-from wsi_trainer.explain.heatmaps import sentence_on_regions
+from wsi_trainer.explain.regions import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.foreign import read_text
@@ -126,6 +125,8 @@ def _plan(folder: Run) -> tuple[str, str] | None:
     """The table and the picture of the plan, where the run had one."""
     if not folder.plan.is_file():
         return None
+    from lightning_plugin import Plan, PlanError  # it imports torch
+
     with as_written(folder.plan):
         try:
             plan = Plan.from_json(read_text(folder.plan))

@@ -35,7 +35,7 @@ def drawn_lesions(drawn: TileSource, classes: int, side: int = SIDE) -> list[lis
         if value is None:
             values = drawn.read(box)[0, 0].numpy()
             for place, found in enumerate(parts, start=1):
-                found += pieces(values == place, box)
+                found += pieces(values == place, box.lo)
         elif 0 < int(value) < classes:
             (top, left), (bottom, right) = box.lo, box.hi
             parts[int(value) - 1].append(shapely.box(left, top, right, bottom))

@@ -10,18 +10,22 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from lightning_plugin import Box
 from wsi_trainer.places.geojson import Objects, PathClass, PathObject
 from wsi_trainer.slide.geometry import Place
 
 
-def pieces(mask: NDArray[np.bool_], box: Box) -> list[shapely.Polygon]:
-    """The pixels of a block as polygons in pixels of the image: the union of what each row has in one piece."""
+def pieces(mask: NDArray[np.bool_], corner: tuple[int, ...]) -> list[shapely.Polygon]:
+    """The pixels of a block as polygons in pixels of the image: the union of what each row has in one piece.
+
+    Args:
+        mask: The pixels.
+        corner: Row and column at which the block begins.
+    """
     padded = np.pad(mask, ((0, 0), (1, 1))).astype(np.int8)
     turns = np.diff(padded, axis=1)
     rows, starts = np.nonzero(turns == 1)
     _, ends = np.nonzero(turns == -1)
-    (top, left), _ = box.lo, box.hi
+    top, left = corner
     runs = shapely.box(starts + left, rows + top, ends + left, rows + top + 1)
     return polygons_of(shapely.union_all(runs))
 

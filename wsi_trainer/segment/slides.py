@@ -137,7 +137,7 @@ def _taken(blocks: Iterable[Found], labels: Any, classes: int) -> tuple[list[lis
         labels[top:bottom, left:right] = one.classes
         for number, (polygons, best) in enumerate(zip(parts, points, strict=True), start=1):
             mask = one.classes == number
-            polygons += pieces(mask, one.box)
+            polygons += pieces(mask, one.box.lo)
             if one.probability is not None:
                 best.append(highest(mask, one.probability, one.box))
     return parts, [np.concatenate(best) for best in points]

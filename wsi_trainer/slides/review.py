@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from lightning_plugin import Box
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_json
 from wsi_trainer.places.geojson import PathClass
@@ -216,5 +215,5 @@ def _polygons(mask: Mask) -> list[Any]:
     for top in range(0, mask.shape[0], _BAND):
         rows = mask[top : top + _BAND]
         if rows.any():
-            parts += pieces(np.asarray(rows), Box((top, 0), (top + len(rows), mask.shape[1])))
+            parts += pieces(np.asarray(rows), (top, 0))
     return joined(parts)

@@ -167,9 +167,9 @@ class Scene:
         rows, columns = values.shape
         places = []
         for peak in peaks(values, 1, (rows, columns), side, count):
-            box = values[tuple(slice(lo, hi) for lo, hi in zip(peak.box.lo, peak.box.hi, strict=True))]
+            box = values[tuple(slice(lo, hi) for lo, hi in zip(peak.lo, peak.hi, strict=True))]
             inside = np.argwhere(box == peak.value)[0]  # at a border the box is moved away from the position
-            y, x = ((lo + at + 0.5) * layer.stride for lo, at in zip(peak.box.lo, inside.tolist(), strict=True))
+            y, x = ((lo + at + 0.5) * layer.stride for lo, at in zip(peak.lo, inside.tolist(), strict=True))
             places.append({"x": x, "y": y, "value": peak.value})
         return {"places": places}
 

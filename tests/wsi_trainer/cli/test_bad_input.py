@@ -10,8 +10,9 @@ from typing import Literal
 
 import pytest
 
-from wsi_trainer.cli import entry, main
-from wsi_trainer.cli.table import Command
+from wsi_trainer.cli import commands as entry
+from wsi_trainer.cli import main
+from wsi_trainer.cli.commands import Command
 from wsi_trainer.errors import UserError
 
 

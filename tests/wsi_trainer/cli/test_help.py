@@ -9,8 +9,8 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from wsi_trainer.cli import main
-from wsi_trainer.cli.choices import keys_of
-from wsi_trainer.cli.table import COMMANDS
+from wsi_trainer.cli.commands import COMMANDS
+from wsi_trainer.cli.parsing import keys_of
 
 HEAVY = (
     "torch",

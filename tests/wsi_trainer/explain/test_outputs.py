@@ -9,7 +9,7 @@ import tifffile
 import torch
 import zarr
 
-from lightning_plugin import Box, TensorSource
+from lightning_plugin import TensorSource
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.explain.options import MapOptions
@@ -73,7 +73,7 @@ def test_the_top_regions_do_not_repeat_each_other_and_stay_inside() -> None:
     values[0, 0], values[0, 1], values[10, 12], values[13, 15] = 5, 4, 3, 2
     found = peaks(values, 8, (128, 125), 32, 5)
     assert [one.value for one in found] == [5, 3]  # the others lie within a side of these
-    assert found[0].box == Box((0, 0), (32, 32)) and found[1].box == Box((68, 84), (100, 116))
+    assert (found[0].lo, found[0].hi, found[1].lo, found[1].hi) == ((0, 0), (32, 32), (68, 84), (100, 116))
     pixels = torch.arange(3 * 128 * 125).view(1, 3, 128, 125).to(torch.uint8)
     picture = np.asarray(crop(TensorSource(pixels), found[1].box))
     np.testing.assert_array_equal(picture, pixels[0, :, 68:100, 84:116].permute(1, 2, 0).numpy())

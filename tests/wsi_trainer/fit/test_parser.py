@@ -7,7 +7,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from wsi_trainer.cli import main
-from wsi_trainer.cli.choices import keys_of
+from wsi_trainer.cli.parsing import keys_of
 from wsi_trainer.fit.parser import CLASSES, make_parser, own_classes
 from wsi_trainer.models import SlideClassifier
 

@@ -16,7 +16,7 @@ import torch
 from tests.warm import start
 from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import main
-from wsi_trainer.cli.entry import FAULT_EXIT
+from wsi_trainer.cli.commands import FAULT_EXIT
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit import checkpoints, fit
 from wsi_trainer.fit import run as runs

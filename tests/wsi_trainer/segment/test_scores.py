@@ -101,7 +101,7 @@ def test_lesions_and_false_positives(maps: tuple[np.ndarray, np.ndarray], side: 
         points = [np.empty((0, 3))]
         for box in blocks_of(*found.shape, side):
             part = (slice(box.lo[0], box.hi[0]), slice(box.lo[1], box.hi[1]))
-            parts += pieces(found[part] == place, box)
+            parts += pieces(found[part] == place, box.lo)
             points.append(highest(found[part] == place, probability[part], box))
         marks = marked(lesions[place - 1], detections(joined(parts, smallest), np.concatenate(points)), truth)
         # The judge numbers the pieces of the whole slide, and looks at their pixels row by row.
