@@ -24,7 +24,7 @@ from PIL import Image
 from lightning_plugin import Box, Plan
 from lightning_plugin.errors import PlanError
 from tests.wsi_trainer.slides.dicom_files import write_slide
-from wsi_trainer.data import read_manifest
+from wsi_trainer.data import open_image, read_manifest
 from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.embed.layouts import Written, write
 from wsi_trainer.errors import UserError
@@ -136,8 +136,8 @@ FORMATS = {
     "tiff, jpeg": Format(lambda folder: make_tiff(folder, "jpeg"), read_slide),
     "png": Format(make_png, read_slide),
     "dicom": Format(make_dicom, read_slide),
-    "store, pixels": Format(make_store, lambda path: read_source(Image(Slide.open(path))), True, "[0-9]*/c/**/*"),
-    "store, metadata": Format(make_store, lambda path: read_source(Image(Slide.open(path))), True, "[0-9]*/zarr.json"),
+    "store, pixels": Format(make_store, lambda path: read_source(open_image(path)), True, "[0-9]*/c/**/*"),
+    "store, metadata": Format(make_store, lambda path: read_source(open_image(path)), True, "[0-9]*/zarr.json"),
     "features": Format(make_features, lambda path: read_source(FeatureSource(path)), True),
     "label image": Format(make_labels, read_labels),
     "manifest": Format(make_text("manifest.csv", "slide,label\na.tif,0\nb.tif,1\n"), read_manifest),

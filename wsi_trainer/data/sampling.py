@@ -13,7 +13,7 @@ class Visit(NamedTuple):
     """Which slide, and in which epoch, which decides how it is augmented."""
 
     slide: int
-    """Place in the list of slides."""
+    """SlideTransform in the list of slides."""
     epoch: int
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.places.ngff import multiscale
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.store.layout import PROVENANCE
 from wsi_trainer.store.metadata import group, write_json
 
@@ -22,7 +22,7 @@ CHUNK = 512
 
 
 def write_layer(
-    path: Path, values: NDArray[np.float32], place: Place, facts: Mapping[str, Any], version: str = "0.5"
+    path: Path, values: NDArray[np.float32], place: SlideTransform, facts: Mapping[str, Any], version: str = "0.5"
 ) -> None:
     """Write a map as an NGFF image with the axes y and x, in the coordinates of the original slide.
 

@@ -26,7 +26,7 @@ from wsi_trainer.explain.top import Peak, crop, peaks
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.places.geojson import Objects, PathClass
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.slides.staging import NGFF04
@@ -61,7 +61,7 @@ class SlideMap:
     record: SlideRecord
     size: tuple[int, int]
     """Height and width of the slide as the model sees it."""
-    place: Place
+    place: SlideTransform
     """Where in the original slide the model saw it."""
     stride: int
 

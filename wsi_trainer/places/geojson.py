@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 Rings = Sequence[ArrayLike]
 """An outline and its holes, each closed: rows of x and y."""
@@ -64,7 +64,7 @@ class Objects:
     again as pixels keeps all of it.
     """
 
-    def write(self, path: Path, objects: Iterable[PathObject], place: Place) -> int:
+    def write(self, path: Path, objects: Iterable[PathObject], place: SlideTransform) -> int:
         """Write the file, one object a line; returns how many there are.
 
         Args:
@@ -82,7 +82,7 @@ class Objects:
             file.write("\n]}\n")
         return count
 
-    def _features(self, objects: Iterable[PathObject], place: Place) -> Iterator[dict[str, Any]]:
+    def _features(self, objects: Iterable[PathObject], place: SlideTransform) -> Iterator[dict[str, Any]]:
         for number, one in enumerate(objects, start=1):
             properties: dict[str, Any] = {"objectType": self.kind}
             if one.name is not None:
@@ -97,7 +97,7 @@ class Objects:
                 "properties": {**properties, "measurements": known},
             }
 
-    def _ring(self, ring: ArrayLike, place: Place) -> list[list[float]]:
+    def _ring(self, ring: ArrayLike, place: SlideTransform) -> list[list[float]]:
         points = place.to_slide(ring)
         if self.inside:
             points = np.clip(points, 0, place.shape[::-1])

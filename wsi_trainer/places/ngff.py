@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 
-def multiscale(name: str, place: Place, levels: int = 1) -> dict[str, Any]:
+def multiscale(name: str, place: SlideTransform, levels: int = 1) -> dict[str, Any]:
     """What NGFF 0.4 and 0.5 alike say of an image with the axes y and x, in the coordinates of the original slide.
 
     Args:

@@ -14,7 +14,7 @@ from lightning_plugin import Box, TileSource
 from wsi_trainer.regions.legend import Legend
 from wsi_trainer.regions.raster import Edges, edges_of, fill, touches
 from wsi_trainer.regions.region import Region
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,9 @@ class DrawnSource(TileSource):
         self._regions = list(regions)
 
     @staticmethod
-    def of(regions: Sequence[Region], legend: Legend, place: Place, size: tuple[int, int], path: Path) -> DrawnSource:
+    def of(
+        regions: Sequence[Region], legend: Legend, place: SlideTransform, size: tuple[int, int], path: Path
+    ) -> DrawnSource:
         """The map of an image that lies so in the slide; the path is that of the regions, for what is said of them."""
         painted = []
         for region, value in legend.painted(regions, path):

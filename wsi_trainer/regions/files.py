@@ -10,7 +10,7 @@ from wsi_trainer.regions.geojson import read_geojson
 from wsi_trainer.regions.legend import Legend
 from wsi_trainer.regions.region import Region, RegionsError
 from wsi_trainer.regions.xml import read_xml
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 if TYPE_CHECKING:
     from lightning_plugin import TileSource
@@ -35,7 +35,9 @@ def read_regions(path: Path) -> list[Region]:
         raise RegionsError(path, f"cannot be read: {error.strerror or error}") from error
 
 
-def open_target(path: Path | None, legend: Legend, slide: Path, size: tuple[int, int], place: Place) -> TileSource:
+def open_target(
+    path: Path | None, legend: Legend, slide: Path, size: tuple[int, int], place: SlideTransform
+) -> TileSource:
     """The map of classes of a slide's image, to be read box by box.
 
     Args:

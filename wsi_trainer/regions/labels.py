@@ -21,7 +21,7 @@ from wsi_trainer.foreign.arrays import checked_array, member, open_zarr
 from wsi_trainer.regions.legend import Legend
 from wsi_trainer.regions.region import RegionsError
 from wsi_trainer.slide.formats.tiff_pages import check_pages
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 UNKNOWN = -1
 NEAR = 0.02
@@ -97,9 +97,9 @@ class LabelSource(TileSource):
         self._labels, self._table, self._cut = labels, table, cut
 
     @staticmethod
-    def of(labels: Any, legend: Legend, size: tuple[int, int], place: Place | None, path: Path) -> LabelSource:
+    def of(labels: Any, legend: Legend, size: tuple[int, int], place: SlideTransform | None, path: Path) -> LabelSource:
         """The map of an image of this size. Without a place the labels cover that image, else its slide."""
-        place = place or Place(size)
+        place = place or SlideTransform(size)
         if place.origin != (0.0, 0.0):
             raise RegionsError(
                 path, "is a label image of a slide that was cropped; use outlines, or convert without --crop"

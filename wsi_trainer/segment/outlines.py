@@ -11,7 +11,7 @@ import shapely
 from numpy.typing import NDArray
 
 from wsi_trainer.places.geojson import Objects, PathClass, PathObject
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 
 def pieces(mask: NDArray[np.bool_], corner: tuple[int, ...]) -> list[shapely.Polygon]:
@@ -41,7 +41,7 @@ def polygons_of(geometry: Any) -> list[shapely.Polygon]:
     return [part for part in shapely.get_parts(geometry) if isinstance(part, shapely.Polygon) and not part.is_empty]
 
 
-def write_outlines(path: Path, found: Mapping[PathClass, Sequence[shapely.Polygon]], place: Place) -> None:
+def write_outlines(path: Path, found: Mapping[PathClass, Sequence[shapely.Polygon]], place: SlideTransform) -> None:
     """Write GeoJSON that QuPath imports, in pixels of the slide's level 0: an annotation for each region."""
     objects = (
         PathObject(_rings(polygon), {"pixels": polygon.area}, f"{shown_as.name} {count}", shown_as)

@@ -14,7 +14,7 @@ from wsi_trainer.foreign import read_json
 from wsi_trainer.foreign.arrays import open_zarr_array
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.places.ngff import multiscale
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.store.metadata import NGFF, group, write_json
 
 CHUNK = 512
@@ -22,7 +22,7 @@ BAND = 4096
 """Rows that are halved at a time; even, so that each band begins a pixel of the next level."""
 
 
-def create_labels(path: Path, size: tuple[int, int], classes: Sequence[str], place: Place) -> Any:
+def create_labels(path: Path, size: tuple[int, int], classes: Sequence[str], place: SlideTransform) -> Any:
     """An empty NGFF 0.5 label, an earlier one replaced; returns its array (height, width) of the classes' places.
 
     Args:
@@ -46,7 +46,7 @@ def create_labels(path: Path, size: tuple[int, int], classes: Sequence[str], pla
     return _level(path, 0, size)
 
 
-def add_levels(path: Path, place: Place) -> None:
+def add_levels(path: Path, place: SlideTransform) -> None:
     """Coarser levels beside level 0, each half of the one before, until one fits a chunk.
 
     A pixel has the label of the upper left of the four it stands for, since labels have no mean. Half a pixel lies

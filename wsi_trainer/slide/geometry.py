@@ -1,4 +1,4 @@
-"""The place of an image in its slide: what turns positions in one into positions in the other.
+"""Coordinates of an image in its slide, and the size of a pixel: explicit before manifest before metadata.
 
 A position is counted in pixels from the upper left *corner* of the first one, so the centre of the first pixel is at
 0.5. QuPath and GeoJSON count like that. Micrometres, as in OME-Zarr, are counted from the *centre* of the slide's
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from wsi_trainer.foreign import read_json
-from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.errors import AbsentResolution, SlideError, UnknownResolution
+from wsi_trainer.slide.formats.base import SlideInfo
 from wsi_trainer.store.layout import PROVENANCE
 
 Pair = tuple[float, float]
@@ -24,8 +25,8 @@ Pair = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an image lies in level 0 of the slide that it was made from."""
+class SlideTransform:
+    """Maps pixel coordinates of an image to level 0 of its slide, and back; and to micrometres."""
 
     shape: tuple[int, int]
     """Height and width of the slide's level 0: of the whole canvas, also where only a part of it was converted."""
@@ -42,11 +43,11 @@ class Place:
         if min(self.scale) <= 0 or (self.mpp is not None and min(self.mpp) <= 0):
             raise ValueError(f"scale {self.scale} and micrometres {self.mpp} must be above 0")
 
-    def coarser(self, factor: float) -> Place:
+    def coarser(self, factor: float) -> SlideTransform:
         """The place of what is made of this image with one pixel, or one position of a map, for `factor` of its own."""
         return self.scaled(factor, factor)
 
-    def scaled(self, y: float, x: float) -> Place:
+    def scaled(self, y: float, x: float) -> SlideTransform:
         """The same with as many pixels of this image along one, in each direction."""
         return replace(self, scale=(self.scale[0] * y, self.scale[1] * x))
 
@@ -83,7 +84,7 @@ class Place:
         }
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Place:
+    def of(cls, record: Mapping[str, Any]) -> SlideTransform:
         """A place from its record.
 
         Raises:
@@ -115,7 +116,7 @@ _NEAR = 1e-4
 """Within this of a whole number, a slide's own level was taken as it is and not filtered."""
 
 
-def place_of_store(path: Path) -> Place:
+def place_of_store(path: Path) -> SlideTransform:
     """Where level 0 of a store lies in the slide that it was made from.
 
     A store that says nothing of a slide is itself the slide.
@@ -129,17 +130,17 @@ def place_of_store(path: Path) -> Place:
         mpp = (float(scales[-2]), float(scales[-1]))
         known = attributes.get(PROVENANCE) or {}
         if KEY in known:
-            return Place.of(known[KEY])
+            return SlideTransform.of(known[KEY])
         shape = read_json(path / "0" / "zarr.json")["shape"][-2:]
         own = (int(shape[0]), int(shape[1]))
-        return _guessed(known, own, mpp) if "source_mpp" in known else Place(own, mpp=mpp)
+        return _guessed(known, own, mpp) if "source_mpp" in known else SlideTransform(own, mpp=mpp)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise SlideError(
             path, "damaged: zarr.json does not say where in the slide the store lies; convert the slide again"
         ) from error
 
 
-def _guessed(known: Mapping[str, Any], own: tuple[int, int], mpp: tuple[float, float]) -> Place:
+def _guessed(known: Mapping[str, Any], own: tuple[int, int], mpp: tuple[float, float]) -> SlideTransform:
     """The place of a store that keeps only what its pixels measure, to within a pixel and a half of the store.
 
     Its resolution was written as wanted. Where that is nearly a whole number of the slide's pixels, a level of the
@@ -157,4 +158,88 @@ def _guessed(known: Mapping[str, Any], own: tuple[int, int], mpp: tuple[float, f
         scale = [1.0, 1.0]
     top, left = (float(start) for start in origin)
     # Of a store that was cropped, the whole canvas is not known: what it shows ends where the slide ends, at least.
-    return Place((int(top) + int(part[0]), int(left) + int(part[1])), (top, left), (scale[0], scale[1]), source)
+    return SlideTransform(
+        (int(top) + int(part[0]), int(left) + int(part[1])), (top, left), (scale[0], scale[1]), source
+    )
+
+
+PLAUSIBLE = (0.05, 20.0)
+"""Micrometres per pixel of level 0 that a slide scanner can have: 72 dpi of an image editor is 353."""
+
+TOLERANCE = 0.02
+"""A slide within this of the wanted resolution is taken as it is: filtering would only blur it."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Micrometres per pixel of level 0 and where the number comes from."""
+
+    y: float
+    x: float
+    origin: str
+
+    @property
+    def mean(self) -> float:
+        return (self.y + self.x) / 2
+
+    @property
+    def is_square(self) -> bool:
+        """True if pixels are as high as wide."""
+        return abs(self.y / self.x - 1) <= TOLERANCE
+
+
+def resolve(
+    path: Path | str, info: SlideInfo, explicit: float | None = None, manifest: float | None = None
+) -> Resolution:
+    """The resolution of a slide.
+
+    Args:
+        path: Named in the error.
+        info: What the file says.
+        explicit: Given by the user for this run; wins.
+        manifest: From the manifest's column `mpp`.
+
+    Raises:
+        UnknownResolution: Nothing plausible is known.
+    """
+    for value, origin in ((explicit, "explicit"), (manifest, "manifest")):
+        if value is not None:
+            if not is_plausible(value):
+                raise UnknownResolution(path, f"mpp {value:g} ({origin}) is implausible; {_expected()}")
+            return Resolution(value, value, origin)
+    way_out = "add a column mpp to the manifest or give --source_mpp"
+    if info.mpp is None and info.unreadable is not None:
+        raise UnknownResolution(path, f"the file says {info.unreadable!r} of the size of a pixel; {way_out}")
+    if info.mpp is None:
+        raise UnknownResolution(path, f"the file does not say how large a pixel is; {way_out}")
+    if not all(map(is_plausible, info.mpp)):
+        found = f"{info.mpp[0]:g} x {info.mpp[1]:g} µm"
+        raise UnknownResolution(path, f"the file says that a pixel is {found}, {_expected()}; {way_out}")
+    return Resolution(*info.mpp, "metadata")
+
+
+def is_plausible(mpp: float) -> bool:
+    """True for a resolution that a scanner can have."""
+    return PLAUSIBLE[0] <= mpp <= PLAUSIBLE[1]
+
+
+def _expected() -> str:
+    return f"which is not between {PLAUSIBLE[0]:g} and {PLAUSIBLE[1]:g} µm"
+
+
+def shrink_factor(path: Path | str, own: Resolution, wanted: float) -> float:
+    """Pixels of level 0 along one pixel of the wanted resolution; 1 where the slide's own is near enough."""
+    if abs(wanted / own.mean - 1) <= TOLERANCE:
+        return 1.0
+    if wanted < own.mean:
+        raise AbsentResolution(path, f"has {own.mean:g} µm a pixel; mpp {wanted:g} is finer and would invent pixels")
+    return wanted / own.mean
+
+
+def shrink_factors(path: Path | str, own: Resolution, wanted: float) -> tuple[float, float]:
+    """Pixels of level 0, y and x, along one pixel of the wanted resolution, which is square also where they are not."""
+    if own.is_square:
+        factor = shrink_factor(path, own, wanted)
+        return factor, factor
+    sides = [Resolution(side, side, own.origin) for side in (own.y, own.x)]
+    return shrink_factor(path, sides[0], wanted), shrink_factor(path, sides[1], wanted)

@@ -18,9 +18,8 @@ from wsi_trainer.foreign.arrays import open_zarr_array
 from wsi_trainer.slide.formats.base import PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo, to_planes
 from wsi_trainer.slide.formats.opening import open_format
 from wsi_trainer.slide.formats.store import StoreReader
-from wsi_trainer.slide.geometry import Place, place_of_store
+from wsi_trainer.slide.geometry import TOLERANCE, SlideTransform, place_of_store, resolve, shrink_factor
 from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.resolution import TOLERANCE, resolve, shrink_factor
 from wsi_trainer.slide.tissue import LABEL, TissueMask, coarse_copy, find_tissue, mask_scale
 
 _COARSEST = 64.0  # downsample up to which the levels of a cropped slide stay pixel for pixel those of the slide
@@ -176,12 +175,12 @@ class Slide:
         return self.info.mpp if given is None or self.stored else (given, given)
 
     @cached_property
-    def transform(self) -> Place:
+    def transform(self) -> SlideTransform:
         """Where level 0 lies in the slide that it was made from: turns positions into those of that slide, and back."""
         if self.stored:
             return place_of_store(self.path)
         y, x = self.origin
-        return Place(self.whole.shape, (float(y), float(x)), mpp=self.mpp, bounds=self.whole.bounds)
+        return SlideTransform(self.whole.shape, (float(y), float(x)), mpp=self.mpp, bounds=self.whole.bounds)
 
     def factor(self, mpp: float) -> float:
         """Pixels of level 0 along one pixel of a resolution.

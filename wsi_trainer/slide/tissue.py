@@ -13,8 +13,8 @@ from PIL import Image
 
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import Pixels, check_decoded
+from wsi_trainer.slide.geometry import TOLERANCE
 from wsi_trainer.slide.resample import Pyramid, ScaledImage
-from wsi_trainer.slide.resolution import TOLERANCE
 
 Mask = NDArray[np.bool_]
 

@@ -27,7 +27,7 @@ from lightning_plugin import Box, TileSource
 from wsi_trainer.slide.cache import LoadingCache
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import room
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.resample import ScaledImage
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
@@ -259,7 +259,7 @@ class BlockView(View):
         return {key: value for key, value in state.items() if key not in ("image", "_blocks")}
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SlideTransform:
         """Where the image lies in the slide that it was made from."""
         return self.slide.transform.scaled(*self.image.scale)
 

@@ -22,9 +22,8 @@ from wsi_trainer.foreign import read_json
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform, resolve
 from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.resolution import resolve
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
@@ -180,7 +179,7 @@ def _made(
         resolution = resolve(job.slide, info, settings.source_mpp, job.mpp)
         mpp = (resolution.y, resolution.x)
         mask, picture = find_mask(slide, ScaledImage(slide, 1.0), mpp, settings)
-        place = Place(slide.whole.shape, slide.origin)
+        place = SlideTransform(slide.whole.shape, slide.origin)
     assert mask is not None  # the command asks for one
     place = place.coarser(mask.scale)
     thumbnail = out / THUMBNAILS / f"{job.name}.jpg"
@@ -198,7 +197,7 @@ def _made(
     )
 
 
-def _write_outlines(path: Path, mask: TissueMask, place: Place, begin: Callable[[str], None]) -> None:
+def _write_outlines(path: Path, mask: TissueMask, place: SlideTransform, begin: Callable[[str], None]) -> None:
     """Tissue, and in classes of their own what rules took: remove their class in QuPath to have it back."""
     found = {TISSUE: _polygons(mask.mask)}
     for rule in RULES:

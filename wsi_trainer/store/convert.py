@@ -17,9 +17,8 @@ from PIL import Image
 from wsi_trainer import __version__
 from wsi_trainer.foreign import read_json
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.geometry import KEY, Place
+from wsi_trainer.slide.geometry import KEY, Resolution, SlideTransform, resolve, shrink_factors
 from wsi_trainer.slide.resample import ScaledImage
-from wsi_trainer.slide.resolution import Resolution, resolve, shrink_factors
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slides.staging import STAGING, THUMBNAILS, Locked, bring_back, lock, put_in_place, set_aside
@@ -285,10 +284,10 @@ class _Conversion:
             **({"note": "; ".join(notes)} if notes else {}),
         }
 
-    def _placed(self) -> Place:
+    def _placed(self) -> SlideTransform:
         """Position of the store in the slide, by the pixels that were taken and not by the options."""
         whole, corner = self._slide.whole, self._slide.origin
-        return Place(
+        return SlideTransform(
             whole.shape,
             (float(corner[0]), float(corner[1])),
             self._image.scale,

@@ -14,7 +14,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.metrics import read_predictions
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slides.inputs import list_slides
 
 MOST_PIXELS = 1 << 31
@@ -28,7 +28,7 @@ class MapFile:
     path: Path
     title: str
     target: str
-    place: Place
+    place: SlideTransform
     """Where the image that the model saw lies in level 0 of the slide."""
     stride: int
     """Pixels of that image along one position."""
@@ -191,7 +191,7 @@ def maps_of(folder: Run, run: str = "") -> dict[str, MapFile]:
             if not path.resolve().is_relative_to(folder.path.resolve()):
                 raise UserError(f"{about} names a map outside of the run: {path}; make the maps again")
             title = ": ".join(part for part in (run, f"{method}, {target}") if part)
-            found[slide] = MapFile(path, title, target, Place.of(entry["place"]), _pixels(entry["stride"]))
+            found[slide] = MapFile(path, title, target, SlideTransform.of(entry["place"]), _pixels(entry["stride"]))
     return found
 
 

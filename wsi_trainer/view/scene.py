@@ -18,8 +18,7 @@ from wsi_trainer.regions import read_regions
 from wsi_trainer.slide.cache import LoadingCache
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import PLAIN, ReadOptions
-from wsi_trainer.slide.geometry import Place
-from wsi_trainer.slide.resolution import is_plausible
+from wsi_trainer.slide.geometry import SlideTransform, is_plausible
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.view.contents import Contents, MapFile, ShownSlide
@@ -224,7 +223,7 @@ class Scene:
             return {"title": found.title, "broken": str(error)}
 
 
-def _place(opened: TiledSlide) -> Place:
+def _place(opened: TiledSlide) -> SlideTransform:
     """Where level 0 of what is shown lies in the slide that it was made from."""
     try:
         return opened.slide.transform

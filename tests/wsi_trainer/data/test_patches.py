@@ -21,7 +21,7 @@ from wsi_trainer.data.patches.chosen import Chosen
 from wsi_trainer.data.patches.grid import over_slide, over_tissue
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
@@ -265,7 +265,7 @@ def test_a_corner_is_where_its_pixel_is_in_the_image(
     x: int, y: int, scale: float, size: int, origin: tuple[int, int]
 ) -> None:
     """Whatever part of the slide, and however coarse, the image is: to half a pixel of it."""
-    place = Place((9000, 9000), (float(origin[0]), float(origin[1])), (scale, scale))
+    place = SlideTransform((9000, 9000), (float(origin[0]), float(origin[1])), (scale, scale))
     chosen = Chosen(Path("f"), np.array([[x, y]], float), middle=False, side=size * scale)
     ((row, column),) = chosen.positions(place, (9000, 9000), size).tolist() if min(y, x) >= 50 else [[0, 0]]
     if min(y, x) >= 50:

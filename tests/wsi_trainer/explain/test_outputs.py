@@ -20,7 +20,7 @@ from wsi_trainer.explain.top import crop, peaks
 from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, OrdinalTask
 from wsi_trainer.places.geojson import Objects, PathClass
 from wsi_trainer.regions import read_regions
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 
 
@@ -29,10 +29,10 @@ def test_the_layer_is_ngff_and_lies_over_the_slide(tmp_path: Path) -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     for mpp in ((0.5, 0.25), None):
         path = tmp_path / "slide.ome.zarr"
-        write_layer(path, values, Place((24, 32), mpp=mpp).coarser(8), {"method": "gradient"})
+        write_layer(path, values, SlideTransform((24, 32), mpp=mpp).coarser(8), {"method": "gradient"})
         models.open_ome_zarr(zarr.open_group(path, mode="r"))
         np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], values)
-    write_layer(path, values, Place((24, 32), mpp=(0.5, 0.25)).coarser(8), {"method": "gradient"})
+    write_layer(path, values, SlideTransform((24, 32), mpp=(0.5, 0.25)).coarser(8), {"method": "gradient"})
     attributes = json.loads((path / "zarr.json").read_text())["attributes"]
     scale, shift = attributes["ome"]["multiscales"][0]["datasets"][0]["coordinateTransformations"]
     assert scale["scale"] == [4.0, 2.0] and shift["translation"] == [0.5 * 3.5, 0.25 * 3.5]
@@ -52,7 +52,7 @@ def test_outlines_enclose_what_is_above_the_threshold(tmp_path: Path) -> None:
     assert sum(one.share for one in found) == pytest.approx(1 - 1 / values.clip(0).sum())
     path = tmp_path / "slide.geojson"
     objects = objects_of(found, PathClass.of("tumour", 1))
-    assert Objects("annotation", "a seed").write(path, objects, Place((320, 476), scale=(2.0, 2.0))) == 2
+    assert Objects("annotation", "a seed").write(path, objects, SlideTransform((320, 476), scale=(2.0, 2.0))) == 2
     regions = [rings_of(region) for region in read_regions(path)]
     np.testing.assert_array_equal(mask_of(regions, values.shape, 16), values >= 2)
     assert max(x for outline, *_ in regions for x, _ in outline) == 476

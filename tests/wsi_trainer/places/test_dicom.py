@@ -16,7 +16,7 @@ from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.outlines import Outline
 from wsi_trainer.explain.slide_map import MapFiles, SlideMap
 from wsi_trainer.places.geojson import PathClass
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 highdicom = pytest.importorskip("highdicom", reason="extra dicom is not installed")
 
@@ -38,7 +38,9 @@ def dicom_slide(folder: Path, at: tuple[float, float], **tags: object) -> Path:
     return folder
 
 
-def written(folder: Path, original: Path | None, place: Place, **options: object) -> tuple[dict, np.ndarray, MapFiles]:
+def written(
+    folder: Path, original: Path | None, place: SlideTransform, **options: object
+) -> tuple[dict, np.ndarray, MapFiles]:
     """The results of a random map."""
     stride = 8
     size = tuple(int((side - start) // step) for side, start, step in zip((200, 160), place.origin, place.scale))
@@ -74,9 +76,13 @@ def in_slide(level: pydicom.Dataset, result: pydicom.Dataset, column: float, row
 @pytest.mark.parametrize("tags", TAGS)
 @pytest.mark.parametrize(
     "place",
-    [Place((200, 160)), Place((200, 160), (24.0, 16.0), (2.0, 2.0)), Place((200, 160), (3.0, 7.0), (1.37, 1.21))],
+    [
+        SlideTransform((200, 160)),
+        SlideTransform((200, 160), (24.0, 16.0), (2.0, 2.0)),
+        SlideTransform((200, 160), (3.0, 7.0), (1.37, 1.21)),
+    ],
 )
-def test_maps_masks_and_outlines_come_back(tmp_path: Path, tags: str, place: Place) -> None:
+def test_maps_masks_and_outlines_come_back(tmp_path: Path, tags: str, place: SlideTransform) -> None:
     slide = dicom_slide(tmp_path / "slide", **TAGS[tags])  # type: ignore[arg-type]
     made, values, _ = written(tmp_path, slide, place)
     paths = {kind: tmp_path / name for kind, name in made["dicom"].items()}
@@ -103,19 +109,19 @@ def test_maps_masks_and_outlines_come_back(tmp_path: Path, tags: str, place: Pla
 
 def test_what_is_no_dicom_slide_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "x.tif").write_bytes(b"II*\0")
-    place = Place((200, 160))
+    place = SlideTransform((200, 160))
     assert "not DICOM" in written(tmp_path, tmp_path / "x.tif", place)[0]["no_dicom"]
     assert "--originals" in written(tmp_path, None, place)[0]["no_dicom"]
     slide = dicom_slide(tmp_path / "slide", (0.0, 0.0))
     assert "no ImageOrientationSlide" in written(tmp_path, slide, place)[0]["no_dicom"]
     other = dicom_slide(tmp_path / "other", **TAGS["as most scanners"])  # type: ignore[arg-type]
-    assert "the map is of" in written(tmp_path, other, Place((100, 160)))[0]["no_dicom"]
+    assert "the map is of" in written(tmp_path, other, SlideTransform((100, 160)))[0]["no_dicom"]
     assert not (tmp_path / "dicom").exists()
 
 
 def test_a_real_slide(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "slides" / "CMU-1-Small-Region_dicom"
-    place = Place((2967, 2220), (120.0, 64.0), (2.0043, 2.0043), (0.499, 0.499))
+    place = SlideTransform((2967, 2220), (120.0, 64.0), (2.0043, 2.0043), (0.499, 0.499))
     made, values, _ = written(tmp_path, folder, place)
     result = highdicom.imread(tmp_path / made["dicom"]["map"])
     np.testing.assert_array_equal(result.get_total_pixel_matrix().astype(np.float32), values)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wsi_trainer.places.originals import Originals
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.geometry import Place, place_of_store
+from wsi_trainer.slide.geometry import SlideTransform, place_of_store
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.convert import Job, convert
@@ -23,7 +23,7 @@ from .scn import write_scn
 SIZES = st.integers(1, 300_000)
 SCALES = st.floats(0.5, 128)
 PLACES = st.builds(
-    Place,
+    SlideTransform,
     shape=st.tuples(SIZES, SIZES),
     origin=st.tuples(st.floats(0, 200_000), st.floats(0, 200_000)),
     scale=st.tuples(SCALES, SCALES),
@@ -33,17 +33,17 @@ PLACES = st.builds(
 
 
 @given(PLACES, st.lists(st.tuples(st.floats(0, 100_000), st.floats(0, 100_000)), min_size=1))
-def test_positions_come_back(place: Place, points: list[tuple[float, float]]) -> None:
+def test_positions_come_back(place: SlideTransform, points: list[tuple[float, float]]) -> None:
     there = place.to_slide(points)
     np.testing.assert_allclose(place.to_image(there), points, atol=1e-6)
     for (x, y), (left, top) in zip(points, there.tolist()):
         assert left == pytest.approx(place.origin[1] + x * place.scale[1])
         assert top == pytest.approx(place.origin[0] + y * place.scale[0])
-    assert Place.of(json.loads(json.dumps(place.record()))) == place
+    assert SlideTransform.of(json.loads(json.dumps(place.record()))) == place
 
 
 @given(PLACES, st.integers(1, 64), st.integers(0, 4000))
-def test_a_map_covers_what_its_positions_stand_for(place: Place, stride: int, at: int) -> None:
+def test_a_map_covers_what_its_positions_stand_for(place: SlideTransform, stride: int, at: int) -> None:
     here, there = place.coarser(stride).to_slide([[at, at]]), place.to_slide([[at * stride, at * stride]])
     np.testing.assert_allclose(here, there, rtol=1e-12)
 
@@ -51,7 +51,7 @@ def test_a_map_covers_what_its_positions_stand_for(place: Place, stride: int, at
 def test_what_is_no_place_is_refused() -> None:
     for wrong in ({"scale": [0, 1]}, {"scale": [1]}, {"shape": ["a", "b"]}, {"origin": [float("nan"), 0]}):
         with pytest.raises((ValueError, KeyError, TypeError)):
-            Place.of({"shape": [1, 1], "origin": [0, 0], "scale": [1, 1], **wrong})
+            SlideTransform.of({"shape": [1, 1], "origin": [0, 0], "scale": [1, 1], **wrong})
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_level_that_is_taken_as_it_is_has_its_own_scale(scn: Path, tmp_path: P
 
 def test_a_slide_and_a_foreign_store_are_their_own_place(scn: Path) -> None:
     place = Image(Slide.open(scn), mpp=1.0).place
-    assert place == Place((1200, 1500), (0.0, 0.0), (2.0, 2.0), (0.5, 0.5), (203, 301, 512, 640))
+    assert place == SlideTransform((1200, 1500), (0.0, 0.0), (2.0, 2.0), (0.5, 0.5), (203, 301, 512, 640))
 
 
 def test_damaged_metadata_is_named(scn: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import zarr
 from lightning_plugin import Box
 from wsi_trainer.errors import UserError
 from wsi_trainer.regions import IGNORED, Legend, open_target, read_regions
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 CAMELYON = """<?xml version="1.0"?>
 <ASAP_Annotations>
@@ -113,7 +113,9 @@ def test_camelyon(tmp_path: Path) -> None:
     assert exclusion.rings[0].tolist() == [[20, 20], [30, 20], [25, 30]]
     legend = Legend.of(["normal", "tumour"], {"Tumor": "tumour", "Exclusion": "normal"}, None)
     slide = write(tmp_path / "slide.tif", "")
-    values = open_target(tmp_path / "tumor_001.xml", legend, slide, (60, 60), Place((60, 60))).read(Box.whole((60, 60)))
+    values = open_target(tmp_path / "tumor_001.xml", legend, slide, (60, 60), SlideTransform((60, 60))).read(
+        Box.whole((60, 60))
+    )
     # Centres from 10.5 to 49.5 in x (50.5 is the edge) and from 10.5 to 39.5 in y, less a triangle of 50 pixels.
     assert int((values == 1).sum()) == 40 * 30 - 50
 
@@ -124,7 +126,7 @@ def test_layers_of_imagescope_and_halo(tmp_path: Path, text: str, names: list[st
     assert [region.name for region in read_regions(path)] == names
     if text is IMAGESCOPE:
         legend = Legend.of(["normal", "Tumour"], {"Tumour": "Tumour"}, None)
-        target = open_target(path, legend, write(tmp_path / "slide.tif", ""), (50, 50), Place((50, 50)))
+        target = open_target(path, legend, write(tmp_path / "slide.tif", ""), (50, 50), SlideTransform((50, 50)))
         assert int(target.read(Box.whole((50, 50))).sum()) == 1600 - 100
 
 
@@ -139,13 +141,15 @@ def test_qupath(tmp_path: Path, shape: str) -> None:
 def test_a_class_that_the_task_does_not_know_is_named(tmp_path: Path) -> None:
     path, slide = write(tmp_path / "a.geojson", json.dumps(QUPATH)), write(tmp_path / "slide.tif", "")
     with pytest.raises(UserError, match=r"a\.geojson.*'Stroma: Positive'.*model\.task\.init_args\.drawn"):
-        open_target(path, Legend.of(["normal", "Tumor"], None, None), slide, (50, 50), Place((50, 50)))
+        open_target(path, Legend.of(["normal", "Tumor"], None, None), slide, (50, 50), SlideTransform((50, 50)))
 
 
 def test_nothing_drawn_is_the_ground(tmp_path: Path) -> None:
     slide = write(tmp_path / "slide.tif", "")
     for unmarked, value in (("normal", 0), ("ignore", IGNORED)):
-        target = open_target(None, Legend.of(["normal", "tumour"], None, unmarked), slide, (20, 30), Place((20, 30)))
+        target = open_target(
+            None, Legend.of(["normal", "tumour"], None, unmarked), slide, (20, 30), SlideTransform((20, 30))
+        )
         assert target.shape == (1, 1, 20, 30) and target.constant(Box.whole((20, 30))) == value
 
 
@@ -197,14 +201,16 @@ def test_label_images_are_read_where_they_lie(tmp_path: Path, kind: str) -> None
     legend = Legend.of(["normal", "tumour", "fat"], {"1": "fat", "2": "tumour"}, None)
     slide = write(tmp_path / "slide.tif", "")
     full = np.array([0, 2, 1])[labels.repeat(shrink, 0).repeat(shrink, 1)]
-    target = open_target(path, legend, slide, (96, 128), Place((96, 128)))
+    target = open_target(path, legend, slide, (96, 128), SlideTransform((96, 128)))
     assert np.array_equal(target.read(Box((5, 7), (90, 101)))[0, 0], full[5:90, 7:101])
     if shrink == 1:  # the image shrunk by two: the label of each pixel's centre
-        half = open_target(path, legend, slide, (48, 64), Place((96, 128)).coarser(2))
+        half = open_target(path, legend, slide, (48, 64), SlideTransform((96, 128)).coarser(2))
         assert np.array_equal(half.read(Box((3, 4), (40, 60)))[0, 0], full[7:80:2, 9:120:2])
     with pytest.raises(UserError, match="has the label 2"):
-        few = open_target(path, Legend.of(["normal", "fat"], {"1": "fat"}, None), slide, (96, 128), Place((96, 128)))
+        few = open_target(
+            path, Legend.of(["normal", "fat"], {"1": "fat"}, None), slide, (96, 128), SlideTransform((96, 128))
+        )
         few.read(Box.whole((96, 128)))
     with pytest.raises(UserError, match="a whole number of times"):
-        open_target(path, legend, slide, (150, 128), Place((150, 128)))
+        open_target(path, legend, slide, (150, 128), SlideTransform((150, 128)))
     assert torch.uint8 == target.dtype

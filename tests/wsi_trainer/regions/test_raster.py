@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from lightning_plugin import Box, TileSource
 from wsi_trainer.regions import IGNORED, DrawnSource, Legend, Region
 from wsi_trainer.slide.augment import Augmented, Augmenter
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 SIZE = (37, 53)
 numbers = st.floats(-20, 80, allow_nan=False, width=32) | st.integers(-5, 60).map(lambda n: n + 0.5)
 corners = st.lists(st.tuples(numbers, numbers), min_size=3, max_size=12)
 
 
-def source(*rings: list[tuple[float, float]], place: Place | None = None) -> DrawnSource:
+def source(*rings: list[tuple[float, float]], place: SlideTransform | None = None) -> DrawnSource:
     regions = [Region("b", tuple(np.array(ring, float) for ring in rings))]
-    return DrawnSource.of(regions, Legend.of(["a", "b"], None, None), place or Place(SIZE), SIZE, Path("x"))
+    return DrawnSource.of(regions, Legend.of(["a", "b"], None, None), place or SlideTransform(SIZE), SIZE, Path("x"))
 
 
 def whole(drawn: TileSource) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_what_is_painted_later_lies_on_top() -> None:
         for name, ring in (("_2", small), ("_0", square), ("seen", [(p[0] * 2, p[1] * 1.5) for p in square]))
     ]
     legend = Legend.of(["normal", "tumour"], {"seen": "normal", "_0": "tumour", "_2": "normal"}, "ignore")
-    values = whole(DrawnSource.of(regions, legend, Place(SIZE), SIZE, Path("x")))
+    values = whole(DrawnSource.of(regions, legend, SlideTransform(SIZE), SIZE, Path("x")))
     assert values[7, 7] == 0 and values[2, 2] == 1 and values[25, 25] == 0 and values[35, 50] == IGNORED
     assert (values == 1).sum() == 400 - 25
 
@@ -92,7 +92,7 @@ def test_what_is_painted_later_lies_on_top() -> None:
 @pytest.mark.parametrize("scale", [(4.0, 4.0), (2.0, 3.0)])
 def test_a_shrunk_image_has_the_pixels_whose_centre_is_drawn(scale: tuple[float, float]) -> None:
     ring = [(31.0, 22.0), (170.0, 40.0), (120.0, 130.0), (40.0, 101.0)]
-    found = whole(source(ring, place=Place(SIZE, (7.0, 11.0), scale))) == 1
+    found = whole(source(ring, place=SlideTransform(SIZE, (7.0, 11.0), scale))) == 1
     x, y = centres()
     expected = shapely.contains_xy(shapely.Polygon(ring), x * scale[1] + 11, y * scale[0] + 7)
     assert expected.any() and (found == expected).all()

@@ -16,7 +16,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.slide_map import SlideMap
 from wsi_trainer.fit.run import Run
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 from .conftest import SLIDES, MakeRun
 
@@ -109,7 +109,7 @@ def test_each_slide_has_a_map_of_its_own() -> None:
     made = []
     for name in names:
         record = SlideRecord(name, Path(name), "1", "p", "test")
-        made.append(SlideMap(Path("maps"), record, (1, 1), Place((1, 1)), 1).name)
+        made.append(SlideMap(Path("maps"), record, (1, 1), SlideTransform((1, 1)), 1).name)
     assert len(set(made)) == len(names)
     assert all("/" not in name and len(os.fsencode(f"{name}-top-10.png")) <= 255 for name in made)
     assert made[1] == "a_b.tif"

@@ -39,7 +39,7 @@ from wsi_trainer.segment import store
 from wsi_trainer.segment.blocks import blocks_of, predicted
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.segment.store import add_levels, create_labels
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.synthetic import generate
 
 TASK = "{class_path: SegmentationTask, init_args: {classes: [normal, lesion]}}"
@@ -76,7 +76,7 @@ def test_the_scores_are_those_of_the_written_labels(run: Run) -> None:
     for row, slide in enumerate(predictions.slides):
         labels = zarr.open_array(run.path / "segments" / found[slide]["labels"] / "0", mode="r")[:]
         path = Path(records[slide].others["regions"])
-        truth = open_target(path, legend, records[slide].path, labels.shape, Place(labels.shape))
+        truth = open_target(path, legend, records[slide].path, labels.shape, SlideTransform(labels.shape))
         truth = truth.read(Box.whole(labels.shape))[0, 0].numpy()
         for place in (0, 1):
             here, there = labels == place, truth == place
@@ -84,7 +84,7 @@ def test_the_scores_are_those_of_the_written_labels(run: Run) -> None:
             assert predictions.pixels[row, :, place].tolist() == expected
         # The outlines, rasterised again, are the labels.
         outlines = run.path / "segments" / found[slide]["outlines"]
-        again = open_target(outlines, legend, records[slide].path, labels.shape, Place(labels.shape))
+        again = open_target(outlines, legend, records[slide].path, labels.shape, SlideTransform(labels.shape))
         again = again.read(Box.whole(labels.shape))
         assert np.array_equal(again[0, 0], labels)
 
@@ -155,7 +155,7 @@ def test_a_slide_that_cannot_be_read_is_left_out_where_errors_are_skipped(
 @given(st.integers(1, 1300), st.integers(1, 1100), st.integers(0, 9))
 def test_coarser_levels_take_every_second_label(height: int, width: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 3, (height, width), np.uint8)
-    place = Place((9000, 9000), (50.0, 30.0), (2.0, 2.0), mpp=(0.25, 0.125))
+    place = SlideTransform((9000, 9000), (50.0, 30.0), (2.0, 2.0), mpp=(0.25, 0.125))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "s.ome.zarr"
         create_labels(path, values.shape, ["a", "b", "c"], place)[:] = values
@@ -227,7 +227,7 @@ def test_outlines_are_in_pixels_of_level_0(tmp_path: Path) -> None:
     mask = np.zeros((8, 8), bool)
     mask[2:5, 1:7] = True
     path = tmp_path / "a.geojson"
-    place = Place((300, 300), (200.0, 100.0), (4.0, 4.0))
+    place = SlideTransform((300, 300), (200.0, 100.0), (4.0, 4.0))
     write_outlines(path, {PathClass.of("lesion", 1): joined(pieces(mask, (0, 0)))}, place)
     feature = json.loads(path.read_text())["features"][0]
     assert shapely.geometry.shape(feature["geometry"]).bounds == (104, 208, 128, 220)

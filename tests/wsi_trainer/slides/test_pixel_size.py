@@ -15,7 +15,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data import open_image
 from wsi_trainer.slide.errors import UnknownResolution
 from wsi_trainer.slide.formats.tiff_pages import MICROMETRES, number
-from wsi_trainer.slide.resolution import resolve
+from wsi_trainer.slide.geometry import resolve
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings

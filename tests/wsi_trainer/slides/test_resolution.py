@@ -6,7 +6,7 @@ import pytest
 
 from wsi_trainer.slide.errors import SlideError, UnknownResolution
 from wsi_trainer.slide.formats.base import Level, SlideInfo
-from wsi_trainer.slide.resolution import resolve, shrink_factor
+from wsi_trainer.slide.geometry import resolve, shrink_factor
 
 
 def _info(mpp: tuple[float, float] | None) -> SlideInfo:

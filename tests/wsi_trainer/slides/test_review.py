@@ -154,7 +154,7 @@ def test_mistakes_are_named(slides: Path, tmp_path: Path, capsys: Any, words: li
 def test_masks_come_back_as_they_went(mask: np.ndarray, scale: int, top: int, left: int) -> None:
     from tempfile import TemporaryDirectory
 
-    from wsi_trainer.slide.geometry import Place
+    from wsi_trainer.slide.geometry import SlideTransform
     from wsi_trainer.slide.tissue import TissueMask
     from wsi_trainer.slides.review import _write_outlines
 
@@ -162,7 +162,7 @@ def test_masks_come_back_as_they_went(mask: np.ndarray, scale: int, top: int, le
         return
     with TemporaryDirectory() as folder:
         path = Path(folder) / "s.geojson"
-        place = Place((1, 1), (float(top), float(left)), (float(scale), float(scale)))
+        place = SlideTransform((1, 1), (float(top), float(left)), (float(scale), float(scale)))
         digests: list[str] = []
         _write_outlines(path, TissueMask(mask, scale, found={"pen": ~mask}), place, digests.append)
         assert np.array_equal(draw_tissue(path, mask.shape, scale, (scale, scale), (top, left)).mask, mask)

@@ -21,7 +21,7 @@ from wsi_trainer.data import SlideRecord, write_manifest
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.fit.run import Run, write_json
 from wsi_trainer.metrics import ClassPredictions
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.view.contents import Contents, contents_of
 from wsi_trainer.view.guard import Guard
 from wsi_trainer.view.scene import Scene
@@ -75,9 +75,12 @@ def make_run(folder: Path, slides: Path, positive: tuple[float, ...] = POSITIVE)
         run.heatmaps.mkdir(parents=True, exist_ok=True)
         np.save(run.heatmaps / f"{name}.npy", maps[-1])
         write_layer(
-            run.heatmaps / f"{name}.ome.zarr", maps[-1], Place(image.shape[:2]).coarser(side), {"stride": STRIDE}
+            run.heatmaps / f"{name}.ome.zarr",
+            maps[-1],
+            SlideTransform(image.shape[:2]).coarser(side),
+            {"stride": STRIDE},
         )
-        place = Place(image.shape[:2], scale=(DOWNSAMPLE, DOWNSAMPLE)).record()
+        place = SlideTransform(image.shape[:2], scale=(DOWNSAMPLE, DOWNSAMPLE)).record()
         entries[path.name] = {"array": f"{name}.npy", "layer": f"{name}.ome.zarr", "place": place, "stride": STRIDE}
     write_json(run.heatmaps / "heatmaps.json", {"class": "b", "method": "activation", "slides": entries})
     run.config.write_text(f"data: {{manifest: x.csv, downsample: {DOWNSAMPLE}}}\n")

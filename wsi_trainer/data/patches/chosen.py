@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.views import Positions
 
 SAME_SIZE = 0.15
@@ -33,7 +33,7 @@ class Chosen:
     slide: tuple[int, int] | None = None
     """Height and width of level 0 of the slide that they were made for, where the file says it."""
 
-    def positions(self, place: Place, shape: tuple[int, int], size: int) -> Positions:
+    def positions(self, place: SlideTransform, shape: tuple[int, int], size: int) -> Positions:
         """The corners of patches of this size in an image of the slide, their middles where the file has them.
 
         Raises:

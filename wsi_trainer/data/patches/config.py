@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.slide.resolution import is_plausible
+from wsi_trainer.slide.geometry import is_plausible
 
 
 @dataclass(frozen=True, kw_only=True)

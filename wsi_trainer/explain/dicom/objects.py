@@ -13,7 +13,7 @@ from pydicom.sr.coding import Code
 
 from wsi_trainer import __version__
 from wsi_trainer.places.geojson import PathObject
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.words import clean
 
 from .slide import grid_of
@@ -34,7 +34,7 @@ class Results:
     target: str
     method: str
 
-    def parametric_map(self, values: NDArray[np.float32], place: Place) -> Any:
+    def parametric_map(self, values: NDArray[np.float32], place: SlideTransform) -> Any:
         """The map's values as they are, in 32 bits."""
         import highdicom
 
@@ -56,7 +56,7 @@ class Results:
             **grid_of(self.level, place),
         )  # fmt: skip
 
-    def segmentation(self, mask: NDArray[np.bool_], place: Place) -> Any:
+    def segmentation(self, mask: NDArray[np.bool_], place: SlideTransform) -> Any:
         """Which positions of the map are above the threshold."""
         import highdicom
 
@@ -71,7 +71,7 @@ class Results:
             content_label="REGIONS", **grid_of(self.level, place),
         )  # fmt: skip
 
-    def annotations(self, outlined: Sequence[PathObject], top: Sequence[PathObject], place: Place) -> Any:
+    def annotations(self, outlined: Sequence[PathObject], top: Sequence[PathObject], place: SlideTransform) -> Any:
         """Outlines as polygons without their holes, and top regions as rectangles, in pixels of the finest level.
 
         Returns None where there are none.
@@ -87,7 +87,7 @@ class Results:
             [self.level], "2D", groups, **self._common(3), content_label="REGIONS"
         )
 
-    def _group(self, number: int, label: str, kind: str, regions: Sequence[PathObject], place: Place) -> Any:
+    def _group(self, number: int, label: str, kind: str, regions: Sequence[PathObject], place: SlideTransform) -> Any:
         import highdicom
 
         names = list(dict.fromkeys(name for region in regions for name in region.measurements))

@@ -11,7 +11,7 @@ from pydicom import Dataset
 
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.dicom import is_dicom, series_of
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 NEEDED = (
     "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "FrameOfReferenceUID", "ImageOrientationSlide",
@@ -65,14 +65,14 @@ def finest_level(path: Path) -> Dataset:
     return found
 
 
-def check_same(path: Path, level: Dataset, place: Place) -> None:
+def check_same(path: Path, level: Dataset, place: SlideTransform) -> None:
     """Raise `NotDicom` where the place is one in an image of another size."""
     size = (int(level.TotalPixelMatrixRows), int(level.TotalPixelMatrixColumns))
     if size != place.shape:
         raise NotDicom(path, f"its finest level has {size[0]} x {size[1]} px, and the map is of {place.shape}")
 
 
-def grid_of(level: Dataset, place: Place) -> dict[str, Any]:
+def grid_of(level: Dataset, place: SlideTransform) -> dict[str, Any]:
     """Where the pixels of an image or map lie, as highdicom's constructors take it.
 
     Args:

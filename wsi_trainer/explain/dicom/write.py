@@ -11,7 +11,7 @@ from wsi_trainer.explain.options import MapOptions
 from wsi_trainer.explain.outlines import objects_of
 from wsi_trainer.explain.slide_map import DICOM, MapFiles, SlideMap
 from wsi_trainer.places.geojson import PathClass, PathObject, rectangle
-from wsi_trainer.slide.geometry import Place
+from wsi_trainer.slide.geometry import SlideTransform
 
 from .objects import Results
 from .slide import NotDicom, check_same, finest_level
@@ -64,7 +64,7 @@ def results_as_dicom(
     return {"dicom": names}
 
 
-def _in_image(top: list[dict[str, Any]], place: Place) -> list[PathObject]:
+def _in_image(top: list[dict[str, Any]], place: SlideTransform) -> list[PathObject]:
     """The top regions, whose places heatmaps.json says in the slide, in the image."""
     regions = []
     for one in top:
