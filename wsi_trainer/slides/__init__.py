@@ -1,13 +1,11 @@
-"""Slides: read from any scanner's file, converted to checked zarr stores, and fed to the engine tile by tile.
+"""Commands that convert slides: `preprocess`, `tissue` and `verify`.
 
-    readers/        one protocol, a reader for each library; `open_reader` chooses by content
-    store/          the stores: layout, codecs, shards, journal, manifest of hashes
-    settings                    the options of preprocess and tissue, each written once
-    tissue, rules, overview     the tissue mask, what rules change of it, its picture; review: the command tissue
-    inputs, walk, names         which slides a user means
-    convert, pool, preprocess   one slide, many slides, the command; verify
-    stores                      stores.csv, and the store of a slide by its name
-    source, augment, stain      what training reads
+    inputs              slides that a user means by a folder, a pattern, a file or a table
+    preprocess, pool    the command, and its processes
+    review              the command `tissue`: masks to look at and edit
+    results             table, notes, failures.csv and the page of masks
+    stores, staging     stores.csv, the store of a slide by its name; locks and unfinished stores
+    verify              stores read again and compared with their hashes
 
 Import what you need from its module; nothing is imported here, so that the command line starts fast.
 """
