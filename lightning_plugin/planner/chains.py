@@ -205,11 +205,10 @@ def planned(place: int, path: str, op: Chain, way: Way, slots: int, kept: int) -
 
 def with_peaks(plans: Sequence[ChainPlan], found: Account) -> tuple[ChainPlan, ...]:
     """Plans of chains, with the most that a rehearsal has seen while links ran."""
-    turns = {**found.forward, **found.backward}
-    peak = max((max(found.forward.get(w, 0), found.backward.get(w, 0)) for w in turns if in_chains(w)), default=0)
+    peak = max((turn.peak for (place, _), turn in found.turns.items() if in_chains(place)), default=0)
     return tuple(replace(plan, forecast=replace(plan.forecast, peak_bytes=peak)) for plan in plans)
 
 
-def in_chains(turn: Any) -> bool:
+def in_chains(place: Any) -> bool:
     """Whether a turn is that of a chain, or of a segment in one."""
-    return turn == TURN or turn >= IN_CHAINS
+    return place == TURN or place >= IN_CHAINS

@@ -1,8 +1,8 @@
 """From what the search believes to what is true: a plan is rehearsed before it is promised.
 
-The search predicts memory with a quick model; a rehearsal finds it exactly. Where they disagree, the search is asked
-again with what was learnt, a few times, and the fastest plan that has passed its rehearsal is
-taken. If none has, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
+The search predicts memory with a quick model; a rehearsal finds it exactly. Where it finds more than there is, the
+search is asked again with what was learnt, a few times at most, and the first plan that passes its rehearsal is taken.
+If none does, the plan that needs least is rehearsed: it is the answer, or its peak is the smallest budget.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Forecasts, Plan
 from lightning_plugin.plan_parts import parts
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.chains import Chains, Way, seconds, with_peaks
+from lightning_plugin.planner.chains import Chains, Way, with_peaks
 from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.costs.parameters import Copies, Placed, placements
 from lightning_plugin.planner.costs.rates import Rates
@@ -37,14 +37,12 @@ from lightning_plugin.units import exact_bytes, format_bytes
 WORKSPACE_SHARE = 0.125
 #: More than any network needs.
 PLENTY = 1 << 62
-#: How often the search is asked again.
-ROUNDS = 8
+#: How often the search is asked.
+ROUNDS = 6
 #: How often, where only the smallest budget is sought.
 FEW = 3
 #: How often the interval in which the smallest budget lies is halved.
 HALVINGS = 4
-#: A plan that takes hardly more time than the fastest that was hoped for is not worth another round.
-CLOSE = 1.01
 #: Where everything fits, tiles that stay in a cache are looked for if the step takes so many seconds: they may be
 #: faster by some percent, and a search takes seconds itself. They are taken if they are predicted to win so much:
 #: less is won or lost by what no prediction knows.
@@ -188,33 +186,22 @@ class Chooser:
         return min(found, key=lambda plan: plan.seconds, default=None)
 
     def try_rounds(self, limit: int, rounds: int = ROUNDS) -> Plan | None:
-        best: Plan | None = None
-        seen: set[Plan] = set()
-        aim, hoped = limit, math.inf
+        """The plan of a search that keeps a limit as rehearsed. Where one does not, the search is asked again with what
+        the rehearsal has taught, and from the third time on with the difference left free."""
+        aim, best = limit, None
         for turn in range(rounds):
             whole = None if turn else self.search.whole(aim)
             found = whole or self.search.run(aim)
             if found is None:
-                aim = int(1.1 * aim)
-                continue
+                break
             plan = self.with_chains(found, limit)
-            hoped = min(hoped, found.seconds + seconds(plan.chains))
             if plan.peak_bytes > limit:
-                # Lessons change what the search finds; where they do not help, it has to aim lower.
-                if turn > 1 or plan in seen:
-                    aim -= min(plan.peak_bytes - limit, aim // 8)
-            elif best is None or plan.seconds < best.seconds * (WON if nothing_to_gain(best) else 1):
-                best = plan
-            if whole is not None and self.may_be_beaten(whole):
-                seen.add(plan)
+                aim -= min(plan.peak_bytes - limit, aim // 8) if turn > 1 else 0
                 continue
-            if best is not None and nothing_to_gain(best) and hoped >= WON * best.seconds:
+            if best is None or plan.seconds < WON * best.seconds:
+                best = plan
+            if whole is None or not self.may_be_beaten(whole):
                 break
-            if best is plan and (plan.seconds <= CLOSE * hoped or nothing_to_gain(plan)):
-                break
-            if plan.peak_bytes <= limit and plan in seen:
-                break
-            seen.add(plan)
         return best
 
     def may_be_beaten(self, whole: Plan) -> bool:
@@ -248,7 +235,7 @@ class Chooser:
         said = plan, plan.forecasts
         if said not in self.rehearsed:
             found = self.account(plan)
-            self.search.learn(dataclasses.replace(plan, chains=()), found.forward, found.backward)
+            self.search.learn(dataclasses.replace(plan, chains=()), found.turns)
             self.rehearsed[said] = rehearsed(plan, found)
         return self.rehearsed[said]
 
@@ -322,11 +309,6 @@ def rehearsed(plan: Plan, found: Account) -> Plan:
 def decisions(plan: Plan) -> Hashable:
     """What a rehearsal of a plan depends on."""
     return plan.segments, plan.on_host, plan.on_disk, plan.fetched_ahead, plan.chains
-
-
-def nothing_to_gain(plan: Plan) -> bool:
-    """Whether a plan is what plain PyTorch does."""
-    return all(s.keep for s in plan.segments) and all(c.kept == c.count for c in plan.chains)
 
 
 def worst(plan: Plan) -> str:

@@ -102,21 +102,21 @@ def resized_forecast(forecast: SegmentForecast, ratio: float) -> SegmentForecast
 
 def with_account(forecast: SegmentForecast, place: int, found: Account) -> SegmentForecast:
     """A segment's forecast with what an account says."""
+    forward, backward = found.turn(place, "forward"), found.turn(place, "backward")
     return replace(
         forecast,
-        forward_bytes=found.forward.get(place, 0),
-        backward_bytes=found.backward.get(place, 0),
-        backward_needs=found.needs.get(place, 0),
-        retained_needs=found.retained.get(place, 0),
+        forward_bytes=forward.peak,
+        backward_bytes=backward.peak,
+        backward_needs=backward.needs,
+        retained_needs=backward.retained,
     )
 
 
 def with_smaller_tiles(plan: Plan, found: Account, nodes: Sequence[Node]) -> Plan | None:
     """The plan with smaller tiles where it holds most; None where that segment has no tiles, or hands rows on."""
-    turns = [("forward", found.forward), ("backward", found.backward)]
-    _, direction, worst = max((peak, name, place) for name, peaks in turns for place, peak in peaks.items())
-    if not 0 <= worst < len(plan.segments):
-        return None  # it holds most in a link of a chain
+    worst, direction = max(found.turns, key=lambda who: found.turns[who].peak)
+    if not 0 <= worst < len(plan.segments) or direction == "again":
+        return None  # it holds most in a link of a chain, or where a map is made again
     segment = plan.segments[worst]
     extent = references(plan, nodes)[worst]
     if segment.keep or segment.halo == "share":

@@ -7,7 +7,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.pool import Lender
 from lightning_plugin.residency.transfer import Transfer
 from lightning_plugin.source import TensorSource, TileSource, together
+from lightning_plugin.turns import Turn
 
 
 class Unfiled(DiskFile):
@@ -95,33 +96,21 @@ class Scenery(TileSource):
 
 @dataclass(frozen=True)
 class Account:
-    """What a rehearsal found: the peak of the step, of each segment's forward and backward, and what each backward
-    needs beyond what is held when it begins, also if the graph is retained; ``held`` is what is left of forward when
-    backward begins."""
+    """What a rehearsal found: the peak of the step, ``held``, which is left of forward when backward begins, and what
+    each segment's forward and backward hold, by its place and "forward" or "backward"."""
 
     peak: int
     held: int
-    forward: dict[int, int]
-    backward: dict[int, int]
-    needs: dict[int, int]
-    retained: dict[int, int]
+    turns: Mapping[Any, Turn]
 
     @staticmethod
     def of(ledger: Ledger) -> Account:
-        turns = ledger.turns
-        assert turns is not None
-        forward, pulled = (
-            {place: turn for (place, what), turn in turns.known.items() if what == direction}
-            for direction in ("forward", "backward")
-        )
-        return Account(
-            ledger.peak,
-            turns.held,
-            {place: turn.peak for place, turn in forward.items()},
-            {place: turn.peak for place, turn in pulled.items()},
-            {place: turn.needs for place, turn in pulled.items()},
-            {place: turn.retained for place, turn in pulled.items()},
-        )
+        assert ledger.turns is not None
+        return Account(ledger.peak, ledger.turns.held, ledger.turns.known)
+
+    def turn(self, place: int, direction: str) -> Turn:
+        """A segment's turn; an empty one where it has none."""
+        return self.turns.get((place, direction), Turn())
 
 
 def rehearse(plan: Plan, network: Network) -> Account:

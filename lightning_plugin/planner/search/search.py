@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
@@ -32,6 +33,7 @@ from lightning_plugin.planner.search.partial import Partial, Piece, merge_kept, 
 from lightning_plugin.planner.search.policies import POLICIES, Policy
 from lightning_plugin.planner.search.site import Placement, Site
 from lightning_plugin.planner.search.ways import Part, Room, Tiled, Ways
+from lightning_plugin.turns import Turn
 
 #: Operators of one segment, beyond those between two cuts: the halo grows with every one of them.
 MOST_OPERATORS = 96
@@ -357,18 +359,18 @@ class Search:
                     settled[cut] = len(plans) if len(front[cut]) == len(plans) else -1
         return front.get(cuts[-1], [])
 
-    def learn(self, plan: Plan, forward: Mapping[int, int], backward: Mapping[int, int]) -> None:
-        """Compare what the model said of a plan of this search with what its rehearsal found."""
+    def learn(self, plan: Plan, turns: Mapping[Any, Turn]) -> None:
+        """Correct what the model says of the intervals of a plan of this search by what its turns have held."""
         for i, pieces in enumerate(self._pieces[plan]):
             for piece in pieces:
                 for part in piece.parts:
-                    true = max(forward[i], backward.get(i, 0)) if part.how == "kept" else (
-                        forward if part.how.endswith("forward") else backward
-                    ).get(i)  # fmt: skip
+                    kept = part.how == "kept"
+                    directions = ("forward", "backward") if kept else (part.how.split()[-1],)
+                    found = [turns[i, direction].peak for direction in directions if (i, direction) in turns]
                     # A kept segment's peak is one of its pieces'; what the model says of the others is not refuted.
-                    if true is None or part.bytes <= 0 or (part.how == "kept" and piece is not most_of(pieces)):
+                    if not found or part.bytes <= 0 or (kept and piece is not most_of(pieces)):
                         continue
-                    ratio = (true - part.base) / part.bytes
+                    ratio = (max(found) - part.base) / part.bytes
                     self.intervals.lessons[part.begin, part.end, part.how] = min(2.0, max(0.5, 1.002 * ratio))
 
     def finish(self, best: Partial) -> Plan:
