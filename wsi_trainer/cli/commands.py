@@ -55,7 +55,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "doctor",
         "what is installed, which device, which readers and codecs work, what is missing",
-        "wsi_trainer.doctor.command:doctor",
+        "wsi_trainer.doctor:doctor",
     ),
     Command(
         "preprocess",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wsi_trainer.data.datamodule import DataConfig, SlideData, SlideDataset
-    from wsi_trainer.data.folds import changes_since, folds, read_splits, write_folds
+    from wsi_trainer.data.folds import changes_since, read_splits, write_folds
     from wsi_trainer.data.images import dense, open_image
     from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest, write_manifest
     from wsi_trainer.data.patches.bag import open_bag
@@ -27,7 +27,6 @@ __all__ = [
     "check_leakage",
     "complete_splits",
     "dense",
-    "folds",
     "open_bag",
     "open_image",
     "pixels_of",
@@ -39,7 +38,7 @@ __all__ = [
 
 _HOMES = {
     "datamodule": "DataConfig SlideData SlideDataset",
-    "folds": "changes_since folds read_splits write_folds",
+    "folds": "changes_since read_splits write_folds",
     "images": "dense open_image",
     "manifest": "SlideRecord check_files read_manifest write_manifest",
     "patches.bag": "open_bag",

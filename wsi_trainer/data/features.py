@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_plugin import Box
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import Unreadable
-from wsi_trainer.foreign.arrays import check_chunks, open_hdf5, own
+from wsi_trainer.foreign.arrays import open_hdf5, own
 from wsi_trainer.models.weights import read_weights
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import View
@@ -90,7 +90,6 @@ def _tensor(path: Path) -> Tensor:
 def _shape(path: Path) -> tuple[int, int]:
     with _reading(path) as file:
         found = _dataset(path, file)
-        check_chunks(path, found, found.name.lstrip("/"))  # once: reading a box looks at the box's chunks alone
         rows, width = found.shape[-2:]
         return int(rows), int(width)
 

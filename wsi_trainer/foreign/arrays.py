@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ CODECS = {
 }  # fmt: skip
 _FLETCHER32 = 3
 """The number of HDF5's filter that keeps a checksum with each chunk."""
-_SURE = 3
-"""The version of a file's first block from which on the index of chunks has checksums, too: that of HDF5 1.10."""
 
 
 def load_array(path: Path) -> NDArray[Any]:
@@ -161,31 +157,6 @@ def own(path: Path, file: Any, name: str) -> Any:
             raise Unreadable(path, f"the values of {name} lie in another file, which is not opened")
         check_filters(path, found, name)
     return found
-
-
-def check_chunks(path: Path, found: Any, name: str) -> None:
-    """Refuse rows with checksums of which a part would be read without one.
-
-    Up to version 1.8 of the format nothing vouches for the index of chunks: HDF5 makes zeros of one that it does not
-    find, and looks at no checksum where the index says that the chunk was stored without. Of several rows of zeros and
-    a checksum of zero, which is right, a hole in the file is likelier than that they were written. So all chunks of
-    such a file are looked at, once.
-    """
-    if not found.fletcher32 or found.file.id.get_create_plist().get_version()[0] >= _SURE:
-        return
-    pipeline = found.id.get_create_plist()
-    filters = [pipeline.get_filter(place)[0] for place in range(pipeline.get_nfilters())]
-    unchecked = 1 << filters.index(_FLETCHER32)
-    starts = [range(0, size, step) for size, step in zip(found.shape, found.chunks, strict=True)]
-    if math.prod(map(len, starts)) > found.id.get_num_chunks():
-        raise Unreadable(path, f"its index has lost chunks of {name}; make it again")
-    for at in product(*starts):
-        try:
-            spared, stored = found.id.read_direct_chunk(at)
-        except RuntimeError as error:
-            raise Unreadable(path, f"its index has lost the chunk of {name} at {at}; make it again") from error
-        if spared & unchecked or (len(found) > 1 and stored.count(0) == len(stored)):
-            raise Unreadable(path, f"the chunk of {name} at {at} has lost its checksum; make it again")
 
 
 def check_filters(path: Path, found: Any, name: str) -> None:

@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 
 from lightning_plugin import memory as budgets
+from wsi_trainer import doctor
 from wsi_trainer.cli import main
-from wsi_trainer.doctor import formats, machine, packages
-from wsi_trainer.doctor.check import Check, Status, attempt, healthy
-from wsi_trainer.doctor.command import show
+from wsi_trainer.doctor import Check, Status, attempt, healthy, show
 
 
 def by_name(checks):
@@ -24,7 +23,7 @@ def test_everything_that_must_work_works_here(capsys):
     found = {check["name"]: check for check in report["checks"]}
     for name in ("torch", "device", "memory", "OpenSlide, pyramidal TIFF", "zarr v3, sharded zstd + crc32c"):
         assert found[name]["status"] == "ok", found[name]
-    for codec in formats.TIFF_CODECS:
+    for codec in doctor.TIFF_CODECS:
         assert found[f"tifffile, {codec}"]["status"] == "ok"
 
 
@@ -56,17 +55,17 @@ def by_name_json(text):
 def test_a_codec_that_changes_pixels_is_found(monkeypatch, tmp_path):
     import tifffile
 
-    monkeypatch.setattr(tifffile, "imread", lambda path: formats.picture()[..., ::-1])
-    found = by_name(formats.check_formats(tmp_path))
+    monkeypatch.setattr(tifffile, "imread", lambda path: doctor.picture()[..., ::-1])
+    found = by_name(doctor.check_formats(tmp_path))
     assert found["tifffile, lzw"].status is Status.FAILED
     assert "pixels differ" in found["tifffile, lzw"].detail
     assert found["zarr v3, sharded zstd + crc32c"].status is Status.OK
 
 
 def test_compare_accepts_equal_and_refuses_another_shape():
-    assert formats.compare(formats.picture()) == 0
+    assert doctor.compare(doctor.picture()) == 0
     with pytest.raises(ValueError, match="read back as"):
-        formats.compare(np.zeros((2, 2, 3), dtype=np.uint8))
+        doctor.compare(np.zeros((2, 2, 3), dtype=np.uint8))
 
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
@@ -77,8 +76,8 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
 
 
 def test_missing_extra_names_the_command_that_adds_it(monkeypatch):
-    monkeypatch.setattr(packages, "version_of", lambda name: None if name == "tensorstore" else "1.0")
-    found = by_name(packages.check_packages())
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name == "tensorstore" else "1.0")
+    found = by_name(doctor.check_packages())
     assert found["fast"].status is Status.ABSENT
     assert found["fast"].fix == "pip install 'wsi-trainer[fast]'"
     assert "tensorstore not installed" in found["fast"].detail
@@ -87,15 +86,15 @@ def test_missing_extra_names_the_command_that_adds_it(monkeypatch):
 
 
 def test_missing_requirement_fails(monkeypatch):
-    monkeypatch.setattr(packages, "version_of", lambda name: None if name == "tifffile" else "1.0")
-    found = by_name(packages.check_packages())
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name == "tifffile" else "1.0")
+    found = by_name(doctor.check_packages())
     assert found["tifffile"].status is Status.FAILED
     assert found["tifffile"].fix == "pip install tifffile"
     assert not healthy(found.values())
 
 
 def test_declared_separates_requirements_from_extras():
-    required, extras = packages.declared()
+    required, extras = doctor.declared()
     assert {"torch", "pytorch-lightning", "jsonargparse"} <= set(required)
     assert "wsidicom" in extras["dicom"]
     assert "dev" not in extras
@@ -103,17 +102,17 @@ def test_declared_separates_requirements_from_extras():
 
 
 def test_little_disk_is_a_warning(tmp_path, monkeypatch):
-    usage = machine.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: usage._replace(free=5 * machine.GIB))
-    check = machine.disk("disk", tmp_path)
+    usage = doctor.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: usage._replace(free=5 * doctor.GIB))
+    check = doctor.disk("disk", tmp_path)
     assert check.status is Status.WARNING
     assert "5.0 GiB free" in check.detail
     assert healthy([check])
 
 
 def test_container_limit_is_reported(monkeypatch):
-    monkeypatch.setattr(budgets, "group_limit", lambda: 2 * machine.GIB)
-    assert machine.memory().startswith("2.0 GiB (limit of the container or the job")
+    monkeypatch.setattr(budgets, "group_limit", lambda: 2 * doctor.GIB)
+    assert doctor.memory().startswith("2.0 GiB (limit of the container or the job")
 
 
 def test_attempt_turns_an_error_into_a_failed_check():
@@ -131,7 +130,7 @@ def test_rates_are_measured_when_asked(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(calibrate, "measure", lambda device: Rates(62e9, 7e9, 7e9, 1.5e9, 2e-5))
-    before = machine.rates()
+    before = doctor.rates()
     assert (before.status, before.fix) == (Status.ABSENT, "wsi-train doctor --calibrate")
     assert main(["doctor", "--json", "--calibrate"]) == 0
     found = by_name_json(capsys.readouterr().out)["rates"]

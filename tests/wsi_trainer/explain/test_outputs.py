@@ -9,7 +9,7 @@ import tifffile
 import torch
 import zarr
 
-from lightning_plugin import TensorSource
+from lightning_plugin import Box, TensorSource
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.explain.options import MapOptions
@@ -75,9 +75,9 @@ def test_the_top_regions_do_not_repeat_each_other_and_stay_inside() -> None:
     assert [one.value for one in found] == [5, 3]  # the others lie within a side of these
     assert (found[0].lo, found[0].hi, found[1].lo, found[1].hi) == ((0, 0), (32, 32), (68, 84), (100, 116))
     pixels = torch.arange(3 * 128 * 125).view(1, 3, 128, 125).to(torch.uint8)
-    picture = np.asarray(crop(TensorSource(pixels), found[1].box))
+    picture = np.asarray(crop(TensorSource(pixels), Box(found[1].lo, found[1].hi)))
     np.testing.assert_array_equal(picture, pixels[0, :, 68:100, 84:116].permute(1, 2, 0).numpy())
-    assert peaks(values, 8, (20, 125), 32, 1)[0].box.extent == (20, 32)  # a slide smaller than a region
+    assert peaks(values, 8, (20, 125), 32, 1)[0].hi == (20, 32)  # a slide smaller than a region
 
 
 def test_the_thumbnail_is_the_mean_of_the_pixels(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
     facts = json.loads((out / "comparison.json").read_text())
     first, second = (read_predictions(run.predictions("test")) for run in runs)
     assert facts["slides"] == 2 and facts["scores"]["auc"]["values"] == [auc(first), auc(second)]
-    assert facts["scores"]["auc"]["difference"] == paired_difference(first, second, auc, 50, 0).to_dict()
+    assert str(facts["scores"]["auc"]["difference"]) == str(paired_difference(first, second, auc, 50, 0).to_dict())
     assert "end to end against frozen features, 2 slides" in shown and "most memory of a step, end to end" in shown
     for cost in (*facts["costs"], facts["features"]):
         assert cost["seconds"] > 0 and cost["process_bytes"] > 2**20

@@ -191,46 +191,7 @@ def test_a_changed_feature_is_found(tmp_path: Path) -> None:
         FeatureSource(path).read(Box((0, 0), (30, 1)))
 
 
-def _older(path: Path, name: str) -> bytearray:
-    """Chunks of 16 rows in the format of HDF5 1.8, whose index is a tree without a checksum."""
-    with h5py.File(path, "w", libver=("v108", "v108")) as file:
-        file.create_dataset(name, data=ROWS[:, :2], chunks=(16, 2), fletcher32=True)
-        file[name].attrs["patch_size_level0"] = 8
-    return bytearray(path.read_bytes())
-
-
 OPENED = {"features": FeatureSource, "coords": read_coords}
-
-
-@pytest.mark.parametrize("name", OPENED)
-@pytest.mark.parametrize(
-    ("at", "bit", "lost"),
-    [(4, 1, r"at \(0, 0\) has lost its checksum"), (8, 64, "index"), (9, 1, "index"),
-     (28, 128, r"its index has lost the chunk of \w+ at \(0, 0\)")],
-)  # fmt: skip
-def test_a_chunk_that_the_index_has_lost_is_no_zeros(tmp_path: Path, name: str, at: int, bit: int, lost: str) -> None:
-    """Of the first key of the tree, byte 4 has the filters that the chunk was spared, byte 8 and those behind its first
-    row, column and byte.
-    """
-    path = tmp_path / "slide.h5"
-    data = _older(path, name)
-    OPENED[name](path)
-    data[data.index(b"TREE") + 24 + at] ^= bit
-    path.write_bytes(data)
-    with pytest.raises(SlideError, match=rf"slide\.h5: .*{lost}"):
-        OPENED[name](path)
-
-
-@pytest.mark.parametrize("name", OPENED)
-def test_a_hole_in_an_older_file_is_no_zeros(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "slide.h5"
-    data = _older(path, name)
-    with h5py.File(path) as file:
-        chunk = file[name].id.get_chunk_info(1)
-    data[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
-    path.write_bytes(data)
-    with pytest.raises(SlideError, match=r"slide\.h5: the chunk of \w+ at \(16, 0\) has lost its checksum"):
-        OPENED[name](path)
 
 
 @pytest.mark.parametrize("name", OPENED)

@@ -10,7 +10,7 @@ import numpy as np
 
 from wsi_trainer.data.patches.chosen import Chosen
 from wsi_trainer.foreign import Unreadable
-from wsi_trainer.foreign.arrays import check_chunks, open_hdf5, own
+from wsi_trainer.foreign.arrays import open_hdf5, own
 from wsi_trainer.slide.errors import SlideError
 
 MOST = 10_000_000
@@ -26,7 +26,6 @@ def read_coords(path: Path) -> Chosen:
                 raise SlideError(path, f"has no dataset coords; it has {', '.join(map(str, file)) or 'none'}")
             if found.ndim != 2 or found.shape[1] != 2 or found.shape[0] > MOST or found.dtype.kind not in "iuf":
                 raise SlideError(path, f"coords is {found.shape} of {found.dtype}; it must be (patches, 2) of numbers")
-            check_chunks(path, found, "coords")
             points, attributes = found[()].astype(np.float64), dict(found.attrs)
     except Unreadable as error:
         raise SlideError(path, error.reason) from error
