@@ -159,17 +159,20 @@ def mentions(words: list[str], key: str) -> bool:
     return any(word.partition("=")[0] == f"--{key}" for word in words)
 
 
-def read_texts_safely() -> None:
-    """Have every parser check texts before it reads them."""
+def read_texts_safely(config_of: Callable[[Any], Any] = lambda content: content) -> None:
+    """Have every parser check texts before it reads them.
+
+    Args:
+        config_of: Makes a config of what was read.
+    """
     read = get_loader("yaml")
-    if getattr(read, "checks", False):
-        return
+    read = getattr(read, "plainly", read)
 
     def checked(text: str) -> Any:
         check_text(text)
-        return read(text)
+        return config_of(read(text))
 
-    checked.checks = True  # type: ignore[attr-defined]
+    checked.plainly = read  # type: ignore[attr-defined]
     set_loader("yaml", checked, exceptions=(yaml.YAMLError,))
 
 

@@ -32,6 +32,7 @@ from wsi_trainer.places.originals import Originals
 from wsi_trainer.regions import read_regions
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import Bag, Image
+from wsi_trainer.store.identity import result_names
 
 CPU_BUDGET = "2GiB"
 """What maps use without a budget on a machine without an accelerator."""
@@ -66,6 +67,7 @@ def write_heatmaps(
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size
     model.to(device_of(config))
     slides = SlideDataset(records, None, data, LazyImage, None, tissue_stride(model))
+    names = result_names([record.slide for record in records])
     maps: dict[str, SlideMap] = {}
     entries: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
@@ -83,7 +85,7 @@ def write_heatmaps(
                     values, image, stride = bag.paint(attribution.values.cpu()), bag.image, bag.stride
                     attribution = replace(attribution, values=values, stride=stride)
                 assert isinstance(image, Image)
-                one = SlideMap(run.heatmaps, record, image.size, image.place, stride)
+                one = SlideMap(run.heatmaps, record, image.size, image.place, stride, names[record.slide])
                 files = one.write(attribution.values, image, options, shown_as)
         except SlideError as error:
             if data.on_error == "stop":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +38,6 @@ TILES = "tiles"
 """Folder of the GeoJSON files with tiles."""
 LAYERS = {"0.5": "", "0.4": f"{NGFF04}/"}
 """Where the layers in each version of NGFF are."""
-LONGEST = 180
-"""Bytes of a name; a file system takes 255, endings included."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +61,8 @@ class SlideMap:
     place: SlideTransform
     """Where in the original slide the model saw it."""
     stride: int
-
-    @property
-    def name(self) -> str:
-        """Another one for each slide: a folder in the slide's name stays apart from an underscore."""
-        name = self.record.slide.replace("%", "%25").replace("/", "%2F")
-        if len(name.encode()) <= LONGEST:
-            return name
-        seal = hashlib.sha256(name.encode()).hexdigest()[:16]
-        return f"{name.encode()[:LONGEST].decode(errors='ignore')}-{seal}"
+    name: str
+    """The name of its files; see `result_names`."""
 
     @property
     def array(self) -> Path:

@@ -72,7 +72,7 @@ class Estimate(Callback):
         largest = max(sizes["train"].values(), key=lambda size: size[0] * size[1])
         if min(largest) < pl_module.stride:
             raise UserError(
-                f"the largest training slide has {largest[0]} × {largest[1]} pixels at data.downsample "
+                f"the largest training slide has {largest[1]} × {largest[0]} pixels at data.downsample "
                 f"{self.slides.config.downsample}, and the backbone needs {pl_module.stride} for one position"
             )
         data = self.slides.config
@@ -150,7 +150,7 @@ def checkpoint_bytes(model: SlideClassifier) -> int:
 
 def sentence(facts: dict[str, Any]) -> str:
     """The estimate as lines for the console."""
-    what = "is {} × {}".format(*facts["largest"])
+    what = "is {1} × {0} (width × height)".format(*facts["largest"])
     if "patches" in facts:
         what = "has {0} patches of {1} × {1}".format(*facts["patches"])
     slides, gigapixels = facts["slides"], sum(facts["pixels"].values()) / 1e9

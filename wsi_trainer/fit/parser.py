@@ -23,7 +23,7 @@ from rich.console import Console
 from torch import nn
 
 from wsi_trainer import data, models
-from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_safely, refuse_empty
+from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_safely, refuse_empty, suggest
 from wsi_trainer.data import DataConfig, PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig
@@ -34,7 +34,6 @@ from wsi_trainer.models.checkpoint import load_weights
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.terminal import say
 
-read_texts_safely()
 # The text under each field of a config is its help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -56,6 +55,52 @@ OF_RUN = ("data.manifest", "data.root", "data.splits", "data.fold", "data.valida
 
 
 # The options of `fit`.
+
+
+SHORT = {
+    "backbone": {"features": "FrozenFeatures", "patches": "PatchEncoder"},
+    "head": {
+        "abmil": "AttentionPooling", "mean": "AveragePooling", "max": "MaxPooling", "gem": "GeneralisedMeanPooling",
+        "topk": "TopKPooling", "clam": "ClassAttentionPooling", "dsmil": "DualStreamPooling",
+        "transmil": "TransMILPooling", "transformer": "TransformerPooling",
+    },
+    "task": {
+        "binary": "BinaryTask", "multiclass": "MultiClassTask", "multilabel": "MultiLabelTask",
+        "ordinal": "OrdinalTask", "regression": "RegressionTask", "segmentation": "SegmentationTask",
+        "survival": "HazardTask", "cox": "CoxTask",
+    },
+}  # fmt: skip
+"""Names of classes as the field says them; the names of the classes themselves serve too, in any case."""
+
+
+def spelled_out(key: str, value: Any) -> Any:
+    """The class that a short name under `model` means: `abmil`, or `{name: abmil, hidden: 128}`.
+
+    Any other name of a backbone is a network of timm.
+    """
+    if isinstance(value, Mapping) and "name" in value:
+        arguments = {name: argument for name, argument in value.items() if name != "name"}
+        return {"class_path": spelled_out(key, value["name"]), "init_args": arguments}
+    if not isinstance(value, str) or value == "null" or set(value) & set(".:{["):
+        return value
+    own = {found.__name__.lower(): found.__name__ for found in own_classes(f"model.{key}")}
+    known = own | SHORT[key]
+    if found := known.get(value.lower()):
+        return f"{models.__name__}.{found}"
+    if key == "backbone":
+        return f"timm:{value}"
+    raise UserError(f"model.{key}: there is no {value!r}; {suggest(value.lower(), sorted(SHORT[key]))}")
+
+
+def with_classes(content: Any) -> Any:
+    """A config with the classes that it names in short spelled out."""
+    if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
+        model = content["model"]
+        return {**content, "model": {k: spelled_out(k, v) if k in SHORT else v for k, v in model.items()}}
+    return content
+
+
+read_texts_safely(with_classes)
 
 
 class RunParser(Parser):
@@ -107,12 +152,25 @@ def parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     """The options, not yet instantiated; what the parser refuses becomes one clear line."""
     refuse_empty(words)
     try:
-        return parser.parse_args(list(words))
+        return parser.parse_args(list(_with_classes(words)))
     except (ArgumentError, UnicodeDecodeError) as error:
         if path := denied(error):
             key = next((key for key in CLASSES if f'"{key}' in str(error)), "the config")
             raise UserError(about(key, path)) from error
         raise explain(parser, error, list(words)) from error
+
+
+def _with_classes(words: Sequence[str]) -> Iterator[str]:
+    """The words with the classes that they name in short spelled out."""
+    before = ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        key = re.fullmatch(r"--model\.(\w+)", name if equals else before)
+        if key is not None and key[1] in SHORT:
+            yield f"{name}={spelled_out(key[1], value)}" if equals else spelled_out(key[1], word)
+        else:
+            yield word
+        before = word
 
 
 def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:

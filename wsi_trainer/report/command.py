@@ -17,6 +17,8 @@ def report(
     baseline: Path | None = None,
     split: Literal["val", "test"] = "test",
     out: Path | None = None,
+    name: str | None = None,
+    data_root: Path | None = None,
 ) -> None:
     """Write the HTML report of a run.
 
@@ -24,8 +26,10 @@ def report(
         run: The folder of the run.
         baseline: The folder of a second run on the same slides, to compare with.
         split: Which slides the report is about.
-        out: Where to write the page; by default report.html in the folder of the run.
+        out: Where to write the page; by default report.html in the folder of the run, or of the cohort.
+        name: The name of a cohort that was tested, instead of the run's own slides.
+        data_root: The folder that holds the slides now, if they were moved.
     """
-    other = None if baseline is None else Run(baseline)
-    page = write_report(Run(run), other, split, out)
+    other = None if baseline is None else Run.open(baseline, cohort=name)
+    page = write_report(Run.open(run, cohort=name, data_root=data_root), other, split, out)
     say(Console(), f"report: {page}")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wsi_trainer.data import read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.metrics import Interval, Predictions, Words, paired_difference, read_predictions
@@ -75,7 +74,7 @@ def read_curves(folder: Path) -> Curves:
 
 def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
     """The slides, worst mistakes first."""
-    paths = _paths(run.folder.splits)
+    paths = _paths(run.folder)
     found = run.predictions.errors()
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
     about_maps = run.folder.heatmaps / "heatmaps.json"
@@ -101,7 +100,10 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
 
 def _path_of(paths: Mapping[str, Path], slide: str, folder: Run) -> Path:
     if slide not in paths:
-        raise UserError(f"{folder.splits} has no slide {slide}, which was predicted; test the run again")
+        raise UserError(
+            f"{folder.splits} has no slide {slide}, which was predicted: another program wrote one of the two; write "
+            f"the predictions again with `wsi-train test {folder.path} --overwrite`"
+        )
     return paths[slide]
 
 
@@ -115,9 +117,9 @@ def picture_of(folder: Run, entries: Mapping[str, Any], slide: str) -> Path | No
     return path if path.is_file() else None
 
 
-def _paths(splits: Path) -> dict[str, Path]:
+def _paths(folder: Run) -> dict[str, Path]:
     """Where the slides are, whatever the columns of their labels; that of a patient is the first of its slides."""
-    records = read_manifest(splits, labelled=False)
+    records = folder.kept()
     return {
         **{record.patient: record.path for record in reversed(records)},
         **{record.slide: record.path for record in records},

@@ -75,9 +75,9 @@ def _context(
     labels = sorted({row.words.label for row in rows})
     overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
     return {
-        "title": title or run.folder.path.resolve().name,
+        "title": title or run.folder.name,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
-        "split": split,
+        "where": where(run.folder, split),
         "runs": runs,
         "other": other,
         "main": next(iter(run.predictions.SCORES)),
@@ -103,6 +103,14 @@ def _context(
         "config": read_text(run.folder.config),
         "absent": _absent(run),
     }
+
+
+def where(run: Run, split: str) -> str:
+    """The slides that a page is about."""
+    if run.cohort is not None:
+        return f"the cohort {run.cohort}, which the run was not trained on"
+    kept = {"test": "held out from training", "val": "which chose the checkpoint", "train": "which it was trained on"}
+    return f"the split {split}, {kept[split]}"
 
 
 def _tables(run: RunResults) -> list[tuple[str, Any]]:
@@ -142,7 +150,8 @@ def _plan(folder: Run) -> tuple[str, str] | None:
 def _memory(run: RunResults, facts: dict[str, str]) -> dict[str, str]:
     lines: dict[str, str] = {"engine": str(run.memory.get("engine", "not recorded"))}
     if shape := run.memory.get("image_shape"):
-        lines["largest image"] = " × ".join(map(str, shape))
+        count, _, height, width = shape
+        lines["largest image"] = f"{width} × {height} (width × height)" + (f", {count} of them" if count > 1 else "")
     if approximation := run.memory.get("approximation"):
         lines["training was an approximation"] = approximation
     if budget := run.memory.get("budget"):

@@ -27,6 +27,7 @@ from wsi_trainer.segment.store import add_levels, create_labels
 from wsi_trainer.slide.augment import Augmented
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import Image
+from wsi_trainer.store.identity import result_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,7 @@ class Segments:
         """Write NAME.ome.zarr and NAME.geojson of each slide."""
         self.folder.mkdir(parents=True, exist_ok=True)
         slides = SlideDataset(records, None, self.data, LazyImage)
+        names = result_names([record.slide for record in records])
         with Progress(transient=True) as bar:
             for number, record in enumerate(records):
                 try:
@@ -87,14 +89,15 @@ class Segments:
                         assert isinstance(view, Image)
                         image = batch["image"].to(self.model.device)
                         total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
-                        self._write(record, image, view, bar, bar.add_task(record.slide, total=total))
+                        self._write(
+                            record, names[record.slide], image, view, bar, bar.add_task(record.slide, total=total)
+                        )
                 except SlideError as error:
                     if self.data.on_error == "stop":
                         raise
                     self.skipped[record.slide] = error.reason
 
-    def _write(self, record: SlideRecord, image: Any, source: Image, bar: Progress, task: Any) -> None:
-        name = record.slide.replace("%", "%25").replace("/", "%2F")
+    def _write(self, record: SlideRecord, name: str, image: Any, source: Image, bar: Progress, task: Any) -> None:
         drawn = self._drawn(record, source)
         if drawn is not None and self.options.join and source.place.mpp is None:
             raise SlideError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -135,4 +136,25 @@ def different_names(slides: Sequence[Path], root: Path | None) -> list[str]:
     again = [name for name, count in Counter(names).items() if count > 1]
     if again:
         raise UserError(f"several slides are named {again[0]}; rename them, or convert them to several folders")
+    return names
+
+
+LONGEST = 180
+"""Bytes of the name of a result; a file system takes 255, endings included."""
+_ENDING = re.compile(r"(\.ome)?\.[A-Za-z][A-Za-z0-9]{1,5}$")
+
+
+def result_names(slides: Sequence[str]) -> dict[str, str]:
+    """The names of the files about each slide: its own without folder and ending, with a checksum where two are equal.
+
+    Args:
+        slides: The slides as a manifest calls them, each another one.
+    """
+    short = {slide: _ENDING.sub("", Path(slide).name) or Path(slide).name for slide in slides}
+    cut = {slide: name.encode()[:LONGEST].decode(errors="ignore") for slide, name in short.items()}
+    counts = Counter(name.casefold() for name in cut.values())
+    names = {}
+    for slide, name in cut.items():
+        alone = counts[name.casefold()] == 1 and name == short[slide]
+        names[slide] = name if alone else f"{name}-{hashlib.sha256(slide.encode()).hexdigest()[:8]}"
     return names

@@ -30,6 +30,8 @@ def view(
     what: Path,
     compare: Path | None = None,
     regions: Path | None = None,
+    name: str | None = None,
+    data_root: Path | None = None,
     host: str = "127.0.0.1",
     port: int = PORT,
     token: bool = False,
@@ -49,6 +51,8 @@ def view(
         what: The folder of a run; or a slide, a store, a folder of slides or a manifest.
         compare: The folder of a second run on the same slides.
         regions: Folder with SLIDE.geojson, annotations to be drawn.
+        name: The name of a cohort that the run was tested on, instead of the run's own slides.
+        data_root: The folder that holds the slides now, if they were moved.
         host: The address to listen at. Others than this machine's own reach it only with the token in the link.
         port: The port to listen at; the next free one if it is taken.
         token: Ask for a token on this machine too: where others have accounts on it, they reach the same address.
@@ -60,7 +64,7 @@ def view(
         longest: Pixels of the longer side of a slide in this copy; 0 keeps all.
     """
     check(what, port)
-    contents = contents_of(what, compare, regions)
+    contents = contents_of(what, compare, regions, name, data_root)
     options = ReadOptions(channel, None if to_8bit is None else Range.parse(to_8bit))
     console = Console()
     for note in contents.notes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.data import SlideRecord, read_manifest
+from wsi_trainer.data import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, as_written, read_json
 from wsi_trainer.foreign.arrays import load_array
@@ -89,16 +89,24 @@ class Contents:
     notes: tuple[str, ...] = field(default=())
 
 
-def contents_of(what: Path, compare: Path | None = None, regions: Path | None = None) -> Contents:
+def contents_of(
+    what: Path,
+    compare: Path | None = None,
+    regions: Path | None = None,
+    name: str | None = None,
+    data_root: Path | None = None,
+) -> Contents:
     """What a run, a slide, a store, a folder of slides or a manifest has to show."""
     if regions is not None and not regions.is_dir():
         raise UserError(f"--regions: there is no folder {regions}; it holds SLIDE.geojson for each annotated slide")
     if (what / "cross_validation.json").is_file():
         raise UserError(f"{what} holds a run for each fold; look at one of them, such as {what / 'fold0'}")
-    if Run(what).config.is_file() or Run(what).splits.is_file():
-        found = of_runs([Run(what), *([] if compare is None else [Run(compare).existing()])])
-    elif compare is not None:
-        raise UserError(f"--compare needs a run to compare with; {what} is not the folder of a run")
+    if Run(what).config.is_file():
+        others = [] if compare is None else [Run.open(compare, cohort=name)]
+        found = of_runs([Run.open(what, cohort=name, data_root=data_root), *others])
+    elif compare is not None or name is not None:
+        option = "--name" if compare is None else "--compare"
+        raise UserError(f"{option} is about runs, and {what} is not the folder of a run")
     else:
         found = of_slides(what)
     slides = (replace(slide, regions=annotations_of(slide.name, regions)) for slide in found.slides)
@@ -126,10 +134,10 @@ def of_slides(what: Path) -> Contents:
 
 def of_runs(folders: list[Run]) -> Contents:
     """The slides of the first run's splits, worst mistakes first, with what all of the runs say of them."""
-    names = tuple(folder.path.resolve().name for folder in folders)
+    names = tuple(folder.name for folder in folders)
     if len(set(names)) < len(names):
         names = tuple(str(folder.path) for folder in folders)
-    records = read_manifest(folders[0].existing().splits, labelled=False)
+    records = folders[0].kept()
     said = [opinions_of(folder) for folder in folders]
     maps = [maps_of(folder, name if len(folders) > 1 else "") for folder, name in zip(folders, names)]
     slides = [

@@ -46,7 +46,7 @@ def written(
     size = tuple(int((side - start) // step) for side, start, step in zip((200, 160), place.origin, place.scale))
     shape = tuple(-(-side // stride) for side in size)
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    one = SlideMap(folder, SlideRecord("s", Path("s.zarr"), "", "", ""), size, place, stride)  # type: ignore[arg-type]
+    one = SlideMap(folder, SlideRecord("s", Path("s.zarr"), "", "", ""), size, place, stride, "s")  # type: ignore[arg-type]
     rings = [[(3.0, 4.0), (20.25, 4.5), (9.0, 30.0), (3.0, 4.0)], [(5.0, 5.0), (6.0, 5.0), (6.0, 6.0), (5.0, 5.0)]]
     top = [{"x": 10, "y": 20, "width": 30, "height": 40, "value": 3.5}]
     files = MapFiles({"top": top}, values, [Outline(rings, 2.5, 0.125, (0.0, 0.0))])

@@ -43,7 +43,7 @@ def maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = torch.zeros(-(-size[0] // STRIDE), -(-size[1] // STRIDE))
     values[4, 6], values[9, 2] = 4.0, 1.0
     record = SlideRecord("slide.zarr", source.slide.path, "", "", "")
-    one = SlideMap(folder, record, size, source.place, STRIDE)
+    one = SlideMap(folder, record, size, source.place, STRIDE, Path(record.slide).stem)
     entry = one.write(values, source, MapOptions(top=0), PathClass.of("tumour", 1)).entry
     write(folder, entry | {"original": str(folder.parent / "slide.scn")})
     write_script(folder)

@@ -73,7 +73,7 @@ def make(path: Path, folder: Path, downsample: int = 1, **options: object) -> Ma
     shape = tuple(-(-side // STRIDE) for side in source.shape[2:])
     values = torch.arange(1, 1 + shape[0] * shape[1]).view(shape).double()
     folder.mkdir(exist_ok=True)
-    one = SlideMap(folder, SlideRecord("s", path, "", "", ""), source.shape[2:], source.place, STRIDE)
+    one = SlideMap(folder, SlideRecord("s", path, "", "", ""), source.shape[2:], source.place, STRIDE, "s")
     files = one.write(values, source, MapOptions(size=40, **options), PathClass.of("tumour", 1))  # type: ignore[arg-type]
     return Made(source, files.entry, folder, shape[1])
 

@@ -13,10 +13,8 @@ import pytest
 from PIL import Image
 
 from wsi_trainer.cli import main
-from wsi_trainer.data import SlideRecord
-from wsi_trainer.explain.slide_map import SlideMap
 from wsi_trainer.fit.run import Run
-from wsi_trainer.slide.geometry import SlideTransform
+from wsi_trainer.store.identity import result_names
 
 from .conftest import SLIDES, MakeRun
 
@@ -94,22 +92,13 @@ def test_a_picture_that_is_none_is_named(run: Run, capsys: pytest.CaptureFixture
     assert "map.png is no picture" in refused(run, capsys)
 
 
-def test_each_slide_has_a_map_of_its_own() -> None:
+def test_results_are_called_by_their_slide() -> None:
     names = [
-        "a/b.tif",
-        "a_b.tif",
-        "a%2Fb.tif",
-        "../a/b.tif",
-        "/a/b.tif",
-        "x" * 250,
-        "x" * 249 + "y",
-        "ü" * 120,
-        "ü" * 121,
-    ]
-    made = []
-    for name in names:
-        record = SlideRecord(name, Path(name), "1", "p", "test")
-        made.append(SlideMap(Path("maps"), record, (1, 1), SlideTransform((1, 1)), 1).name)
-    assert len(set(made)) == len(names)
-    assert all("/" not in name and len(os.fsencode(f"{name}-top-10.png")) <= 255 for name in made)
-    assert made[1] == "a_b.tif"
+        "a/b.tif", "c/B.svs", "a_b.tif", "/data/slides/one.ome.tiff", "s.1", "s.zarr", "../case 3.ndpi", ".tif",
+        "x" * 250, "x" * 249 + "y", "ü" * 120,
+    ]  # fmt: skip
+    made = result_names(names)
+    assert [made[name] for name in names[2:7]] == ["a_b", "one", "s.1", "s", "case 3"]
+    assert made["a/b.tif"].startswith("b-") and made["c/B.svs"].startswith("B-")
+    assert len({name.casefold() for name in made.values()}) == len(names)
+    assert all("/" not in name and len(os.fsencode(f"{name}-top-10.png")) <= 255 for name in made.values())

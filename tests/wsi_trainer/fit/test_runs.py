@@ -1,0 +1,230 @@
+"""A run in use: copied, on another cohort, after its slides were replaced, renamed or moved, and from Python."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wsi_trainer.cli import main
+from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.metrics import read_predictions
+from wsi_trainer.slides.preprocess import preprocess
+from wsi_trainer.synthetic import generate
+
+SPLITS = {"train": 0.5, "val": 0.25, "test": 0.25}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """All files of a run but those that say how it went."""
+    said = ("log.txt", "events.jsonl", ".lock")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name not in said}
+
+
+def stores_of(folder: Path, seed: int, slides: int, size: int = 192) -> Path:
+    """Slides of a seed, converted; the manifest names the stores."""
+    manifest = generate(folder / "slides", slides=slides, seed=seed, shape=(size, size), splits=SPLITS, workers=1)
+    assert preprocess(str(manifest), folder / "stores", stall_minutes=0, workers=1) in (0, None)
+    with manifest.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = sorted(path.name for path in (folder / "stores").rglob("*.zarr"))
+    assert len(names) == len(rows)
+    with (folder / "stores" / "list.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["slide", "label", "patient", "split"])
+        for row in rows:
+            name = f"{Path(row['slide']).stem}.zarr"
+            found = next(path for path in (folder / "stores").rglob(name))
+            table.writerow([found.relative_to(folder / "stores"), row["label"], row["patient"], row["split"]])
+    return folder / "stores" / "list.csv"
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a cohort of stores, and a run on it."""
+    folder = tmp_path_factory.mktemp("cohort")
+    manifest = stores_of(folder, seed=1, slides=12)
+    words = [
+        "fit", f"--out={folder / 'runs' / 'first'}", f"--data.manifest={manifest}",
+        "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4,8]", "--train.epochs=1",
+        "--train.accelerator=cpu", "--train.budget=64MiB", "--train.resamples=20", "--train.loggers=[csv]",
+    ]  # fmt: skip
+    assert main(words) == 0
+    return folder
+
+
+@pytest.fixture
+def moved(cohort: Path, tmp_path: Path) -> Path:
+    """A copy of all that, elsewhere; the copied run names the slides where they were."""
+    shutil.copytree(cohort, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.fixture(scope="module")
+def external(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The manifest of another cohort, of slides of the same names."""
+    return stores_of(tmp_path_factory.mktemp("external"), seed=9, slides=8)
+
+
+def test_another_cohort_is_tested_whole_in_a_folder_of_its_own(
+    moved: Path, external: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = moved / "runs" / "first"
+    before = files_of(run)
+    test = ["test", str(run), f"--cohort={external}", "--name=external-1"]
+    assert main(test) == 0
+    assert "8 slides of" in (said := capsys.readouterr().out) and "in the cohort external-1" in said
+    other = Run.open(run, cohort="external-1")
+    assert len(read_predictions(other.predictions("test"))) == 8
+    assert main(test) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+    assert main([*test, "--overwrite"]) == 0
+    assert main(["heatmap", str(run), "--name=external-1"]) == 0
+    assert main(["report", str(run), "--name=external-1"]) == 0
+    assert "the cohort external-1, which the run was not trained on" in other.report.read_text()
+    assert main(["view", str(run), "--name=external-1", f"--static={moved / 'page'}"]) == 0
+    assert main(["predict", str(run), str(external), "--name=again"]) == 0
+    with (run / "cohorts" / "again" / "predictions.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 8
+    after = files_of(run)
+    assert {name: after[name] for name in before} == before
+    assert Run.open(run).cohorts == ["again", "external-1"]
+    assert main(["heatmap", str(run), "--name=nowhere"]) == 2
+    assert "has no cohort 'nowhere'; it has: again, external-1" in capsys.readouterr().err
+
+
+def test_slides_of_the_run_are_no_other_cohort(
+    moved: Path, external: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever they lie and whatever they are called: their checksums are those of slides that were trained on."""
+    run = Run.open(moved / "runs" / "first")
+    trained = [record for record in run.kept() if record.split == "train"]
+    shutil.copytree(trained[0].path, tmp_path / "renamed.zarr")
+    strangers = [f"{external.parent / name},{label}" for name, label in _labels(external)[:3]]
+    rows = ["slide,label", *strangers, f"renamed.zarr,{trained[0].label}", f"{trained[1].path},{trained[1].label}"]
+    (tmp_path / "mixed.csv").write_text("\n".join(rows) + "\n")
+    assert main(["test", str(run.path), f"--cohort={tmp_path / 'mixed.csv'}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 slides were in the split train of the run, left out: renamed.zarr" in said
+    assert len(read_predictions(Run.open(run.path, cohort="mixed").predictions("test"))) == 3
+
+
+def _labels(manifest: Path) -> list[tuple[str, str]]:
+    with manifest.open(newline="") as file:
+        return [(row["slide"], row["label"]) for row in csv.DictReader(file)]
+
+
+def test_keys_that_say_what_a_run_is_are_refused(
+    moved: Path, external: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = moved / "runs" / "first"
+    before = files_of(run)
+    for word in (f"--data.manifest={external}", "--model.learning_rate=1"):
+        assert main(["test", f"--config={run / 'config.yaml'}", word, "--overwrite"]) == 2
+        assert "is part of what the run is" in (error := capsys.readouterr().err) and "--cohort MANIFEST.csv" in error
+    assert files_of(run) == before
+
+
+def test_a_copied_run_is_used_from_any_folder(
+    moved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = moved / "runs" / "first"
+    before = (run / "predictions" / "test.csv").read_bytes()
+    for words in ([str(run)], [f"--config={run / 'config.yaml'}"]):
+        assert main(["test", *words, "--overwrite"]) == 0
+        assert (run / "predictions" / "test.csv").read_bytes() == before
+    assert f"write: wsi-train test {run}" in capsys.readouterr().out
+    assert main(["fit", str(run), "--train.epochs=2"]) == 0
+    assert read_json(run / "run.json")["slides"]
+    assert main(["fit", f"--config={run / 'config.yaml'}", "--resume=last"]) == 0
+
+
+def test_slides_that_moved_are_found_by_one_option(
+    moved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(moved / "runs" / "first")
+    absent = tmp_path / "was"
+    kept = run.kept()
+    common = kept[0].path.parent
+    while not all(record.path.is_relative_to(common) for record in kept):
+        common = common.parent
+    run.splits.write_text(run.splits.read_text().replace(str(common), str(absent)))
+    commands = [["test", "--overwrite"], ["heatmap"], ["report"], ["view", f"--static={tmp_path / 'page'}"]]
+    before = run.predictions("test").read_bytes()
+    assert main(["test", str(run.path), "--overwrite"]) == 2
+    assert "give --data-root, the folder that now holds what was in" in (error := capsys.readouterr().err)
+    assert str(absent) in error
+    for name, *more in commands:
+        assert main([name, str(run.path), f"--data-root={common}", *more]) == 0
+    assert run.predictions("test").read_bytes() == before
+
+
+def test_slides_that_were_replaced_are_refused(
+    cohort: Path, moved: Path, external: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(moved / "runs" / "first")
+    run.splits.write_text(run.splits.read_text().replace(str(cohort), str(moved)))
+    others = [external.parent / name for name, _ in _labels(external)]
+    for record, other in zip([one for one in run.kept() if one.split != "train"], others):
+        shutil.rmtree(record.path)
+        shutil.copytree(other, record.path)
+    before = files_of(run.path)
+    for command in ("test", "validate", "heatmap"):
+        capsys.readouterr()
+        assert main([command, str(run.path), *(["--overwrite"] if command == "test" else [])]) == 2
+        assert "its checksum has changed" in (error := capsys.readouterr().err) and "--cohort MANIFEST.csv" in error
+    assert files_of(run.path) == before
+
+
+def test_one_slide_under_two_names_is_refused_in_two_splits(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A store of the same slide, by whatever name, has the checksum of the slide."""
+    shutil.copytree(cohort / "slides", tmp_path / "slides")
+    with (cohort / "slides" / "manifest.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    copied = next(row for row in rows if row["split"] == "train")
+    shutil.copyfile(tmp_path / "slides" / copied["slide"], tmp_path / "slides" / "again.tif")
+    lines = [f"{row['slide']},{row['label']},{row['patient']},{row['split']}" for row in rows]
+    words = [
+        "fit", "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[4]", "--train.epochs=1",
+        "--train.accelerator=cpu", "--train.budget=null", "--train.resamples=20", "--train.loggers=[csv]",
+    ]  # fmt: skip
+    for split in ("test", "train"):
+        manifest = tmp_path / "slides" / f"{split}.csv"
+        text = ["slide,label,patient,split", *lines, f"again.tif,{copied['label']},another,{split}"]
+        manifest.write_text("\n".join(text) + "\n")
+        capsys.readouterr()
+        code = main([*words, f"--data.manifest={manifest}", f"--out={tmp_path / split}"])
+        said = "".join(capsys.readouterr())
+        assert code == (2 if split == "test" else 0)
+        assert copied["slide"] in said and "one slide under two names" in said
+
+
+def test_a_run_from_python(cohort: Path) -> None:
+    run = Run.open(cohort / "runs" / "first")
+    kept = [record for record in run.kept() if record.split == "test"]
+    said = run.predict(kept[0].path)
+    row = read_predictions(run.predictions("test"))
+    assert list(said) == ["probability_0", "probability_1"]
+    assert said["probability_1"] == pytest.approx(row.probabilities[list(row.slides).index(kept[0].slide), 1], abs=1e-6)
+    assert run.scores["test"]["slides"] == len(kept)
+    assert run.encoder is run.loaded.model.backbone
+
+
+def test_the_page_on_runs_from_python(moved: Path, external: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example as it is printed."""
+    monkeypatch.chdir(moved)
+    assert main(["test", "runs/first", f"--cohort={external}", "--name=external-1"]) == 0
+    Path("new.svs").symlink_to(next((moved / "slides").rglob("*.tif")))
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "use-a-run.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(program, "use-a-run.md", "exec", dont_inherit=True), names)
+    assert sum(names["probabilities"].values()) == pytest.approx(1) and set(names["auc"]) >= {"value", "low", "high"}
+    assert names["external"]["test"]["slides"] == 8 and len(names["test"]) == names["run"].scores["test"]["slides"]
