@@ -187,7 +187,7 @@ def test_split(run: Run, split: str, progress: bool = True) -> dict[str, Any]:
     with at_work(run.path), logged_to(run.log):
         trainer = evaluator(run, progress, failures)
         said = read_outputs(trainer.predict(model, dataloaders=slides.loader(split)))
-    warn_of_lack(task, slides, split)
+        warn_of_lack(task, slides, split)
     kept = [record for record in slides.of(split) if record.slide in said]
     if not kept:
         raise UserError(f"none of the {len(records)} slides of the split {split} can be read; see {run.failures}")

@@ -317,4 +317,4 @@ def test_folds_are_summed_up_over_pixels(
     pixels = np.concatenate([one.pixels for one in held if isinstance(one, AreaPredictions)]).sum(0)
     both, mine, drawn = pixels[:, 1]
     found = facts["pooled"]["dice"]
-    assert found["value"] == pytest.approx(2 * both / max(1, mine + drawn)) and found["resamples"] > 0
+    assert found["value"] == pytest.approx(2 * both / max(1, mine + drawn)) and found["patients"] > 0
