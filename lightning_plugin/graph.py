@@ -31,6 +31,11 @@ ROOM = 32
 _serial = itertools.count(step=ROOM)
 
 
+def next_serial() -> int:
+    """A number between those of the nodes that are recorded already and of those to come."""
+    return next(_serial)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
     """One tensor of the recorded network.

@@ -10,10 +10,12 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from lightning_plugin.capture.eager import recording_eagerly
-from lightning_plugin.capture.lazy import LazyImage, LazyTensor
+from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies
 from lightning_plugin.capture.materialize import materialize
+from lightning_plugin.capture.session import Call
 from lightning_plugin.execute.build import Initialize, build
 from lightning_plugin.execute.finite import Lost
+from lightning_plugin.graph import next_serial
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.settings import Settings
@@ -38,7 +40,8 @@ class TiledModule(nn.Module):
 
     Tensors with at least one spatial axis ``(N, C, *spatial)`` go in tiled; arguments with fewer dimensions go in as
     they are. Where the input was an ordinary tensor, so are the results; where it was a `LazyImage`, results are lazy,
-    so that a loss on a map is computed tile by tile too.
+    so that a loss on a map is computed tile by tile too. What a call records is run by the options of its module, also
+    where several modules share an image; where one such module calls another, by those of the outer one.
 
     The options are those of `Options`; ``plan`` is a plan to run by, instead of a budget.
 
@@ -61,14 +64,17 @@ class TiledModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         gather = not any(isinstance(a, LazyTensor) for a in _leaves((args, kwargs)))
         args, kwargs = tree_map(self._lazy, (args, kwargs))
-        with recording_eagerly():
-            out = self.module(*args, **kwargs)
+        call = Call(self.settings)
+        for lazy in lazies((args, kwargs)):
+            lazy._session.root().enter(call)
+        try:
+            with recording_eagerly():
+                out = self.module(*args, **kwargs)
+        finally:
+            call.end = next_serial()
         return _settled(out, set()) if gather else out
 
     def _lazy(self, a: Any) -> Any:
-        if isinstance(a, LazyImage):
-            a._session.root().settings = self.settings
-            return a
         # A tensor of whole numbers with three dimensions is a target (N, H, W), not an image of H channels.
         image = isinstance(a, Tensor) and (a.dim() > 3 or (a.dim() == 3 and a.is_floating_point()))
         if image and not isinstance(a, LazyTensor):

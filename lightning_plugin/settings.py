@@ -104,6 +104,17 @@ class Settings:
         self.__dict__.update(type(self)(**state).__dict__)
         self.rates = rates
 
+    def __str__(self) -> str:
+        """The options that are not the usual ones."""
+        usual = Options()
+        given = [(f.name, getattr(self.options, f.name)) for f in fields(Options)]
+        words = [f"{name}={value!r}" for name, value in given if value != getattr(usual, name)]
+        return ", ".join(words if self.given is None else ["plan=...", *words]) or "no options"
+
+    def same(self, other: Any) -> bool:
+        """Whether others say the same."""
+        return isinstance(other, Settings) and (self.options, self.given) == (other.options, other.given)
+
     @property
     def splitting(self) -> Splitting | None:
         """How the network is split, if it is."""

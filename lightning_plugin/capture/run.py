@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.capture.buffers import ordinary
+from lightning_plugin.capture.parts import part
 from lightning_plugin.capture.paths import forget_modules
 from lightning_plugin.capture.session import Session
 from lightning_plugin.errors import RecordingError
@@ -20,21 +21,27 @@ from lightning_plugin.recording import Recording, gathered
 
 
 def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) -> Tensor:
-    """Compute a value, and with it everything small that is waiting and every effect, under one plan."""
+    """Compute a value, and with it everything small that is waiting and every effect: under one plan, or under one for
+    each of the settings that calls have; see [Note: settings] in `parts`."""
     values = [*pending, *(v for e in session.effects if not e.dormant for v in e.values)]
     if wanted is not None:
         values.append(wanted if not wanted.is_map else gathered(wanted))
     ordinary(b for e in session.effects for b in e.writes)
     with forget_modules(), torch.inference_mode(False):
+        default, waiting = session.settings, True
         try:
-            recording = session.recorded(values)
-            run(recording, session)
+            while waiting:
+                session.settings, now, waiting = part(session, values)
+                recording = session.recorded(now)
+                run(recording, session)
+                if session.settings is not None:
+                    session.settings.look(recording, now, session.vectors)
         except BaseException:
             for effect in session.effects:  # as in PyTorch, where a forward that failed has moved nothing
                 effect.dormant = True
             raise
-        if session.settings is not None:
-            session.settings.look(recording, values, session.vectors)
+        finally:
+            session.settings = default
         happen(session)
     return session.vectors[values[-1]] if wanted is not None else torch.empty(0)
 

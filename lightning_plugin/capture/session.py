@@ -18,7 +18,7 @@ from lightning_plugin.capture.splits import split
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.fakes import MODES, unbound
-from lightning_plugin.graph import Effect, Node, Value, ancestors
+from lightning_plugin.graph import Effect, Node, Value, ancestors, next_serial
 from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains
 from lightning_plugin.plan import Plan
@@ -45,6 +45,7 @@ class ExecutionSettings(Protocol):
     def splitting(self) -> Splitting | None: ...
     @property
     def chains(self) -> Chains: ...
+    def same(self, other: Any) -> bool: ...
     def choose(self, recording: Recording) -> Plan: ...
     def places(self, tensor: Tensor) -> bool: ...
     def begin(self, plan: Plan, recording: Recording) -> Step: ...
@@ -52,10 +53,24 @@ class ExecutionSettings(Protocol):
 
 
 @dataclass(eq=False)
+class Call:
+    """One call of a module that has settings of its own: the nodes that it records have numbers after ``begin`` and
+    before ``end``, which is None while the call lasts."""
+
+    settings: ExecutionSettings
+    begin: int = field(default_factory=next_serial)
+    end: int | None = None
+
+    def __contains__(self, node: Node) -> bool:
+        return self.begin < node.serial and (self.end is None or node.serial < self.end)
+
+
+@dataclass(eq=False)
 class Session:
     """All that is recorded between two executions, however many images it starts from.
 
-    ``settings`` is what the strategy or `TiledModule` said about budget and grids; the executor hands it on.
+    ``settings`` is what the strategy or the last `TiledModule` said about budget and grids; the executor hands it on.
+    ``calls`` are those of such modules whose nodes have still to run: each has its own settings.
     ``execute`` runs what is recorded: it computes the value that is wanted, if any, and all that is waiting.
     ``bindings`` are what the images and captured tensors are, ``vectors`` what runs have computed. ``captured`` are the
     values of real tensors, by identity and by whether they required grad when they were used. ``instances`` are the
@@ -76,6 +91,7 @@ class Session:
     trained: set[int] = field(default_factory=set, init=False)
     splitting: Splitting | None = field(default=None, init=False)
     chains: Chains | None = field(default=None, init=False)
+    calls: list[Call] = field(default_factory=list, init=False)
     effects: list[Effect] = field(default_factory=list, init=False)
     pending: list[Any] = field(default_factory=list, init=False)
     tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
@@ -127,6 +143,7 @@ class Session:
         self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
         self.bindings = self.bindings.among(reached)
         self.captured.clear()
+        self.calls = [call for call in self.calls if call.end is None or any(node in call for node in needed)]
         kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
         self.storages = {s: known for s, known in kept.items() if known}
 
@@ -166,6 +183,7 @@ class Session:
         self.instances |= other.instances
         self.trained |= other.trained
         self.splitting = self.splitting or other.splitting
+        self.calls += [call for call in other.calls if call not in self.calls]
         self.effects += other.effects
         self.pending += other.pending
         self.tensors += other.tensors
@@ -173,6 +191,12 @@ class Session:
         other.bindings, other.vectors = Bindings(), {}
         self.settings = self.settings or other.settings
         other.merged = self
+
+    def enter(self, call: Call) -> None:
+        """A call begins; what it calls in turn belongs to it."""
+        if all(other.end is not None for other in self.calls):
+            self.calls.append(call)
+            self.settings = call.settings
 
     def capture(self, tensor: Tensor) -> Value:
         """The value of a real tensor; the same tensor, used in the same way, is the same value."""

@@ -13,7 +13,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_plugin import Box, LazyImage, TensorSource, TiledModule, TileSource, check, materialize
+from lightning_plugin import (
+    Box,
+    LazyImage,
+    RecordingError,
+    TensorSource,
+    TiledModule,
+    TileSource,
+    check,
+    materialize,
+)
 from tests.exactness import assert_same_step
 from tests.lightning_plugin.tiers import Way, image, network
 
@@ -241,3 +250,88 @@ def test_a_wrapper_has_the_signature_of_what_it_wraps() -> None:
     assert callable(TiledModule.forward)
     image = torch.randn(1, 2, 8, 8)
     assert torch.equal(tiled(pixel_values=image), image)
+
+
+def two(first: dict[str, object], second: dict[str, object]) -> tuple[TiledModule, TiledModule, LazyImage]:
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Tanh()).double() for _ in range(2))
+    x = torch.randn(1, 2, 96, 96, dtype=torch.float64, requires_grad=True)
+    return TiledModule(a, **first), TiledModule(b, **second), LazyImage.from_tensor(x)  # type: ignore[arg-type]
+
+
+BUDGET: dict[str, object] = {"budget": "900KiB"}
+WHOLE: dict[str, object] = {"tiles": (1, 1)}
+
+
+@pytest.mark.parametrize(("first", "second"), [(BUDGET, WHOLE), (WHOLE, BUDGET)])
+def test_maps_of_two_modules_meet_under_the_options_of_neither(
+    first: dict[str, object], second: dict[str, object]
+) -> None:
+    a, b, image = two(first, second)
+    for _ in range(2):
+        kept = a(image)
+        with pytest.raises(RecordingError, match=r"with .* and of one with .*materialize\(x\)"):
+            (kept + b(image)).sum().backward()
+        with pytest.raises(RecordingError, match="the same options"):
+            materialize(b(kept[:, :2]))
+        whole = materialize(kept)
+        assert not any(p.grad is not None for p in (*a.parameters(), *b.parameters()))
+        (whole + b(image)).sum().backward()
+        del kept, whole
+        for p in (image.source.tensor, *a.parameters(), *b.parameters()):  # type: ignore[attr-defined]
+            p.grad = None
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(("first", "second"), [(BUDGET, WHOLE), (WHOLE, BUDGET), (BUDGET, {"budget": 950_000})])
+def test_modules_that_share_an_image_keep_each_its_own_options(
+    first: dict[str, object], second: dict[str, object], together: bool
+) -> None:
+    """One after the other, with a map of the first still held; and in one loss, where only numbers of theirs meet."""
+    a, b, image = two(first, second)
+    x = image.source.tensor  # type: ignore[attr-defined]
+    plain = [copy.deepcopy(m.module) for m in (a, b)]
+
+    def losses(one: nn.Module, other: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        y = one(x)
+        z = other(x) * y.mean().tanh() if together else other(x)
+        return [y.square().sum(), z.square().sum()]
+
+    for _ in range(2):
+        expected = losses(plain[0], plain[1], x)
+        sum(expected).backward()
+        grad, x.grad = x.grad, None
+        held = a(image)
+        materialize(held.mean())
+        plain[0](x)  # moves its statistics, too
+        found = losses(a, b, image)
+        if together:
+            (found[0] + found[1]).backward()
+        else:
+            del held
+            found[1].backward()
+            found[0].backward()
+        torch.testing.assert_close(x.grad, grad, rtol=1e-9, atol=1e-9)
+        x.grad = None
+        for actual, wanted in zip((a.module, b.module), plain, strict=True):
+            for p, q in zip(actual.parameters(), wanted.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-9)
+            for p, q in zip(actual.buffers(), wanted.buffers(), strict=True):
+                torch.testing.assert_close(p, q)
+        for tiled, options in ((a, first), (b, second)):
+            assert tiled.plan is not None and (tiled.plan.budget is None) == ("tiles" in options)
+            assert "tiles" in options or tiled.peak_bytes <= tiled.settings.options.budget
+
+
+def test_modules_with_the_same_options_run_together() -> None:
+    a, b, image = two(BUDGET, BUDGET)
+    x = image.source.tensor  # type: ignore[attr-defined]
+    torch.testing.assert_close(materialize(a(image) + b(image)), a.module(x) + b.module(x))
+
+
+def test_a_module_within_another_is_run_by_the_options_of_the_outer() -> None:
+    a, b, image = two(BUDGET, WHOLE)
+    outer = TiledModule(nn.Sequential(a, nn.Conv2d(3, 2, 1).double(), b), tiles=3)
+    x = image.source.tensor  # type: ignore[attr-defined]
+    torch.testing.assert_close(materialize(outer(image)), nn.Sequential(a.module, outer.module[1], b.module)(x))
+    assert outer.plan is not None and a.plan is None and b.plan is None
