@@ -2,7 +2,7 @@
 
 [Note: collector] It looks at all that a process holds, the modules of PyTorch too, whenever some hundreds of objects
 were made, and a search makes millions that no cycle holds: that takes a sixth of its time. And what a rehearsal lets go
-is noted where it goes; what waited for a collector would be noted wherever that came by, in one process here, in
+is counted where it goes; what waited for a collector would be counted wherever that came by, in one process here, in
 another there.
 """
 
