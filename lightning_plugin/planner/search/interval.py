@@ -235,12 +235,13 @@ class Intervals:
         peak = self.coster.backward_peak if backward else self.coster.forward_peak
         return peak(tiles.program, tiles.middle)
 
-    def choice(self, begin: int, end: int, backward: bool, only: int | None, blind: bool) -> Choice:
+    def choice(self, where: Where, backward: bool, only: int | None) -> Choice:
         """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
-        where = Where(begin, end, blind=blind)
+        begin, end = where.begin, where.end
         sees, glass = self.sees(where), self.network.glass
 
         def seconds(grid: Grid) -> float:
+            self.surround(where)
             return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))[0]
 
         def least(grid: Grid) -> float:
@@ -257,7 +258,8 @@ class Intervals:
         how = how_of("backward" if backward else "forward", where)
         lesson = self.lessons.get((where.begin, where.end, how), 1.0)
         here = self.costed(where)
-        choice = self.choice(here.begin, here.end, backward, self.only, here.blind)
+        # Where maps lie changes no grid's tiles, and transfers are added later.
+        choice = self.choice(Where(here.begin, here.end, pieces=here.pieces, blind=here.blind), backward, self.only)
         small = first_that(choice.grids, lambda g: lesson * self.middle(here, g, backward) <= room)
         for grid in choice.from_(small):
             cost = taught(self.cost(here, grid, backward), lesson)

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.costs.grids import Choice
 from lightning_plugin.planner.costs.rates import rates_of
-from lightning_plugin.planner.search.interval import Intervals
+from lightning_plugin.planner.search.interval import Intervals, Where
 from lightning_plugin.planner.search.policies import policy_of
+from lightning_plugin.rules.uncut import Uncut
 from tests.zoo import ZOO
 
 #: How many intervals of each network.
@@ -39,7 +41,7 @@ def choices(network: Network, device: str, draw: random.Random) -> Iterator[tupl
         if intervals.program(begin, end) is None:
             continue
         for backward in (False, True):
-            yield f"{begin} to {end}, {backward}", intervals.choice(begin, end, backward, None, False, 0)
+            yield f"{begin} to {end}, {backward}", intervals.choice(Where(begin, end), backward, None)
 
 
 @pytest.mark.parametrize("name", sorted(ZOO.keys() - {PICKS}))
@@ -59,6 +61,33 @@ def test_most_grids_are_not_looked_at() -> None:
     """Where bytes cost the same everywhere, the first grid is known to be the cheapest by looking at it."""
     with recorded(ZOO["vgg16"].build().train(), (1, 3, 512, 480), torch.float32) as (network, _):
         intervals = Intervals(network, rates_of("cuda:a100"), policy_of("auto"))
-        choice = intervals.choice(0, 6, True, None, False, 0)
+        choice = intervals.choice(Where(0, 6), True, None)
         assert next(choice.from_(0)) == choice.grids[0]
         assert len(choice.floors) == 1 < len(choice.grids)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.first(x).flatten(2).transpose(1, 2)[:, None]
+        return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)
+
+
+def test_seconds_of_grids_do_not_depend_on_what_was_asked_before() -> None:
+    """An interval that reads keys in pieces makes more calls than one that reads them whole, and no other's are its
+    own."""
+    with recorded(Attends(), (1, 4, 64, 64), torch.float32) as (network, _):
+        begin, end = min(i for i, n in enumerate(network.order) if isinstance(n.op, Uncut)), max(network.key_cuts)
+        ways = Where(begin, end), Where(begin, end, pieces=4)
+        seconds: list[list[float]] = []
+        for before in ways:
+            intervals = Intervals(network, rates_of("cpu"), policy_of("auto"))
+            grids = intervals.grids(begin, end, False)
+            choices = [intervals.choice(where, True, None) for where in ways]
+            intervals.cost(before, grids[0], True)
+            seconds.append([choice.seconds(grids[-1]) for choice in choices])
+        assert seconds[0] == seconds[1]
+        assert seconds[0][0] < seconds[0][1]
