@@ -112,13 +112,15 @@ def opened(batch: SlideBatch) -> Iterator[View]:
 
 
 class OrderedLoader(DataLoader[SlideBatch]):
-    """A loader that closes the slides of a batch when the next one is asked for."""
+    """A loader that closes the slides of a batch when the next one is asked for, or none is asked for any more."""
 
     def __iter__(self) -> Iterator[SlideBatch]:  # type: ignore[override]
         for batch in super().__iter__():
-            yield batch
-            for view in views_of(batch):
-                view.close()
+            try:
+                yield batch
+            finally:
+                for view in views_of(batch):
+                    view.close()
 
 
 def in_order(dataset: Dataset[SlideBatch], workers: int, rank: int = 0, ranks: int = 1) -> DataLoader[SlideBatch]:

@@ -7,6 +7,7 @@ import getpass
 import socket
 import webbrowser
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from aiohttp import web
@@ -71,7 +72,8 @@ def view(
         say(console, note)
     scene = Scene(contents, options)
     if static is not None:
-        count = write_static(scene, static, only, longest)
+        with closing(scene):
+            count = write_static(scene, static, only, longest)
         say(console, f"{count} slides: {static / 'index.html'}")
         return
     guard = Guard(new_token() if token or not is_local(host) else None)
