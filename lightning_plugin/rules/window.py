@@ -21,7 +21,7 @@ from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, TileOp
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN
-from lightning_plugin.rules.unread import How, unread
+from lightning_plugin.rules.unread import How, biased, unread
 
 aten = torch.ops.aten
 
@@ -187,17 +187,29 @@ class Convolution(SlidingOp):
 
     def slide(self, box: Box, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
         padding = self.in_all(padding)
-        return torch.convolution(
-            x, vectors[0], vectors[1] if self.bias else None, self.stride, padding, self.dilation, False,
+        bias, apart = self.bias_of(vectors)
+        made = torch.convolution(
+            x, vectors[0], bias if apart is None else apart.detach(), self.stride, padding, self.dilation, False,
             [0] * len(padding), self.groups,
         )  # fmt: skip
+        return made if apart is None else biased(made, apart)
 
     def unread(self, box: Box) -> Kernel:
         return self.sliding(box, self.slide_unread)
 
     def slide_unread(self, x: Tensor, vectors: Sequence[Tensor], padding: Sequence[int]) -> Tensor:
         how = How(self.stride, self.in_all(padding), self.dilation, False, self.groups)
-        return unread(x, vectors[0], vectors[1] if self.bias else None, how)
+        bias, apart = self.bias_of(vectors)
+        made = unread(x, vectors[0], bias, how)
+        return made if apart is None else biased(made, apart)
+
+    def bias_of(self, vectors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """The bias, as the kernel's own or, where its gradient is summed apart, as that; see `biased`."""
+        if not self.bias:
+            return None, None
+        bias = vectors[1]
+        apart = torch.is_grad_enabled() and bias.requires_grad and bias.is_cpu and bias.dtype == torch.float32
+        return (None, bias) if apart else (bias, None)
 
     def in_all(self, padding: Sequence[int]) -> Sequence[int]:
         """The padding of all dimensions that windows slide over, given that of axes."""
