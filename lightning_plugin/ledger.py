@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.heap import Heap
+from lightning_plugin.passes import one_at_a_time
 from lightning_plugin.private import DEVICE_OF, FakeTensor, TorchDispatchMode, dispatch_mode, schema, storage_key
 from lightning_plugin.sums import Sums
 from lightning_plugin.trees import tree_leaves
@@ -288,6 +289,7 @@ class Ledger:
             self.see(leaf.grad)
 
     def _see_gradients(self, leaves: tuple[Tensor | None, ...], made: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+        one_at_a_time(made)
         for g in (*given, *made):
             if isinstance(g, Tensor):
                 self.see(g)

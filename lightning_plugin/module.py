@@ -7,12 +7,14 @@ from functools import partial, wraps
 from types import ModuleType
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies
 from lightning_plugin.capture.materialize import materialize
 from lightning_plugin.capture.session import Call
+from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.build import Initialize, build
 from lightning_plugin.execute.finite import Lost
 from lightning_plugin.graph import next_serial
@@ -57,6 +59,11 @@ class TiledModule(nn.Module):
         found = Options.parse(options)
         if plan is not None and found.budget is not None:
             raise ValueError("give a budget, or tiles, or a plan: a budget decides about tiles itself")
+        if scripted := [name for name, m in module.named_modules() if isinstance(m, torch.jit.ScriptModule)]:
+            raise RecordingError(
+                f"the module {scripted[0]!r} was scripted or traced by torch.jit, which hides its operators: give "
+                "TiledModule the module itself, before torch.jit.script or torch.jit.trace"
+            )
         self.module = module
         self.settings = Settings(found, given=plan)
 

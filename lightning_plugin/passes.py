@@ -13,7 +13,7 @@ plan is chosen, to have them looked at.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -51,14 +51,19 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
                 "backward with create_graph=True was asked of a tiled computation: gradients of gradients would need "
                 "every tile at once. Compute the penalty on a crop with plain PyTorch instead."
             )
-        if any(isinstance(a, Tensor) and batched(a) for a in args):
-            raise RecordingError(
-                "several gradients at once (is_grads_batched, vmap) were asked of a tiled computation, whose tiles are "
-                "computed for one. Call backward for each in turn, with retain_graph=True."
-            )
+        one_at_a_time(args)
         return backward(*args)
 
     return run
+
+
+def one_at_a_time(gradients: Iterable[Any]) -> None:
+    """Refuse gradients that stand for several."""
+    if any(isinstance(g, Tensor) and batched(g) for g in gradients):
+        raise RecordingError(
+            "several gradients at once (is_grads_batched, vmap) were asked of a tiled computation, whose tiles are "
+            "computed for one. Call backward for each in turn, with retain_graph=True."
+        )
 
 
 class _Old(threading.local):

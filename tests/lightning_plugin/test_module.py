@@ -335,3 +335,18 @@ def test_a_module_within_another_is_run_by_the_options_of_the_outer() -> None:
     x = image.source.tensor  # type: ignore[attr-defined]
     torch.testing.assert_close(materialize(outer(image)), nn.Sequential(a.module, outer.module[1], b.module)(x))
     assert outer.plan is not None and a.plan is None and b.plan is None
+
+
+def test_several_gradients_at_once_are_refused_where_a_head_follows_the_tiles() -> None:
+    module = nn.Sequential(net(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(2))
+    x = torch.randn(1, 2, 20, 20, requires_grad=True)
+    module(x)
+    y = TiledModule(module, tiles=2)(x)
+    with pytest.raises(RecordingError, match="retain_graph=True"):
+        torch.autograd.grad(y, x, torch.eye(2)[:, None], is_grads_batched=True)
+
+
+@pytest.mark.parametrize("convert", [torch.jit.script, lambda m: torch.jit.trace(m, torch.randn(1, 2, 20, 20))])
+def test_scripted_modules_are_refused(convert: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(RecordingError, match=r"before torch\.jit\.script"):
+        TiledModule(nn.Sequential(convert(nn.Conv2d(2, 3, 3))), tiles=2)
