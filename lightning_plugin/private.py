@@ -77,9 +77,27 @@ def storage_key(t: Tensor) -> int:
 Version = tuple[int, int]
 
 
+#: Of tensors that the engine has moved to another tier: the memory they were first in, and the one they are in now.
+_MOVED = WeakTensorKeyDictionary()
+
+
+def memory(t: Tensor) -> int:
+    """Which memory a tensor lies in; that of its first tier where the engine has moved it."""
+    key = storage_key(t) if t.layout == torch.strided else -1
+    first, now = _MOVED.get(t, (key, key)) if len(_MOVED) else (key, key)
+    return int(first) if now == key else key
+
+
+def give_memory(t: Tensor, values: Tensor) -> None:
+    """Have a tensor lie where some values do, which are its own: for its version that is no change."""
+    first = memory(t)
+    t.data = values
+    _MOVED[t] = first, storage_key(t)
+
+
 def version(t: Tensor) -> Version | None:
     """What changes when a tensor is written to, or its ``.data`` replaced; tensors made for inference do not say."""
-    return None if t.is_inference() else (t._version, storage_key(t) if t.layout == torch.strided else -1)
+    return None if t.is_inference() else (t._version, memory(t))
 
 
 def written(t: Tensor) -> Version | None:

@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_plugin.private import WeakTensorKeyDictionary, storage_key
+from lightning_plugin.private import WeakTensorKeyDictionary, give_memory, storage_key
 from lightning_plugin.residency.mapped import MappedFile, fills_its_memory, flat_bytes
 
 
@@ -147,7 +147,8 @@ def put(tensor: Tensor, there: Callable[[Tensor], Tensor]) -> None:
     gradient = tensor.grad
     values, moved = there(tensor.detach()), None if gradient is None else there(gradient)
     tensor.grad = None  # a gradient has to lie where its tensor does
-    tensor.data, tensor.grad = values, moved
+    give_memory(tensor, values)
+    tensor.grad = moved
 
 
 def dense(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -393,7 +393,7 @@ def test_a_plan_for_pixels_that_lie_there_is_not_used_for_others():
     tiled(LazyImage.from_tensor(source.tensor)).mean().backward()
     plan = tiled.plan
 
-    class Elsewhere:
+    class Elsewhere(TileSource):
         shape, dtype = source.shape, source.dtype
         read, constant = source.read, source.constant
 
@@ -461,6 +461,8 @@ def test_rows_that_a_scan_carries_without_their_input(train):
 
 def test_collated_images_keep_what_they_are():
     class Ahead(TensorSource):
+        reads_ahead = True
+
         def prefetch(self, boxes) -> None:
             """Hears of boxes."""
 

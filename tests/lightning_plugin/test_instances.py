@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin import Box, LazyImage, TiledModule
+from lightning_plugin import Box, LazyImage, TiledModule, TileSource
 from lightning_plugin.source import BatchSource, TensorSource, likely_instances
 from tests.exactness import TOLERANCE, difference
 
 
 @dataclass(eq=False)
-class Noted:
+class Noted(TileSource):
     """Images in memory; what was asked for is noted."""
 
     tensor: Tensor

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin import LazyImage
+from lightning_plugin import LazyImage, TileSource
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import ancestors
 from lightning_plugin.planner.analysis.network import Network
@@ -81,7 +81,7 @@ def test_what_differs_in_anything_looks_different() -> None:
 def test_where_an_image_lies_makes_a_difference() -> None:
     """What is read ahead, or from elsewhere, takes room: such intervals cost something else."""
 
-    class Elsewhere:
+    class Elsewhere(TileSource):
         shape, dtype = (1, 3, 24, 20), torch.float32
 
         def read(self, box: Box) -> Tensor:
