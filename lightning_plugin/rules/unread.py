@@ -82,7 +82,10 @@ def biased(made: Tensor, bias: Tensor) -> Tensor:
 class Biased(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, made: Tensor, bias: Tensor) -> Tensor:
-        return made.view_as(made)
+        if 0 in made.stride():  # a number that stands for a result: nobody writes to it
+            return made.view_as(made)
+        ctx.mark_dirty(made)  # no view, so that an activation may write to it
+        return made
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
