@@ -20,6 +20,7 @@ from lightning_plugin.execute.finite import Lost
 from lightning_plugin.graph import next_serial
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
+from lightning_plugin.private import never_compiled
 from lightning_plugin.settings import Settings
 from lightning_plugin.trees import tree_map
 
@@ -66,6 +67,9 @@ class TiledModule(nn.Module):
             )
         self.module = module
         self.settings = Settings(found, given=plan)
+
+    #: Under `torch.compile` the module is called as ever, between two graphs.
+    __call__ = never_compiled(nn.Module.__call__)
 
     @Signed
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -268,7 +268,7 @@ def never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def either(*args: Any, **kwargs: Any) -> Any:
-        return (guarded if get_eval_frame_callback() else function)(*args, **kwargs)
+        return (guarded if torch.compiler.is_compiling() or get_eval_frame_callback() else function)(*args, **kwargs)
 
     return either
 

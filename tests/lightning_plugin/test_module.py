@@ -350,3 +350,35 @@ def test_several_gradients_at_once_are_refused_where_a_head_follows_the_tiles() 
 def test_scripted_modules_are_refused(convert: Callable[[nn.Module], nn.Module]) -> None:
     with pytest.raises(RecordingError, match=r"before torch\.jit\.script"):
         TiledModule(nn.Sequential(convert(nn.Conv2d(2, 3, 3))), tiles=2)
+
+
+class Headed(nn.Module):
+    """A tiled trunk and a head of its own."""
+
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.head = trunk, nn.Linear(2, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.trunk(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("within", [False, True])
+def test_under_torch_compile_a_tiled_module_is_called_as_ever(within: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).double()
+    plain = Headed(net) if within else net
+    tiled = copy.deepcopy(plain)
+    wrapped = TiledModule(tiled.trunk if within else tiled, tiles=(2, 2))
+    if within:
+        tiled.trunk = wrapped
+    compiled = torch.compile(tiled if within else wrapped, backend="eager")
+    x = torch.randn(1, 3, 20, 22, dtype=torch.float64)
+    plain(x).square().sum().backward()
+    for _ in range(2):
+        tiled.zero_grad()
+        compiled(x).square().sum().backward()
+        for mine, theirs in zip(tiled.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9)
+    assert wrapped.plan is not None
