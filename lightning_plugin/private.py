@@ -117,9 +117,9 @@ def without_storage(cls: type, like: Tensor, requires_grad: bool) -> Any:
     )
 
 
-def add_each(totals: list[Tensor], others: list[Tensor]) -> None:
-    """Add to each of some tensors, in place, another."""
-    torch._foreach_add_(totals, others)
+def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
+    """Add to each of some tensors, in place, so many times another."""
+    torch._foreach_add_(totals, others, alpha=times)
 
 
 # Tensors without data

@@ -9,8 +9,9 @@ of each reduction as often as there are tiles. Where a stored map comes out cons
 of a constant tile the same last bits. So the next segment finds identical tiles in it too.
 
 Backward is linear in the cotangents: one evaluation, pulled back with the sum of the tiles' cotangents, gives the sum
-of their parameter gradients. Where what is read needs a gradient too, each tile has its own, and is evaluated by
-itself: a first segment over images, and segments behind a frozen trunk, share backward; others share forward only.
+of their parameter gradients. Where what is read needs a gradient, each tile has its own, and is evaluated by itself: a
+first segment over images, and segments behind a frozen trunk, share backward; others share forward only, but for
+tiles whose cotangents are equal, too: those have equal gradients (attribution of pooled scores).
 
 It holds for operators that do nothing but what their tiles' values say (`Op.uniform`): a dropout mask or an index of
 a maximum depends on where a tile lies, so that a segment with such an operator computes each tile. Tiles whose shares

@@ -199,14 +199,26 @@ class Backward:
 
     def evaluations(self, members: Sequence[Owned]) -> Iterator[Tile]:
         """Identical tiles as one evaluation with the sum of their cotangents, where nothing that they read needs a
-        gradient; else each by itself. See [Note: identical tiles] in `alike`."""
-        segment = self.segment
+        gradient; elsewhere those with equal cotangents, the others each by itself. See [Note: identical tiles] in
+        `alike`."""
+        segment, rest = self.segment, list(members)
         if any(map(self.wanted, self.program.reads)):
-            yield from (Tile([owned]) for owned in members)
+            while len(rest) > 1:
+                equal = [owned for owned in rest if self.equal(rest[0], owned)]
+                if len(equal) == 1:
+                    break
+                yield Tile(equal)
+                rest = [owned for owned in rest if owned not in equal]
+            yield from (Tile([owned]) for owned in rest)
             return
         # A rehearsal makes a sum too, so that memory is there for it.
         summing = len(members) > 1 or (segment.alike and segment.rehearsal is not None)
         yield Tile(members, self.summed(members) if summing else None)
+
+    def equal(self, one: Owned, other: Owned) -> bool:
+        """Whether two tiles have the same cotangents, to the bit."""
+        pairs = ((c.read(one[i]), c.read(other[i])) for i, c in self.given(self.program).items())
+        return one is other or all(torch.equal(a, b) for a, b in pairs)
 
     def summed(self, members: Sequence[Owned]) -> dict[int, Tensor]:
         """The sum of the tiles' cotangents of every stored target."""
@@ -314,8 +326,8 @@ class Backward:
         outputs: list[Tensor] = []
         cotangents: list[Tensor] = []
         tokens: list[Tensor] = []
-        # A reduction's cotangent is the same for every tile: it counts as often as there are tiles.
-        count = len(work.members)
+        # A reduction's cotangent is the same for every tile: of summed tiles it counts as often as there are tiles.
+        count = 1 if work.cotangents is None else len(work.members)
 
         def read(v: Value, box: Box) -> Tensor | Pieces:
             tile = self.segment.read(v, box, self.spreads, self.handle(v), self.piecewise(v))
@@ -352,11 +364,13 @@ class Backward:
         given = [(v, box) for v, box, _ in reads]
         for done in (outputs, leaves, cotangents, reads):  # what was fetched is free for what is sent back
             done.clear()  # type: ignore[attr-defined]
-        self.gradients.add(found[: len(adders)])
+        self.gradients.add(found[: len(adders)], len(work.members) if work.cotangents is None else 1)
         here = found[len(adders) : len(adders) + len(given) + len(carried)]
         for (v, box), g in zip(given, here, strict=False):
             if g is not None:
-                self.gradients.give(v, box, g, self.segment.plan.ahead)
+                for owned in work.members:
+                    place = box if owned is work.members[0] else self.tapes.boxes(owned)[id(v)]
+                    self.gradients.give(v, place, g, self.segment.plan.ahead)
         back = zip((serial for serial, _ in carried), here[len(given) :], strict=True)
         return {serial: g for serial, g in back if g is not None}
 

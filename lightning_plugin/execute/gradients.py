@@ -35,9 +35,11 @@ class Adder:
         self.kept = type_of_sum(like.dtype, like.device, tiles)
         self.total: Tensor | None = None
 
-    def begin(self, gradient: Tensor) -> None:
+    def begin(self, gradient: Tensor, times: int) -> None:
         # In the tensor's own layout: autograd would make a copy of any other.
         self.total = torch.empty_like(self.like, dtype=self.kept).copy_(gradient)
+        if times > 1:
+            self.total.mul_(times)
 
     def blank(self) -> Tensor:
         """The sum of nothing."""
@@ -65,18 +67,18 @@ class Gradients:
         self.ledger = ledger
         self.wholes: dict[int, tuple[Value, Tensor]] = {}
 
-    def add(self, found: Sequence[Tensor | None]) -> None:
+    def add(self, found: Sequence[Tensor | None], times: int) -> None:
         """A tile's gradients of the vectors that need one, in order; sums that have begun go on in one call."""
         begun: list[tuple[Tensor, Tensor]] = []
         for adder, gradient in zip(self.adders.values(), found, strict=True):
             if gradient is None:
                 continue
             if adder.total is None:
-                adder.begin(gradient)
+                adder.begin(gradient, times)
             else:
                 begun.append((adder.total, gradient))
         if begun:
-            add_each([total for total, _ in begun], [gradient for _, gradient in begun])
+            add_each([total for total, _ in begun], [gradient for _, gradient in begun], times)
 
     def vector(self, place: int) -> Tensor | None:
         """The gradient of a vector by its place."""

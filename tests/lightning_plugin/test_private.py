@@ -299,8 +299,8 @@ def test_adding_to_each_of_some_tensors() -> None:
     """In place, to the bit what one addition after the other gives, types as they are."""
     totals = [torch.randn(5, dtype=torch.float64), torch.randn(2, 3), torch.randn(4, 4).t()]
     others = [torch.randn(5), torch.randn(3).expand(2, 3), torch.randn(4, 4)]
-    expected = [total.clone().add_(other) for total, other in zip(totals, others, strict=True)]
-    private.add_each(totals, others)
+    expected = [total.clone().add_(other, alpha=3) for total, other in zip(totals, others, strict=True)]
+    private.add_each(totals, others, 3)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(totals, expected, strict=True))
 
 

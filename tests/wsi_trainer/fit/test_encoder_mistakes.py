@@ -21,14 +21,14 @@ SMALL = {"img_size": SIZE, "patch_size": 8, "depth": 1, "embed_dim": 8, "num_hea
 
 
 def write_config(folder: Path, mpp: str = "0.5", white: bool = False) -> Path:
-    """Two plain images as slides, of noise or of glass, and a config for them."""
+    """Three plain images as slides, of noise or of glass, and a config for them."""
     rows = ["slide,label,split,mpp"]
-    for number, split in enumerate(("train", "val")):
+    for number, split in enumerate(("train", "train", "val")):
         noise = np.random.default_rng(number).integers(60, 200, (96, 96, 3), dtype=np.uint8)
         tifffile.imwrite(
             folder / f"s{number}.tif", np.full_like(noise, 250 + number) if white else noise, tile=(32, 32)
         )
-        rows.append(f"s{number}.tif,{number},{split},{mpp}")
+        rows.append(f"s{number}.tif,{number % 2},{split},{mpp}")
     (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
     content = {
         "out": str(folder / "run"),
