@@ -79,7 +79,7 @@ def stall_seconds(minutes: float | None) -> float | None:
     if minutes is None:
         return _STALL
     if not 0 <= minutes < float("inf"):
-        raise UserError(f"--stall_minutes {minutes:g}: expected minutes, or 0 to wait for ever")
+        raise UserError(f"--stall-minutes {minutes:g}: expected minutes, or 0 to wait for ever")
     return minutes * 60 or None
 
 

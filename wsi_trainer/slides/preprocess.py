@@ -67,7 +67,7 @@ def preprocess(
     """
     settings = Settings(**vars(Options(**options)))
     if stall_minutes is not None and scheduler is not None:
-        raise UserError("--stall_minutes works without --scheduler only: Dask does not end a task that hangs")
+        raise UserError("--stall-minutes works without --scheduler only: Dask does not end a task that hangs")
     stall, workers = stall_seconds(stall_minutes), workers_of(workers)
     console = Console()
     listed = list_slides(slides, out, lambda text: say(console, text))
