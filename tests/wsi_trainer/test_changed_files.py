@@ -198,7 +198,6 @@ def test_a_changed_file_is_refused_by_name_or_read_as_before(
 
 READ_FOUND: dict[str, Callable[[Path], Any]] = {
     "dicom": read_slide,
-    "features_own/slide.h5": lambda path: read_source(FeatureSource(path)),
     "label_tiff/label.tif": read_labels,
     "label_zarr/label.zarr": read_labels,
     "plan/plan.json": lambda path: Plan.from_json(path.read_text(encoding="utf-8", errors="replace")),

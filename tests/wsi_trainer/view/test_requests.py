@@ -135,7 +135,7 @@ def test_a_damaged_map_or_slide_leaves_the_others(tmp_path: Path) -> None:
         (["{run}", "--port=70000"], "--port is 70000"),
         (["{run}", "--host=no.such.host.invalid"], "--host is"),
         (["{run}", "--compare={slides}"], "is not the folder of a run"),
-        (["{slides}", "--compare={run}"], "--compare needs a run"),
+        (["{slides}", "--compare={run}"], "--compare is about runs"),
         (["{run}", "--regions=nowhere"], "--regions: there is no folder"),
         (["{run}", "--to-8bit=9"], "expected LOW:HIGH"),
         (["{run}", "--static={run}"], "is not empty"),
