@@ -31,8 +31,8 @@ class SegmentPlan:
     come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
     and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
     run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys and
-    values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, backward evaluates identical tiles
-    once for all of them, and has room for that (see [Note: identical tiles] in `execute.alike`). With ``recall``,
+    values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, identical tiles are looked for and
+    evaluated once (see [Note: identical tiles] in `execute.alike`). With ``recall``,
     backward reads back what the segment has stored, where only reductions look at it (see [Note: recall] in
     `program.recall`).
 

@@ -161,7 +161,7 @@ class Backward:
                 cotangent.rest()
 
     def likeness(self) -> Hashable | None:
-        """What passes have in common that hold the same; see [Note: watched] in `ledger`."""
+        """Key of passes that hold the same; see [Note: watched] in `ledger`."""
         segment = self.segment
         reads = []
         for v in self.program.reads:
@@ -216,9 +216,11 @@ class Backward:
         yield Tile(members, self.summed(members) if summing else None)
 
     def equal(self, one: Owned, other: Owned) -> bool:
-        """Whether two tiles have the same cotangents, to the bit."""
-        pairs = ((c.read(one[i]), c.read(other[i])) for i, c in self.given(self.program).items())
-        return one is other or all(torch.equal(a, b) for a, b in pairs)
+        """Compare the cotangents of two tiles to the bit. The part that a map's reductions add is the same in both."""
+        if one is other:
+            return True
+        given = {i: c.cotangent if isinstance(c, Recalled) else c for i, c in self.given(self.program).items()}
+        return all(torch.equal(c.read(one[i]), c.read(other[i])) for i, c in given.items() if c.begun)
 
     def summed(self, members: Sequence[Owned]) -> dict[int, Tensor]:
         """The sum of the tiles' cotangents of every stored target."""

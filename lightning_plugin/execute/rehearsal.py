@@ -20,7 +20,7 @@ from lightning_plugin.program.program import Program
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal puts in the place of a real step's tiles and tiers.
+    """Stand-ins for a real step's tiles and tiers.
 
     Attributes:
         tiles: The tiles of a program's grid that are run; the last argument says whether transfers go ahead.

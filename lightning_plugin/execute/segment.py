@@ -267,8 +267,8 @@ class SegmentRun:
     def likeness(
         self, tapes: Tapes, tensors: Sequence[Tensor], where: Sequence[tuple[str, Any]], *more: Hashable
     ) -> Hashable | None:
-        """What passes over tiles have in common that hold the same, so that one of them is watched, or run in a
-        rehearsal; None where each has to be. See [Note: watched] in `ledger`."""
+        """Key of passes over tiles that hold the same, so that one of them is watched, or run in a rehearsal; None
+        where each has to be. See [Note: watched] in `ledger`."""
         if self.ledger is None or self.scans:
             return None
         about = (

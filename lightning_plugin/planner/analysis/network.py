@@ -8,7 +8,7 @@ ones are where little is alive.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -255,10 +255,6 @@ class Network:
 def is_given(v: Value) -> bool:
     """Whether a map lies somewhere before the network runs: an image, or a tensor of the user's."""
     return v.node is not None and isinstance(v.node.op, (Source, Spread))
-
-
-def read_by(nodes: Sequence[Node]) -> dict[int, Value]:
-    return {id(v): v for n in nodes for v in n.maps}
 
 
 def cotangent_bytes(maps: Iterable[Value]) -> int:
