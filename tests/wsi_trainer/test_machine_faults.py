@@ -20,17 +20,16 @@ from PIL import Image
 
 from tests.warm import start
 from wsi_trainer.cli.commands import as_user_error
-from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import EventLog, LogFile
 from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import machine, remove_half_written, replace_file, save_array, save_picture
+from wsi_trainer.io.tables import write_table
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import fill_at, read_at
 from wsi_trainer.slide.formats.tiff import TiffReader
 from wsi_trainer.stopping import Stopped, end_with_parent, ends_at_once, stops_once
-from wsi_trainer.store.files import machine, remove_half_written, replace_file
-from wsi_trainer.tables import write_table
 
 
 def full(*args: object, **kwargs: object) -> Any:

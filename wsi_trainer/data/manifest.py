@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.tables import micrometres, read_table, write_table
 from wsi_trainer.slides.stores import StoreIndex
-from wsi_trainer.tables import micrometres, read_table, write_table
 from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")

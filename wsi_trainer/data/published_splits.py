@@ -9,8 +9,8 @@ from pathlib import Path
 
 from wsi_trainer.data.manifest import SPLITS, SlideRecord
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.tables import Table, read_table
 from wsi_trainer.store.identity import plain_name
-from wsi_trainer.tables import Table, read_table
 from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")

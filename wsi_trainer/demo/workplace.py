@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import read_json, write_json
+from wsi_trainer.fit.run import read_json
+from wsi_trainer.io.files import write_json
 
 _MARK = "demo.json"
 

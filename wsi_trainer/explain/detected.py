@@ -12,7 +12,8 @@ from wsi_trainer.data import SlideRecord
 from wsi_trainer.explain.outlines import Outline
 from wsi_trainer.explain.regions import Rings
 from wsi_trainer.fit.evaluate import write_lesions
-from wsi_trainer.fit.run import LESION_SCORES, LESIONS, write_json
+from wsi_trainer.fit.run import LESION_SCORES, LESIONS
+from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import MISSED, Marks
 
 

@@ -24,8 +24,9 @@ from wsi_trainer.explain.regions import Rings, rings_of
 from wsi_trainer.explain.score import index_of, targets_of
 from wsi_trainer.explain.slide_map import MapFiles, SlideMap, compute
 from wsi_trainer.fit.config import AUTO, TrainConfig
-from wsi_trainer.fit.run import Run, write_json
+from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.trainer import tissue_stride
+from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Marks
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.places.originals import Originals

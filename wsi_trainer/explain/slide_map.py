@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from lightning_plugin import Box
 from wsi_trainer.data import SlideRecord
-from wsi_trainer.drawn import save_array, save_picture
 from wsi_trainer.explain.attribution import Attribution, attribute
 from wsi_trainer.explain.layer import write_layer
 from wsi_trainer.explain.options import NGFF, MapOptions
@@ -23,6 +22,7 @@ from wsi_trainer.explain.regions import Rings, shares_inside
 from wsi_trainer.explain.tiles import positions_with_tissue, tiles
 from wsi_trainer.explain.top import Peak, crop, peaks
 from wsi_trainer.foreign.arrays import load_array
+from wsi_trainer.io.files import save_array, save_picture
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.places.geojson import Objects, PathClass
 from wsi_trainer.slide.geometry import SlideTransform

@@ -24,11 +24,11 @@ from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.events import EventLog
 from wsi_trainer.fit.memory import duration, format_bytes, process_peak
 from wsi_trainer.fit.plan import plan_shape
-from wsi_trainer.fit.run import Run, write_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import replace_file, write_json
+from wsi_trainer.io.tables import append_row
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.slide.views import AHEAD
-from wsi_trainer.store.files import replace_file
-from wsi_trainer.tables import append_row
 from wsi_trainer.terminal import say
 from wsi_trainer.words import clean
 

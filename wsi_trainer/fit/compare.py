@@ -20,7 +20,8 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.memory import duration, format_bytes
 from wsi_trainer.fit.parser import instantiate
-from wsi_trainer.fit.run import Run, as_written, read_json, write_json
+from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval, Predictions, joined_folds, paired_difference, read_predictions
 from wsi_trainer.models import FrozenFeatures
 from wsi_trainer.terminal import cell, say

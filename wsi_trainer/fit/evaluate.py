@@ -23,8 +23,10 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.events import at_work, logged_to
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
-from wsi_trainer.fit.run import LESIONS, Run, write_json
+from wsi_trainer.fit.run import LESIONS, Run
 from wsi_trainer.fit.trainer import image_of, make_trainer, tissue_stride
+from wsi_trainer.io.files import write_json
+from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
 from wsi_trainer.models import Task
 from wsi_trainer.models.checkpoint import encoder_of
@@ -32,7 +34,6 @@ from wsi_trainer.models.tasks.base import Owners
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slides.inputs import list_slides
 from wsi_trainer.store.identity import plain_name
-from wsi_trainer.tables import write_table
 from wsi_trainer.terminal import say
 
 log = logging.getLogger("wsi_trainer")

@@ -33,9 +33,10 @@ from wsi_trainer.fit.parser import (
     value_of,
     with_whole_paths,
 )
-from wsi_trainer.fit.run import Run, as_written, write_json, write_text
+from wsi_trainer.fit.run import Run, as_written
 from wsi_trainer.fit.trainer import check_trackers, image_of, make_trainer, tissue_stride, trackers
 from wsi_trainer.foreign import read_yaml, yaml_of
+from wsi_trainer.io.files import write_json, write_text
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import SegmentationTask, SlideClassifier
 from wsi_trainer.models.weights import read_checkpoint

@@ -8,7 +8,6 @@ another cohort are in a folder of their own, `cohorts/NAME`, laid out like those
 from __future__ import annotations
 
 import errno
-import json
 import os
 import platform
 import sys
@@ -28,7 +27,7 @@ from wsi_trainer.data.folds import changes_since, first_names, read_splits
 from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_json as read_foreign
-from wsi_trainer.store.files import remove_half_written
+from wsi_trainer.io.files import remove_half_written, write_json
 from wsi_trainer.store.identity import Fingerprint, fingerprint
 from wsi_trainer.terminal import say
 
@@ -443,19 +442,6 @@ def moved(records: Sequence[SlideRecord], root: Path) -> list[SlideRecord]:
 def common_folder(records: Sequence[SlideRecord]) -> Path:
     """The innermost folder that holds all slides."""
     return Path(os.path.commonpath([record.path.parent for record in records]))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object so that a killed process leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text so that a killed process leaves the old file or the new one."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

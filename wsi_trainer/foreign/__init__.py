@@ -7,7 +7,7 @@
 - `pictures`: PNG and JPEG
 
 Slides themselves are opened by the readers of `wsi_trainer.slide.formats`, weights by `wsi_trainer.models.weights`,
-tables by `wsi_trainer.tables`.
+tables by `wsi_trainer.io.tables`.
 """
 
 from .files import TEXT, Limit, Unreadable, open_file, read_bytes

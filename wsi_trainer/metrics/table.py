@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.tables import read_table, unescape_formula, write_table
+from wsi_trainer.io.tables import read_table, unescape_formula, write_table
 
 Score = Callable[[Any], float]
 """From predictions of one kind to a number; NaN where they do not define it."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.io.tables import read_table
 from wsi_trainer.metrics import Interval, Predictions, Words, paired_difference, read_predictions
 from wsi_trainer.report.regions import Regions
-from wsi_trainer.tables import read_table
 
 Curves = dict[str, list[float]]
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from lightning_plugin import TileSource
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.fit.evaluate import owners_of, write_lesions
-from wsi_trainer.fit.run import LESION_SCORES, LESIONS, write_json
+from wsi_trainer.fit.run import LESION_SCORES, LESIONS
+from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import BORDER_SCORES, BorderPredictions, Marks, summarise
 from wsi_trainer.segment.borders import border_pixels
 from wsi_trainer.segment.lesions import Points, detections, drawn_lesions, marked, near_joined

@@ -19,11 +19,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from wsi_trainer.io.files import replace_file
+from wsi_trainer.io.tables import escape_formula, table_bytes
 from wsi_trainer.pages import template
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.store.convert import Converted
-from wsi_trainer.store.files import replace_file
-from wsi_trainer.tables import escape_formula, table_bytes
 from wsi_trainer.terminal import cell, say
 
 from .pool import Failure

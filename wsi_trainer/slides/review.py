@@ -19,6 +19,7 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_json
+from wsi_trainer.io.files import remove_half_written, replace_file
 from wsi_trainer.places.geojson import PathClass
 from wsi_trainer.segment.outlines import joined, pieces, write_outlines
 from wsi_trainer.slide.errors import SlideError
@@ -29,7 +30,6 @@ from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import REMOVED, Mask, TissueMask
 from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.store.convert import Job
-from wsi_trainer.store.files import remove_half_written, replace_file
 from wsi_trainer.store.identity import quick_hash, source_bytes
 from wsi_trainer.store.manifest import sha256_of
 from wsi_trainer.store.overview import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of

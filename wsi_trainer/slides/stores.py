@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.files import replace_file
+from wsi_trainer.io.tables import escape_formula, read_table, table_bytes, unescape_formula
 from wsi_trainer.store.convert import Converted, Job, stored
-from wsi_trainer.store.files import replace_file
 from wsi_trainer.store.identity import without_extension
-from wsi_trainer.tables import escape_formula, read_table, table_bytes, unescape_formula
 
 from .staging import NGFF04, STAGING, Locked, lock
 

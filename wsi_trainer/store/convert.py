@@ -16,6 +16,7 @@ from PIL import Image
 
 from wsi_trainer import __version__
 from wsi_trainer.foreign import read_json
+from wsi_trainer.io.files import remove_half_written, sync_folder, sync_tree
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import KEY, Resolution, SlideTransform, resolve, shrink_factors
 from wsi_trainer.slide.resample import ScaledImage
@@ -24,7 +25,6 @@ from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slides.staging import STAGING, THUMBNAILS, Locked, bring_back, lock, put_in_place, set_aside
 from wsi_trainer.store.chunks import StoredLevel
 from wsi_trainer.store.exact import Comparison, OtherPixels, compare
-from wsi_trainer.store.files import remove_half_written, sync_folder, sync_tree
 from wsi_trainer.store.identity import full_hash, quick_hash
 from wsi_trainer.store.journal import Journal, remove_journal
 from wsi_trainer.store.label import write_label

@@ -16,13 +16,12 @@ import zarr
 from numcodecs import Zstd
 from PIL import Image
 
-from wsi_trainer.drawn import save_picture
 from wsi_trainer.foreign import read_json
+from wsi_trainer.io.files import save_picture, sync_folder
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import PLAIN, ReadOptions
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slides.staging import remove
-from wsi_trainer.store.files import sync_folder
 from wsi_trainer.store.layout import CHANNELS, FILL
 from wsi_trainer.store.manifest import NAME, sha256_of
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from wsi_trainer.foreign import json_of, read_text
-from wsi_trainer.store.files import replace_file
+from wsi_trainer.io.files import replace_file
 
 
 @dataclass(frozen=True)

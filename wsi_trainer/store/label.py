@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from wsi_trainer.io.files import replace_file
 from wsi_trainer.slide.tissue import LABEL, Mask, TissueMask
 from wsi_trainer.store.chunks import ZstdCodec, encode_shard
-from wsi_trainer.store.files import replace_file
 from wsi_trainer.store.layout import Layout
 from wsi_trainer.store.metadata import NGFF, array, group, label_attributes, write_json
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.foreign import read_bytes, read_json
+from wsi_trainer.io.files import replace_file
 from wsi_trainer.slide.errors import SlideError
-from wsi_trainer.store.files import replace_file
 from wsi_trainer.store.journal import Entry
 from wsi_trainer.store.layout import PROVENANCE
 

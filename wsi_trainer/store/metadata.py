@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wsi_trainer.io.files import replace_file
 from wsi_trainer.store.chunks import ZstdCodec
-from wsi_trainer.store.files import replace_file
 from wsi_trainer.store.layout import CHANNELS, FILL, PROVENANCE, Layout
 
 NGFF = "0.5"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
-from wsi_trainer.drawn import save_picture
+from wsi_trainer.io.files import save_picture
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import Pixels
 from wsi_trainer.slide.resample import ScaledImage

@@ -18,12 +18,12 @@ from threading import Semaphore
 import numpy as np
 from numpy.typing import NDArray
 
+from wsi_trainer.io.files import replace_file
 from wsi_trainer.slide.formats.base import scratch, to_planes
 from wsi_trainer.slide.resample import ScaledImage, halve
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.store.chunks import ShardEncoder, StoredLevel, ZstdCodec, encode_shard
-from wsi_trainer.store.files import replace_file
 from wsi_trainer.store.journal import Entry, Journal
 from wsi_trainer.store.layout import CHANNELS, FILL, Layout, shard_key, z_order
 from wsi_trainer.store.manifest import files_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wsi_trainer.tables import write_table
+from wsi_trainer.io.tables import write_table
 
 DEFAULT_SPLITS: Mapping[str, float] = {"train": 0.6, "val": 0.2, "test": 0.2}
 

@@ -10,7 +10,8 @@ import pytest
 import tifffile
 
 from wsi_trainer.data import SlideRecord, write_manifest
-from wsi_trainer.fit.run import Run, environment, write_json
+from wsi_trainer.fit.run import Run, environment
+from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import SCORES, ClassPredictions, summarise
 
 MakeRun = Callable[[str, np.ndarray], Run]

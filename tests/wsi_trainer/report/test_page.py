@@ -10,7 +10,8 @@ from PIL import Image
 
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import Run, write_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import write_json
 from wsi_trainer.report import write_report
 from wsi_trainer.report.contents import RunResults, read_curves, slide_rows
 

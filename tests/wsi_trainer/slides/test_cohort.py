@@ -14,13 +14,13 @@ import pytest
 from wsi_trainer import data
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.tables import read_table
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.export import export_ngff04, is_current
 from wsi_trainer.store.manifest import find_damage, read_manifest
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
-from wsi_trainer.tables import read_table
 
 SMALL = Settings(chunk=64, shard=256, tissue="none")
 

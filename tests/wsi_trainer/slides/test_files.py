@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.wsi_trainer.slides.conftest import SMALL
-from wsi_trainer.store import files
+from wsi_trainer.io import files
+from wsi_trainer.io.files import BLOCK, LARGE, PIECE, replace_file, write_directly
 from wsi_trainer.store.convert import Job, convert
-from wsi_trainer.store.files import BLOCK, LARGE, PIECE, replace_file, write_directly
 from wsi_trainer.store.identity import quick_hash
 
 SIZES = [0, 1, BLOCK, LARGE - 1, LARGE, LARGE + 1, PIECE - BLOCK, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + BLOCK + 7]

@@ -19,7 +19,8 @@ from aiohttp import web
 
 from wsi_trainer.data import SlideRecord, write_manifest
 from wsi_trainer.explain.layer import write_layer
-from wsi_trainer.fit.run import Run, write_json
+from wsi_trainer.fit.run import Run
+from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.view.contents import Contents, contents_of

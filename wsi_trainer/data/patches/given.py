@@ -11,9 +11,9 @@ from wsi_trainer.data.patches.chosen import Chosen
 from wsi_trainer.data.patches.hdf5 import read_coords
 from wsi_trainer.data.patches.outlines import read_outlines
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.tables import read_table
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.store.identity import plain_name
-from wsi_trainer.tables import read_table
 
 
 def chosen_patches(folder: Path, slide: Path) -> Chosen:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_bytes
-from wsi_trainer.store.files import replace_file
+from wsi_trainer.io.files import replace_file
 from wsi_trainer.words import clean
 
 log = logging.getLogger("wsi_trainer")

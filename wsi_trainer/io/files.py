@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
+import json
 import mmap
 import os
 import platform
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL import Image
 
 #: Files from this size on go past the cache.
 LARGE = 1 << 20
@@ -50,6 +57,36 @@ def replace_file(path: Path, *parts: bytes | memoryview, partial: Path | None = 
     except (OSError, KeyboardInterrupt):
         partial.unlink(missing_ok=True)  # a full disk needs the room, and nobody looks for it after Ctrl-C
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text in UTF-8; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text.encode())
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object; its folder is made."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def save_picture(picture: Image.Image, path: Path, kind: str, **options: Any) -> None:
+    """Writes a picture; the options are Pillow's for this kind of file.
+
+    Pillow does not notice a full disk, so the picture is made in memory first.
+    """
+    made = io.BytesIO()
+    picture.save(made, kind, **options)
+    replace_file(path, made.getbuffer(), partial=path.with_name(f"{path.name}.part"))
+
+
+def save_array(values: NDArray[Any], path: Path) -> None:
+    """Writes an array in NumPy's format."""
+    import numpy as np
+
+    made = io.BytesIO()
+    np.save(made, values, allow_pickle=False)
+    replace_file(path, made.getbuffer(), partial=path.with_name(f"{path.name}.part"))
 
 
 @cache

@@ -1,0 +1,1 @@
+"""Files: an atomic write, and tables."""
