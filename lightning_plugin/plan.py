@@ -1,21 +1,215 @@
-"""Plans, with how they are read, saved and drawn; their fields are in `plan_fields`, predictions in `plan_forecast`."""
+"""A plan: which maps are stored and where, in which segments the network runs, on which tile grids, at what cost.
+
+A plan names values by the place of their node among the nodes of a run, so that it fits every run of the same network
+at the same shapes. It is data: the executor holds no policy, and whatever a plan says, the result is the same. A
+forecast (bytes and seconds) decides nothing, and plans are compared without it. `plan_views` draws plans.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from typing import Any
 
-from lightning_plugin import plan_json
-from lightning_plugin.picture import draw
-from lightning_plugin.plan_fields import HALOS, TIERS, BarePlan, Forecasts, SegmentPlan
-from lightning_plugin.plan_forecast import Forecast, SegmentForecast
-from lightning_plugin.plan_table import table
+from lightning_plugin import plan_views
+from lightning_plugin.boxes import Grid
+from lightning_plugin.errors import PlanError
 
-__all__ = ["HALOS", "TIERS", "Forecast", "Forecasts", "Plan", "SegmentForecast", "SegmentPlan"]
+#: The version of the JSON format.
+VERSION = 1
 
 
 @dataclass(frozen=True)
-class Plan(BarePlan):
-    """All that is decided before a step, and what it is predicted to cost."""
+class SegmentForecast:
+    """The figures of one segment.
+
+    ``stored_bytes`` are those of its stored maps, ``forward_bytes`` and ``backward_bytes`` the most that is on the
+    device at its turns. ``backward_needs`` is what its backward needs beyond what is held when it begins,
+    ``retained_needs`` the same under ``retain_graph=True``, where nothing that is held is let go on the way.
+    ``copied_bytes`` are the copies of parameters that live below, which each pass fetches.
+    ``seconds`` and ``recompute`` (a share of its forward work) are its cost.
+    """
+
+    stored_bytes: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    backward_needs: int = 0
+    retained_needs: int = 0
+    seconds: float = 0.0
+    recompute: float = 0.0
+    copied_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ChainForecast:
+    """The figures of a chain: what a slot takes, what a link needs at the most while it is pulled back, what one holds
+    that is kept, how often links run forward before they are pulled back, all together, the seconds of a step, and the
+    most that is on the device at its turns."""
+
+    slot_bytes: int = 0
+    link_bytes: int = 0
+    kept_bytes: int = 0
+    forwards: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The figures of a whole step.
+
+    ``peak_bytes`` is the peak on the device, of which ``fixed_bytes`` are the parameters that live there, with their
+    gradients and what optimizers keep for them, and ``reserve_bytes`` are left to the device's own libraries (see
+    `planner.costs.rates`). ``held_bytes`` is what the call leaves there until its backward, ``plain_bytes`` what plain
+    PyTorch would hold for backward: activations and input, of which ``index_bytes`` are pooling indices and masks.
+    ``streamed_bytes`` are the parameters that live below, ``traffic_bytes`` what of them, and of
+    their gradients, travels in a step. ``seconds`` and ``recompute`` (a share of the forward work)
+    are the cost.
+    """
+
+    peak_bytes: int = 0
+    plain_bytes: int = 0
+    index_bytes: int = 0
+    seconds: float = 0.0
+    recompute: float = 0.0
+    fixed_bytes: int = 0
+    reserve_bytes: int = 0
+    held_bytes: int = 0
+    streamed_bytes: int = 0
+    traffic_bytes: int = 0
+
+
+#: Where a map can be stored, from the fastest and smallest tier to the slowest and largest.
+TIERS = ("device", "host", "disk")
+#: No boundary is dropped so deep.
+DEEPEST = sys.maxsize
+#: What neighbouring tiles do about the rows between them: both compute them, or one hands them on.
+HALOS = ("recompute", "share")
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """One segment.
+
+    ``targets`` are the nodes whose results it makes: reduce nodes and stored maps. A *kept* segment runs all the nodes
+    it names whole, with ordinary autograd, as plain PyTorch would; its grids are of one tile. ``tier`` is where its
+    stored maps live, ``half`` whether as bfloat16, which loses digits; ``ahead`` whether tiles go to lower tiers and
+    come from there while others are computed. ``drop`` is how deep its stored maps are dropped, let go after forward
+    and made again in backward (see [Note: dropped] in `execute.again`); 0 is not at all. With ``halo="share"`` tiles
+    run in order and hand rows on; the grid cuts one axis. In so many ``pieces`` a tile of queries reads the keys and
+    values that it attends to (see [Note: pieces] in `rules.pieces`). With ``alike``, identical tiles are looked for and
+    evaluated once (see [Note: identical tiles] in `execute.alike`). With ``recall``,
+    backward reads back what the segment has stored, where only reductions look at it (see [Note: recall] in
+    `program.recall`).
+
+    All these decide. ``path`` names its modules for people and ``forecast`` predicts: neither makes it another one.
+    """
+
+    targets: tuple[int, ...]
+    forward: Grid
+    backward: Grid
+    keep: bool = False
+    tier: str = "device"
+    halo: str = "recompute"
+    half: bool = False
+    ahead: bool = False
+    drop: int = 0
+    pieces: int = 1
+    alike: bool = False
+    recall: bool = False
+    path: str = field(default="", compare=False)
+    forecast: SegmentForecast = field(default=SegmentForecast(), compare=False)
+
+    @property
+    def may_recall(self) -> bool:
+        """Whether what it stores is there in backward, to the bit and tile by tile."""
+        return not (self.keep or self.halo == "share" or self.half or self.drop)
+
+    def __post_init__(self) -> None:
+        if self.tier not in TIERS:
+            raise PlanError(f"a map is stored on one of {', '.join(TIERS)}, not on {self.tier!r}")
+        if self.keep and self.ahead:
+            raise PlanError("a segment that is kept has no tiles to transfer ahead")
+        if self.drop < 0:
+            raise PlanError(f"maps are dropped to a depth of 0 (not at all) or more, not {self.drop}")
+        if self.drop and (self.keep or self.tier != "device" or self.halo == "share"):
+            raise PlanError(
+                "only a tiled segment that stores on the device and recomputes its halos can drop what it stores"
+            )
+        if self.pieces < 1 or (self.pieces > 1 and (self.keep or self.halo == "share")):
+            raise PlanError(
+                "keys are read in one piece or more, in several only by a tiled segment that recomputes its halos; "
+                f"not in {self.pieces}"
+            )
+        if self.alike and (self.keep or self.halo == "share"):
+            raise PlanError("alike=True needs keep=False and halo='recompute'")
+        if self.recall and not self.may_recall:
+            raise PlanError(
+                "only a tiled segment that recomputes its halos, and stores its maps as they are, can read them back"
+            )
+        if self.halo not in HALOS:
+            raise PlanError(f"halos are {' or '.join(HALOS)}, not {self.halo!r}")
+        if self.halo == "share" and self.forward != self.backward:
+            raise PlanError(
+                f"a segment that shares halos has one grid for both directions, not {self.forward} and {self.backward}"
+            )
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """One chain (see [Note: chain] in `chain`): the place of its node, and how many links it has.
+
+    So many maps between links are stored at a time (``slots``), beside the first; of the last links, so many are
+    ``kept`` as plain PyTorch keeps them. Each link runs in ``segments``, whose targets are places among its own nodes.
+    """
+
+    node: int
+    count: int
+    slots: int
+    kept: int
+    segments: tuple[SegmentPlan, ...]
+    path: str = field(default="", compare=False)
+    forecast: ChainForecast = field(default=ChainForecast(), compare=False)
+
+    def __post_init__(self) -> None:
+        if self.slots < 0 or not 0 <= self.kept <= self.count:
+            raise PlanError(
+                f"a chain of {self.count} links has 0 slots or more and keeps 0 to {self.count} links; this one has "
+                f"{self.slots} and keeps {self.kept}"
+            )
+
+
+#: All figures of a plan: of the step, and of each segment.
+Forecasts = tuple[Forecast, tuple[SegmentForecast, ...]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is decided before a step, and what it is predicted to cost.
+
+    Plans are equal if and only if they decide the same: ``segments``, within what ``budget``, for images of what
+    ``shape``, and which operators run whole (``barriers``); which captured tensors (parameters, by the places of their
+    nodes) live below the device, ``on_host`` or ``on_disk``, and whether copies of them are ``fetched_ahead`` of the
+    use that they are for (see [Note: streamed] in `residency.homes`); and how its ``chains`` run.
+    """
+
+    segments: tuple[SegmentPlan, ...]
+    budget: int | None = None
+    shape: tuple[int, ...] = ()
+    barriers: tuple[str, ...] = ()
+    approximation: str = ""
+    forecast: Forecast = field(default=Forecast(), compare=False)
+    on_host: tuple[int, ...] = ()
+    on_disk: tuple[int, ...] = ()
+    fetched_ahead: bool = False
+    chains: tuple[ChainPlan, ...] = ()
+
+    @property
+    def forecasts(self) -> Forecasts:
+        """All that is predicted of it: plans that decide the same may differ in this."""
+        return self.forecast, tuple(s.forecast for s in self.segments)
 
     @property
     def peak_bytes(self) -> int:
@@ -24,7 +218,7 @@ class Plan(BarePlan):
 
     @property
     def plain_bytes(self) -> int:
-        """What plain PyTorch would hold for backward."""
+        """The bytes that plain PyTorch would hold for backward."""
         return self.forecast.plain_bytes
 
     @property
@@ -38,16 +232,116 @@ class Plan(BarePlan):
         return self.forecast.recompute
 
     def to_json(self) -> str:
-        return plan_json.written(self)
+        """The plan as text, which `from_json` reads."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan that a JSON text says, also one of a former version; a text edited by hand is checked."""
-        return plan_json.read(text, Plan)
+        """The plan that a JSON text says; a text edited by hand is checked."""
+        return read(text)
 
     def __str__(self) -> str:
-        return table(self)
+        return plan_views.table(self)
 
     def draw(self, path: str) -> None:
         """Write a picture: memory over the step by segment against the budget line."""
-        draw(self, path)
+        plan_views.draw(self, path)
+
+
+def read(text: str) -> Plan:
+    """The plan that a JSON text says; the key at fault is named where it says none."""
+    try:
+        data = json.loads(text, object_pairs_hook=said_once)
+        if not isinstance(data, dict):
+            raise ValueError(f"it is {shown(data)}, and should be an object with the key 'segments'")
+        if type(version := data.pop("version", None)) is not int or version != VERSION:
+            raise ValueError(
+                f"its version is {shown(version)}, and this lightning_plugin reads version {VERSION}: make the plan "
+                "again with the one that is installed"
+            )
+        return built(Plan, data, "the plan")
+    except RecursionError as error:
+        raise PlanError("this is not a plan: its values are nested too deep") from error
+    except (ValueError, PlanError) as error:  # of JSON; and of grids and segments about themselves
+        raise PlanError(f"this is not a plan: {error}") from error
+
+
+def said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; one that says a key twice is refused, of which readers of JSON take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it says {shown(next(n for n in names if names.count(n) > 1))} twice in one object")
+    return found
+
+
+def built(kind: type[Any], data: Any, what: str) -> Any:
+    """An object of JSON as a dataclass; a key that is none of its fields, and one that is missing, is named."""
+    known = {f.name: f for f in fields(kind)}
+    if not isinstance(data, dict):
+        raise ValueError(f"{what} is {shown(data)}, and should be an object with some of the keys {', '.join(known)}")
+    for name in data:
+        if name not in known:
+            raise ValueError(f"{what} has an unknown key {name!r}; its keys are {', '.join(known)}")
+    for name, f in known.items():
+        if name not in data and f.default is MISSING:
+            raise ValueError(f"{what} has no {name!r}")
+    return kind(**{name: value_of(known[name], value, what) for name, value in data.items()})
+
+
+def value_of(f: Field[Any], value: Any, what: str) -> Any:
+    """What a key's value stands for."""
+    declared = str(f.type)  # annotations are texts here
+    if declared in OBJECTS:
+        return built(OBJECTS[declared], value, f"{f.name!r} of {what}")
+    if declared in LISTS and isinstance(value, list):
+        one, kind = LISTS[declared]
+        return tuple(built(kind, each, f"{one} {i}") for i, each in enumerate(value))
+    words, fits = VALUES[declared]
+    if not fits(value):
+        raise ValueError(f"{f.name!r} of {what} is {words}, not {shown(value)}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def shown(value: Any) -> str:
+    """A value as JSON writes it, short enough for a message."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def listed(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+#: Fields that are objects of their own, by their type.
+OBJECTS: dict[str, type] = {
+    "Grid": Grid,
+    "SegmentForecast": SegmentForecast,
+    "ChainForecast": ChainForecast,
+    "Forecast": Forecast,
+}
+#: Fields that are lists of such objects, and what one of them is called.
+LISTS: dict[str, tuple[str, type]] = {
+    "tuple[SegmentPlan, ...]": ("segment", SegmentPlan),
+    "tuple[ChainPlan, ...]": ("chain", ChainPlan),
+}
+#: What the value of another field is, in words and as a test, by its type.
+VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "int": ("a whole number", whole),
+    "int | None": ("a whole number or null", lambda value: value is None or whole(value)),
+    "float": ("a number", number),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "str": ("a text", lambda value: isinstance(value, str)),
+    "tuple[int, ...]": ("a list of whole numbers", listed(whole)),
+    "tuple[str, ...]": ("a list of texts", listed(lambda value: isinstance(value, str))),
+    "tuple[SegmentPlan, ...]": ("a list of segments", lambda value: False),
+    "tuple[ChainPlan, ...]": ("a list of chains", lambda value: False),
+}

@@ -1,6 +1,6 @@
 """One way down: a file imports only from layers below its own, and no two files need each other.
 
-Imports within functions and for type checkers count like all others.
+Imports within functions count like all others; those for type checkers do not run, and do not count.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("program",),  # a segment, made ready to be run or planned
     ("plan", "rules", "chain"),  # decisions; operators; links
     ("recording",),  # what is to be run
-    ("graph", "picture"),
-    ("ops", "dropped", "plan_table", "plan_json"),
-    ("plan_parts",),  # segments and chains in order
+    ("graph",),
+    ("ops", "plan_views"),
     ("constants",),  # where a map is known to be constant
-    ("layout", "source", "plan_fields", "options", "team"),
+    ("layout", "source", "options", "team"),
     ("splitting",),  # what a user says of splits
     ("ledger",),
     (
@@ -41,7 +40,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "fakes",
         "heap",
         "memory",
-        "plan_forecast",
         "spare",
         "progress",
         "schedule",
@@ -78,7 +76,17 @@ def files(package: str) -> dict[str, Path]:
 
 
 def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    unrun = {
+        id(inner)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for statement in block.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in unrun:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"

@@ -27,7 +27,7 @@ from lightning_plugin.execute.slots import Slots
 from lightning_plugin.execute.step import Step
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.passes import first_order, retains_graph
-from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.plan import ChainPlan
 from lightning_plugin.recording import Bindings, Capture
 from lightning_plugin.schedule import stored
 

@@ -12,7 +12,7 @@ from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Spread
-from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.plan import ChainPlan
 from lightning_plugin.recording import Bindings
 from lightning_plugin.residency.boundary import Boundary
 

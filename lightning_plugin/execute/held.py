@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_plugin.chain import Chain
 from lightning_plugin.execute.step import Step
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.plan import ChainPlan
 
 
 def rehearsed(op: Chain, plan: ChainPlan) -> list[int]:

@@ -24,8 +24,7 @@ from lightning_plugin.execute.streams import Streams, Use, kind
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp
-from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.plan import ChainPlan, Plan, SegmentPlan
 from lightning_plugin.program.fixed import kept_segments
 from lightning_plugin.program.fuse import pairs
 from lightning_plugin.program.program import Program, Target, programs

@@ -18,9 +18,7 @@ import torch
 from lightning_plugin.chain import Body, Chain, chains
 from lightning_plugin.execute.chain import IN_CHAINS, TURN
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.plan import Plan, SegmentPlan
-from lightning_plugin.plan_fields import ChainPlan
-from lightning_plugin.plan_forecast import ChainForecast, Forecast
+from lightning_plugin.plan import ChainForecast, ChainPlan, Forecast, Plan, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.rehearsal.rehearse import Account
 from lightning_plugin.recording import Bindings, Capture, Recording

@@ -17,7 +17,7 @@ from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Forecasts, Plan
-from lightning_plugin.plan_parts import parts
+from lightning_plugin.plan_views import parts
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.chains import Chains, Way, with_peaks
 from lightning_plugin.planner.costs.lower import Lower

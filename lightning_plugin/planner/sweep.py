@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.options import Options, Words
-from lightning_plugin.picture import draw_sweep
 from lightning_plugin.plan import Plan
-from lightning_plugin.plan_table import sweep_table
+from lightning_plugin.plan_views import draw_sweep, sweep_table
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.costs.lower import lower_tiers

@@ -12,7 +12,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.constants import Constants
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, watched
-from lightning_plugin.plan_fields import DEEPEST
+from lightning_plugin.plan import DEEPEST
 from lightning_plugin.residency.cotangent import Cotangent
 from lightning_plugin.residency.device import DeviceMemory
 from lightning_plugin.residency.lane import Lane

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from lightning_plugin.plan import Plan
-from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.plan import ChainPlan, Plan
 from lightning_plugin.progress import Kind, Progress
 from lightning_plugin.units import format_bytes, format_seconds
 

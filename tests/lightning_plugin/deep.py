@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from lightning_plugin.chain import chains
 from lightning_plugin.options import Chains
-from lightning_plugin.plan import Plan
-from lightning_plugin.plan_fields import ChainPlan
+from lightning_plugin.plan import ChainPlan, Plan
 from lightning_plugin.recording import Bindings, Capture, Recording
 from tests.lightning_plugin.networks import AnyPlan, Case, Draw, RandomNet, fill, grow, input_shape, plans
 

@@ -20,7 +20,7 @@ from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.options import Options
-from lightning_plugin.plan_fields import SegmentPlan
+from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.cotangent import Cotangent
 from lightning_plugin.residency.disk import DiskFile, rearranged

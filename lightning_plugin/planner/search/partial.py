@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
-from lightning_plugin.dropped import Dropped, staying, still_needed
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner.costs.lower_maps import NOTHING, LowerMaps
+from lightning_plugin.planner.search.dropped import Dropped, staying, still_needed
 from lightning_plugin.planner.search.ways import Part
 
 #: How many partial plans are carried on from a cut,

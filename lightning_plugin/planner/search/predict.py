@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lightning_plugin.dropped import Dropped, passed, still_needed
 from lightning_plugin.plan import Plan, SegmentPlan
 from lightning_plugin.planner.analysis.glass import ALL
 from lightning_plugin.planner.analysis.network import Network
@@ -16,6 +15,7 @@ from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, 
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.costs.tiles import Diagonal
+from lightning_plugin.planner.search.dropped import Dropped, passed, still_needed
 from lightning_plugin.planner.search.ways import with_transfers
 from lightning_plugin.program.program import Program, Target, programs
 from lightning_plugin.program.recall import InBackward

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lightning_plugin.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
@@ -28,6 +27,7 @@ from lightning_plugin.planner.costs.lower_maps import NONE, tier_of, way_back, w
 from lightning_plugin.planner.costs.parameters import Copies, Placed
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.cuts import Cuts
+from lightning_plugin.planner.search.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.planner.search.interval import Intervals, Where
 from lightning_plugin.planner.search.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
 from lightning_plugin.planner.search.policies import POLICIES, Policy

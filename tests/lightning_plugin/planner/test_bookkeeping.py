@@ -18,7 +18,6 @@ from torch import nn
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import VARIED, Constants
-from lightning_plugin.dropped import Dropped
 from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentForecast, SegmentPlan
 from lightning_plugin.planner import cache
@@ -34,6 +33,7 @@ from lightning_plugin.planner.costs.parameters import Copies, Placed, captured
 from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
+from lightning_plugin.planner.search.dropped import Dropped
 from lightning_plugin.planner.search.offload import paid
 from lightning_plugin.planner.search.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
 from lightning_plugin.planner.search.ways import Tiled, with_transfers

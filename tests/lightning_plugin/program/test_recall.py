@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, Plan, TiledModule, make_plan
-from lightning_plugin.plan_fields import SegmentPlan
+from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
 from lightning_plugin.spare import RESERVE

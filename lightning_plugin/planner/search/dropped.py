@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from lightning_plugin.plan_fields import DEEPEST
+from lightning_plugin.plan import DEEPEST
 
 
 @dataclass(frozen=True)

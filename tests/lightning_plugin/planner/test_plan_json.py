@@ -1,5 +1,5 @@
-"""Plans as JSON, of this version and former ones: nothing is lost, plans are told apart by what they decide alone,
-and a text that is no plan is refused with the key at fault."""
+"""Plans as JSON: nothing is lost, the format stays, plans are told apart by what they decide alone, and a text that
+is no plan is refused with the key at fault."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 
 from lightning_plugin import Grid, Plan
 from lightning_plugin.errors import PlanError
-from lightning_plugin.plan import HALOS, TIERS, Forecast, SegmentForecast, SegmentPlan
-from lightning_plugin.plan_fields import ChainPlan
-from lightning_plugin.plan_forecast import ChainForecast
-from tests.lightning_plugin.former_plans import FIGURES, SEGMENT_FIGURES, version_1
+from lightning_plugin.plan import HALOS, TIERS, ChainForecast, ChainPlan, Forecast, SegmentForecast, SegmentPlan
 
-#: Plans that the last engine without versions has written.
-FORMER = sorted((Path(__file__).parent / "version_1").glob("*.json"))
+#: A plan in today's format. A change of this file is another version of the format.
+WRITTEN = Path(__file__).parent / "plan.json"
 QUIET = settings(max_examples=60, deadline=None, database=None)
 
 counts = st.integers(0, 2**50)
@@ -30,8 +27,6 @@ words = st.text(max_size=8)
 places = st.lists(st.integers(0, 999), max_size=4).map(tuple)
 figures = st.builds(SegmentForecast, counts, counts, counts, counts, counts, numbers, numbers, counts)
 forecasts = st.builds(Forecast, counts, counts, counts, numbers, numbers, counts, counts, counts, counts, counts)
-#: Figures that version 1 does not know.
-LATER, LATER_OF_SEGMENTS = ("streamed_bytes", "traffic_bytes"), ("copied_bytes",)
 
 
 @st.composite
@@ -108,36 +103,22 @@ def test_any_plan_goes_through_json_unchanged(plan: Plan) -> None:
     text = plan.to_json()
     again = Plan.from_json(text)
     assert everything(again) == everything(plan) and again.to_json() == text
-    data = json.loads(text)
-    figures, segment_figures = {*FIGURES, *LATER}, {*SEGMENT_FIGURES, *LATER_OF_SEGMENTS}
-    assert data["version"] == 7 and set(data["forecast"]) == figures and not figures & set(data)
-    for segment in data["segments"]:
-        assert set(segment["forecast"]) == segment_figures and not segment_figures & set(segment)
 
 
-@QUIET
-@given(plan=plans)
-def test_any_plan_of_version_1_is_read_with_its_figures(plan: Plan) -> None:
-    # What it could not say:
-    segments = tuple(
-        replace(s, pieces=1, alike=False, recall=False, forecast=replace(s.forecast, copied_bytes=0))
-        for s in plan.segments
+def test_the_format_stays() -> None:
+    grid = Grid((2, 2))
+    tiled = SegmentPlan((3,), grid, Grid((4, 4), (8, 8)), tier="host", ahead=True, path="stem")
+    plan = Plan(
+        (tiled, SegmentPlan((9,), Grid((1, 1)), Grid((1, 1)), keep=True, forecast=SegmentForecast(5, 6, 7, 8))),
+        budget=2**20,
+        shape=(1, 3, 64, 64),
+        barriers=("aten.fft_fft2",),
+        forecast=Forecast(peak_bytes=7, plain_bytes=20, seconds=0.5),
+        on_disk=(1, 2),
+        chains=(ChainPlan(12, 30, 4, 2, (tiled,), forecast=ChainForecast(1, 2, 3, 4, 5.0, 6)),),
     )
-    forecast = replace(plan.forecast, streamed_bytes=0, traffic_bytes=0)
-    plan = replace(plan, segments=segments, approximation="", forecast=forecast)
-    plan = replace(plan, on_host=(), on_disk=(), fetched_ahead=False, chains=())
-    assert everything(Plan.from_json(version_1(plan))) == everything(plan)
-
-
-@pytest.mark.parametrize("path", FORMER, ids=lambda path: path.stem)
-def test_what_the_former_engine_wrote_is_read(path: Path) -> None:
-    assert len(FORMER) == 2
-    text = path.read_text()
-    plan, data = Plan.from_json(text), json.loads(text)
-    assert json.loads(version_1(plan)) == data
-    assert plan.peak_bytes == data["peak_bytes"] > 0 and plan.seconds == data["seconds"] > 0
-    assert plan.plain_bytes == data["plain_bytes"] > 0 and plan.recompute == data["recompute"]
-    assert everything(Plan.from_json(plan.to_json())) == everything(plan)
+    assert plan.to_json() + "\n" == WRITTEN.read_text()
+    assert everything(Plan.from_json(WRITTEN.read_text())) == everything(plan)
 
 
 @QUIET
@@ -189,44 +170,39 @@ def test_figures_are_read_and_not_written() -> None:
             setattr(plan, name, 0)
 
 
-def changed(version: int, change: Callable[[dict[str, Any]], Any]) -> str:
+def changed(change: Callable[[dict[str, Any]], Any]) -> str:
     grid = Grid((2, 2))
-    plan = Plan((SegmentPlan((1,), grid, grid),), shape=(1, 3, 8, 8))
-    data = json.loads(plan.to_json() if version != 1 else version_1(plan))
+    data = json.loads(Plan((SegmentPlan((1,), grid, grid),), shape=(1, 3, 8, 8)).to_json())
     change(data)
     return json.dumps(data)
 
 
 @pytest.mark.parametrize(
-    ("version", "change", "says"),
+    ("change", "says"),
     [
-        (7, lambda d: d.update(version=8), "version 8, and this lightning_plugin reads versions up to 7: update"),
-        (4, lambda d: d.update(version=0), "its version is 0, and there are 1 and 2 and 3 and 4 and 5"),
-        (4, lambda d: d.update(version="2"), 'its version is "2"'),
-        (4, lambda d: d.update(version=True), "its version is true"),
-        (4, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'; its keys are segments"),
-        (4, lambda d: d.update(peak_bytes=1), "the plan has an unknown key 'peak_bytes'"),
-        (4, lambda d: d["forecast"].update(secs=1), "'forecast' of the plan has an unknown key 'secs'"),
-        (4, lambda d: d["segments"][0].update(seconds=1.0), "segment 0 has an unknown key 'seconds'"),
-        (4, lambda d: d["segments"][0]["forecast"].update(drop=1), "'forecast' of segment 0 has an unknown key 'drop'"),
-        (4, lambda d: d["segments"][0]["forward"].update(side=[3]), "'forward' of segment 0 has an unknown key 'side'"),
-        (4, lambda d: d["segments"][0].pop("targets"), "segment 0 has no 'targets'"),
-        (4, lambda d: d["segments"][0].update(keep="no"), "'keep' of segment 0 is true or false, not \"no\""),
-        (4, lambda d: d["segments"][0].update(targets=7), "'targets' of segment 0 is a list of whole numbers, not 7"),
-        (4, lambda d: d["segments"][0].update(drop=1.5), "'drop' of segment 0 is a whole number, not 1.5"),
-        (4, lambda d: d.update(segments=3), "'segments' of the plan is a list of segments, not 3"),
-        (4, lambda d: d.update(segments=[3]), "segment 0 is 3, and should be an object"),
-        (4, lambda d: d.update(forecast=None), "'forecast' of the plan is null, and should be an object"),
-        (4, lambda d: d.pop("version"), "has a 'forecast', which is of version 2.*does not say \"version\": 2"),
-        (1, lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'"),
-        (1, lambda d: d["segments"][0].update(colour="red"), "segment 0 has an unknown key 'colour'"),
-        (1, lambda d: d.update(version=2), "the plan has an unknown key 'peak_bytes'"),
-        (1, lambda d: d.update(peak_bytes="many"), "'peak_bytes' of 'forecast' of the plan is a whole number"),
+        (lambda d: d.update(version=2), "its version is 2, and this lightning_plugin reads version 1: make the plan"),
+        (lambda d: d.update(version=0), "its version is 0"),
+        (lambda d: d.update(version="2"), 'its version is "2"'),
+        (lambda d: d.update(version=True), "its version is true"),
+        (lambda d: d.update(peak_byte=1), "the plan has an unknown key 'peak_byte'; its keys are segments"),
+        (lambda d: d.update(peak_bytes=1), "the plan has an unknown key 'peak_bytes'"),
+        (lambda d: d["forecast"].update(secs=1), "'forecast' of the plan has an unknown key 'secs'"),
+        (lambda d: d["segments"][0].update(seconds=1.0), "segment 0 has an unknown key 'seconds'"),
+        (lambda d: d["segments"][0]["forecast"].update(drop=1), "'forecast' of segment 0 has an unknown key 'drop'"),
+        (lambda d: d["segments"][0]["forward"].update(side=[3]), "'forward' of segment 0 has an unknown key 'side'"),
+        (lambda d: d["segments"][0].pop("targets"), "segment 0 has no 'targets'"),
+        (lambda d: d["segments"][0].update(keep="no"), "'keep' of segment 0 is true or false, not \"no\""),
+        (lambda d: d["segments"][0].update(targets=7), "'targets' of segment 0 is a list of whole numbers, not 7"),
+        (lambda d: d["segments"][0].update(drop=1.5), "'drop' of segment 0 is a whole number, not 1.5"),
+        (lambda d: d.update(segments=3), "'segments' of the plan is a list of segments, not 3"),
+        (lambda d: d.update(segments=[3]), "segment 0 is 3, and should be an object"),
+        (lambda d: d.update(forecast=None), "'forecast' of the plan is null, and should be an object"),
+        (lambda d: d.pop("version"), "its version is null"),
     ],
 )
-def test_what_is_wrong_is_named(version: int, change: Callable[[dict[str, Any]], Any], says: str) -> None:
+def test_what_is_wrong_is_named(change: Callable[[dict[str, Any]], Any], says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        Plan.from_json(changed(version, change))
+        Plan.from_json(changed(change))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", '"plan"', "{}"])
@@ -236,11 +212,6 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 
 
 def test_what_is_said_twice_is_refused() -> None:
-    text = changed(7, lambda d: None).replace('"shape":', '"budget":', 1)
+    text = changed(lambda d: None).replace('"shape":', '"budget":', 1)
     with pytest.raises(PlanError, match='it says "budget" twice in one object'):
         Plan.from_json(text)
-
-
-def test_a_version_may_be_said_of_the_former_form_too() -> None:
-    text = changed(1, lambda d: d.update(version=1, peak_bytes=5))
-    assert Plan.from_json(text).peak_bytes == 5
