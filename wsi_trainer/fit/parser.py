@@ -112,8 +112,9 @@ class RunParser(Parser):
     whole_run = False  # the parsers of nested classes are of this class too
 
     def dump(self, cfg: Namespace, **options: Any) -> str:  # type: ignore[override]
-        kept = Namespace(**{key: cfg[key] for key in KEPT if key in cfg}) if self.whole_run else cfg
-        return super().dump(kept, **options)
+        if self.whole_run:  # null is a value: `train.budget: null` is not the default
+            cfg, options = Namespace(**{key: cfg[key] for key in KEPT if key in cfg}), {"skip_unset": False, **options}
+        return super().dump(cfg, **options)
 
 
 def make_parser(name: str, description: str) -> ArgumentParser:

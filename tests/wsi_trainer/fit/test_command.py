@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
+import yaml
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
@@ -95,3 +96,18 @@ def test_a_missing_checkpoint_is_named(words: list[str], tmp_path: Path, capsys:
     (tmp_path / "run" / "config.yaml").write_text("data: {manifest: m.csv}\n")
     assert main(["test", str(tmp_path / "run")]) == 2
     assert "there is no checkpoint at" in capsys.readouterr().err
+
+
+def test_a_run_keeps_what_is_null(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A budget that was turned off stays off in every later command."""
+    run = tmp_path / "run"
+    assert main(["fit", *words, "--train.patience=2", "--train.epochs=1"]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["train"]["budget"] is None
+    assert Run.open(run).loaded.train.budget is None
+    capsys.readouterr()
+    assert main(["fit", str(run), "--train.patience=null", "--train.epochs=2"]) == 0
+    said = capsys.readouterr().out
+    assert "train.patience was 2 and is None from now on" in said and "train.budget was" not in said
+    for _ in range(2):
+        assert main(["test", str(run), "--overwrite"]) == 0
+        assert Run.open(run).loaded.train.patience is None
