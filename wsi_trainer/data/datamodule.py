@@ -207,7 +207,7 @@ class SlideDataset(Dataset[SlideBatch]):
     def _open(self, batch: SlideBatch, record: SlideRecord, visit: Visit) -> None:
         factors = [self.config.downsample, *self.config.context]
         slide = Slide.open(record.path, mpp=record.mpp, name=record.slide)
-        images = [Image(slide, factor=factor, threads=self.readers) for factor in factors]
+        images = [Image(slide, factor=factor * record.shrink, threads=self.readers) for factor in factors]
         how = AS_IT_IS if self.augmenter is None else self.augmenter.draw(record.slide, visit.epoch)
         shown = [_coarser(how, factor / factors[0]) for factor in factors]
         batch["image"], *context = [self._image(_shown(image, how)) for image, how in zip(images, shown)]
@@ -242,7 +242,7 @@ class SlideDataset(Dataset[SlideBatch]):
     def _bag(self, record: SlideRecord, visit: Visit, patches: PatchConfig) -> View:
         """The patches of a slide, as they are shown in an epoch."""
         tissue = partial(self._kept, find=Image.tissue)
-        bag = open_bag(record.path, patches, tissue, record.mpp, self.readers, record.slide)
+        bag = open_bag(record.path, patches, tissue, record.mpp, self.readers, record.slide, record.shrink)
         if self.augmenter is None:
             return bag
         each = augmenter_of(patches, self.augmenter.seed).draw(record.slide, visit.epoch, bag.shape[0])

@@ -49,6 +49,8 @@ class SlideRecord:
     """The labels that apply, where several may: each is kept in proportion when slides are split."""
     parts: tuple[SlideRecord, ...] = ()
     """The slides of a patient, where the record is of one (`data.group`)."""
+    shrink: float = 1.0
+    """Pixels of level 0 along one pixel of the image that counts as the slide, of those finer than the run's slides."""
 
     @property
     def cells(self) -> dict[str, str]:

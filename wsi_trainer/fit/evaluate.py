@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,9 @@ def with_cohort(run: Run, options: Namespace) -> Run:
     cohort = run.of_cohort(options.name or name_of(options.cohort))
     run.keep(cohort.evaluation("test"), options.overwrite)
     task = run.loaded.model.task
-    records = records_in(run, options.cohort, columns=task.columns, filled=not task.may_be_empty)
-    cohort.freeze([SlideRecord(**{**vars(one), "split": "test"}) for one in run.unseen(records)])
+    records = run.unseen(records_in(run, options.cohort, columns=task.columns, filled=not task.may_be_empty))
+    run.as_seen(records)  # refuses them before anything is written
+    cohort.freeze([replace(record, split="test") for record in records])
     return cohort
 
 
@@ -169,9 +171,9 @@ def records_in(run: Run, manifest: Path, **how: Any) -> list[SlideRecord]:
 def records_of(run: Run, slides: str) -> list[SlideRecord]:
     """The slides that a user means, without labels: those of a manifest, of a folder, or one."""
     if Path(slides).is_file() and Path(slides).suffix.lower() == ".csv":
-        return records_in(run, Path(slides), labelled=False)
+        return run.as_seen(records_in(run, Path(slides), labelled=False))
     listed = list_slides(slides, note=lambda text: say(Console(), text))
-    return [SlideRecord(one.job.name, one.job.slide, "", one.job.name, "") for one in listed]
+    return run.as_seen([SlideRecord(one.job.name, one.job.slide, "", one.job.name, "") for one in listed])
 
 
 # Predictions and scores.

@@ -215,7 +215,7 @@ def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
         return make(run.slides(None, task.columns, not task.may_be_empty, files))
     slides = make()
     if is_first():
-        run.freeze(slides.records)
+        run.freeze(slides.records, seen=files and (data.patches is None or data.patches.resolution is None))
     return slides
 
 

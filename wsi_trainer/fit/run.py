@@ -8,6 +8,7 @@ another cohort are in a folder of their own, `cohorts/NAME`, laid out like those
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import platform
 import sys
@@ -26,10 +27,13 @@ from rich.console import Console
 from wsi_trainer.data.folds import changes_since, first_names, read_splits
 from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_manifest, write_manifest
 from wsi_trainer.errors import UserError
+from wsi_trainer.fit.resolution import Seen
 from wsi_trainer.foreign import read_json as read_foreign
 from wsi_trainer.io.files import remove_half_written, write_json
 from wsi_trainer.store.identity import Fingerprint, fingerprint
 from wsi_trainer.terminal import say
+
+log = logging.getLogger("wsi_trainer")
 
 if TYPE_CHECKING:
     import numpy as np
@@ -247,8 +251,12 @@ class Run:
 
     # The slides.
 
-    def freeze(self, records: Sequence[SlideRecord]) -> None:
+    def freeze(self, records: Sequence[SlideRecord], seen: bool = True) -> None:
         """Keep the slides with their splits, and the checksums of their files.
+
+        Args:
+            records: The slides.
+            seen: Whether the network sees them at their own resolution, which is then kept too.
 
         Raises:
             UserError: The same slide is in two splits, under two names.
@@ -258,7 +266,16 @@ class Run:
         write_manifest(self.splits, records)
         if self.cohort is None:
             write_json(self.environment, environment())
-            write_json(self.facts, {"schema": 1, "slides": {slide: one.to_dict() for slide, one in prints.items()}})
+            facts: dict[str, Any] = {"schema": 1, "slides": {slide: one.to_dict() for slide, one in prints.items()}}
+            if seen:
+                shown = Seen.of([record for record in records if record.split == "train"])
+                facts["seen"] = shown.to_dict()
+                if shown.mixed:
+                    log.warning(
+                        "the slides of the split train have %s, and each is shown as it is; convert them with "
+                        "`wsi-train preprocess --mpp` to show them at one resolution", shown,
+                    )  # fmt: skip
+            write_json(self.facts, facts)
 
     @cached_property
     def fingerprints(self) -> dict[str, Fingerprint]:
@@ -266,6 +283,22 @@ class Run:
         with as_written(self.facts):
             slides = dict(read_json(self.facts).get("slides", {}))
             return {slide: Fingerprint(**one) for slide, one in slides.items()}
+
+    def as_seen(self, records: Sequence[SlideRecord], tell: bool = True) -> list[SlideRecord]:
+        """The records of slides that the run does not have, to be read at the resolution of those it was trained on.
+
+        Runs on features, on patches of a given size in micrometres, and of older versions keep no resolution.
+
+        Args:
+            records: The slides.
+            tell: Whether to print which are read otherwise than they are.
+
+        Raises:
+            UserError: A slide is coarser, or does not say how large its pixels are.
+        """
+        with as_written(self.facts):
+            seen = read_json(self.facts).get("seen")
+            return list(records) if seen is None else Seen(**seen).show(records, tell)
 
     def kept(self, columns: Sequence[str] = (), filled: bool = False) -> list[SlideRecord]:
         """The slides that the run keeps, with their splits, where their files are now.
@@ -293,7 +326,7 @@ class Run:
             raise UserError(f"no slide is in the split {split}; the splits of this run are in {self.splits}")
         if files:
             self._check_files(records)
-        return records
+        return self.as_seen(records, tell=False) if files and self.cohort is not None else records
 
     def _check_files(self, records: Sequence[SlideRecord]) -> None:
         absent = [record for record in records if not record.path.exists()]
@@ -400,7 +433,8 @@ class Run:
     def predict(self, slide: str | Path) -> dict[str, float]:
         """The prediction of one slide: a number for each name in the columns of `wsi-train predict`."""
         record = SlideRecord(Path(slide).name, Path(slide), "", Path(slide).name, "")
-        said: dict[str, np.ndarray] = _of_models("evaluate").predict_records(self, [record], progress=False)
+        records = self.as_seen([record])
+        said: dict[str, np.ndarray] = _of_models("evaluate").predict_records(self, records, progress=False)
         return dict(zip(self.loaded.model.task.names, map(float, said[record.slide])))
 
 

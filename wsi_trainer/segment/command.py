@@ -42,7 +42,7 @@ def segment(words: Sequence[str]) -> int:
     parser.add_class_arguments(SegmentOptions)
     run, options = open_run(parser, words)
     if options.slides is not None:
-        records = records_in(run, options.slides, labelled=False)
+        records = run.as_seen(records_in(run, options.slides, labelled=False))
         run = run.of_cohort(options.name or name_of(options.slides))
     run.keep(run.segments / "segments.json", options.overwrite)
     model, data, config = run.loaded

@@ -26,7 +26,7 @@ Tissue = Callable[[Image], TissueMask]
 
 def open_bag(
     path: Path, config: PatchConfig, tissue: Tissue = Image.tissue, source_mpp: float | None = None, readers: int = 2,
-    name: str | None = None,
+    name: str | None = None, shrink: float = 1.0,
 ) -> Bag:  # fmt: skip
     """The patches of a slide or of a store, in the order in which they are best read.
 
@@ -37,13 +37,14 @@ def open_bag(
         source_mpp: Micrometres per pixel of a slide, where its file does not say it or says it wrong.
         readers: How many threads read it.
         name: What the slide is called in errors.
+        shrink: Pixels of level 0 along one pixel, where `mpp` is own.
     """
-    image = open_at(Slide.open(path, mpp=source_mpp, name=name), config.resolution)
+    image = open_at(Slide.open(path, mpp=source_mpp, name=name), config.resolution, shrink)
     positions = positions_of(image, config, tissue)
     positions = along_blocks(positions, config.size, image.block, image.size)
     if len(positions) == 1:
         _tell_single(path)
-    return Bag(image.slide, positions, config.size, config.resolution, threads=readers)
+    return Bag(image.slide, positions, config.size, config.resolution, factor=shrink, threads=readers)
 
 
 def positions_of(image: Image, config: PatchConfig, tissue: Tissue) -> Positions:
@@ -76,10 +77,10 @@ def positions_of(image: Image, config: PatchConfig, tissue: Tissue) -> Positions
     return positions
 
 
-def open_at(slide: Slide, mpp: float | None) -> Image:
+def open_at(slide: Slide, mpp: float | None, shrink: float = 1.0) -> Image:
     """The image of a slide at this resolution, or its finest level; an error says how to come by it."""
     try:
-        return Image(slide, mpp)
+        return Image(slide, mpp, factor=shrink)
     except AbsentResolution as error:
         way_out = "set data.patches.mpp to what there is (own takes the finest level)"
         if slide.stored:
