@@ -15,7 +15,8 @@ from tests.conftest import RESULTS
 def rows(name: str) -> dict[str, dict[str, Any]]:
     """Each case of a file of results, with its figures; nested figures have joined names."""
     record = json.loads((RESULTS / f"{name}.json").read_text())
-    cases = record.get("cases") or {name: record["values"]}
+    listed = {row["name"]: row for row in record.get("rows", [])}
+    cases = record.get("cases") or listed or {name: record["values"]}
     return {case: dict(flat(values)) for case, values in cases.items()}
 
 

@@ -37,6 +37,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 maximum_signature_line_length = 100
 # A public name is documented where it is defined and where it is exported; a short reference may mean either.
 suppress_warnings = ["ref.python"]

@@ -1,63 +1,49 @@
-"""Writes the pages of the reference from the code: one for each module, and one for the command line."""
+"""Writes the pages of the reference from the code: one for each public module, and one for the command line."""
 
-import ast
 import contextlib
-import importlib
-import inspect
 import io
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from wsi_trainer.cli import main
 from wsi_trainer.cli.commands import COMMANDS
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"lightning_plugin": "The engine", "wsi_trainer": "The application"}
+# Modules whose `__all__`, or whose definitions, are public: what a version promises to keep.
+PUBLIC = {
+    "The engine": (
+        "lightning_plugin",
+        "lightning_plugin.strategy",
+        "lightning_plugin.rules",
+        "lightning_plugin.source",
+    ),
+    "The application": (
+        "wsi_trainer.fit.run",
+        "wsi_trainer.slide",
+        "wsi_trainer.slide.views",
+        "wsi_trainer.models",
+        "wsi_trainer.metrics",
+    ),
+}
 
 
 def write_reference(folder: Path) -> None:
-    """Make the folder anew: an index, the commands, and a page for each module."""
+    """Make the folder anew: an index, the commands, and a page for each public module."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / "commands.md").write_text(commands_page())
     index = ["# Reference", "Made from the code.", toctree("The command line", ["commands"])]
-    for package, title in PACKAGES.items():
-        names = list(modules(package))
+    for title, names in PUBLIC.items():
         for name in names:
             (folder / f"{name}.rst").write_text(module_page(name))
-        index.append(toctree(title, names))
+        index.append(toctree(title, list(names)))
     (folder / "index.md").write_text("\n\n".join(index) + "\n")
 
 
-def modules(package: str) -> Iterator[str]:
-    """The dotted name of each public module that says what it is."""
-    for path in sorted((ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if parts[-1] == "__init__":
-            parts = parts[:-1]
-        # What is private of PyTorch is documented there.
-        hidden = any(part.startswith("_") or part == "private" for part in parts)
-        if not hidden and ast.get_docstring(ast.parse(path.read_text())):
-            yield ".".join(parts)
-
-
 def module_page(name: str) -> str:
-    """A page whose text autodoc takes from the module: what it defines, or what it exports in `__all__`.
-
-    An inner package shows its exports without indexing them: they are indexed where they are defined.
-    """
-    inner_package = "." in name and (ROOT / Path(*name.split(".")) / "__init__.py").is_file()
-    options = ["members", "show-inheritance", *(["no-index"] if inner_package or hidden_by_export(name) else [])]
-    lines = [name, "=" * len(name), "", f".. automodule:: {name}", *(f"   :{option}:" for option in options)]
+    """A page whose text autodoc takes from the module: what it exports in `__all__`, or defines."""
+    lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :members:", "   :show-inheritance:"]
     return "\n".join(lines) + "\n"
-
-
-def hidden_by_export(name: str) -> bool:
-    """Whether the package exports something else under the module's name, as `lightning_plugin.check`."""
-    package, _, last = name.rpartition(".")
-    return bool(package) and not inspect.ismodule(getattr(importlib.import_module(package), last, inspect))
 
 
 def toctree(title: str, pages: list[str]) -> str:
