@@ -21,6 +21,12 @@ there before and is not the step's. So the peak has in it whatever else the proc
 [Note: step] A step may have several calls, images and losses, and its budget is for all of them. What one call has left
 on the device (what its backward still needs, results that somebody holds, another network's parameters) is *beside* the
 next: that one is planned with what is left of the budget, and the peak goes on. A step is over when nothing is beside.
+
+[Note: sums] Where several functions of one backward pass give a leaf its gradient (an image that two calls read, a
+weight that two networks share), autograd adds the second to the first before the third comes, and the leaf gets the sum
+at the end. The sum is made between functions, where no ledger looks; and it is a new tensor, as the first gradient is
+one that a ledger has seen, to which autograd does not add in place. So from the second on there is a tensor more than
+was counted, until the leaf has it. To the sum, which nobody has seen, the others are added in place.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
@@ -36,12 +42,43 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lightning_plugin.heap import Heap
-from lightning_plugin.passes import one_at_a_time
+from lightning_plugin.memory import Heap
+from lightning_plugin.passes import current_pass, one_at_a_time
 from lightning_plugin.private import DEVICE_OF, FakeTensor, TorchDispatchMode, dispatch_mode, schema, storage_key
-from lightning_plugin.sums import Sums
 from lightning_plugin.trees import tree_leaves
 from lightning_plugin.turns import Turns
+
+
+@dataclass(eq=False)
+class Sums:
+    """The bytes of sums that wait in the pass under way: by the leaf, 0 where one gradient came so far; and in all."""
+
+    waiting: dict[int, int] = field(default_factory=dict)
+    held: int = 0
+    began_in: int = -1
+
+    def arrives(self, leaf: Tensor, size: int) -> None:
+        """A gradient of a leaf was made."""
+        self.forget()
+        known = self.waiting.get(id(leaf))
+        self.waiting[id(leaf)] = 0 if known is None else size
+        self.held += 0 if known is None else size - known
+
+    def taken(self, leaf: Tensor) -> None:
+        """A leaf has got its gradient."""
+        self.held -= self.waiting.pop(id(leaf), 0)
+
+    def forget(self) -> None:
+        """What an earlier pass left is gone with it."""
+        if self.began_in != current_pass():
+            self.waiting.clear()
+            self.held = 0
+            self.began_in = current_pass()
+
+    def coming(self, leaves: Iterable[Tensor]) -> int:
+        """The bytes of the sums that one more gradient of each leaf will make."""
+        self.forget()
+        return sum(t.nbytes for t in {id(t): t for t in leaves}.values() if self.waiting.get(id(t)) == 0)
 
 
 @dataclass
@@ -150,7 +187,7 @@ class Ledger:
             self.turns.now.see(self.live)
 
     def settle(self) -> None:
-        """Have the process keep not much more than is live: see [Note: heap] in `heap`."""
+        """Have the process keep not much more than is live: see [Note: heap] in `memory`."""
         if self.heap is not None:
             self.heap.settle(self.live)
 
@@ -173,7 +210,7 @@ class Ledger:
 
     @property
     def held(self) -> int:
-        """What is live now, with sums that wait for a leaf: see [Note: sums] in `sums`."""
+        """What is live now, with sums that wait for a leaf: see [Note: sums]."""
         return self.live + self.sums.held
 
     def ignore(self, tensor: Tensor) -> None:

@@ -6,12 +6,11 @@ import gc
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.bounded import put_last
 from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
 from lightning_plugin.errors import BudgetError, EngineError, PlanError
@@ -21,8 +20,8 @@ from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.validate import validate
 from lightning_plugin.graph import Value
-from lightning_plugin.heap import Heap
 from lightning_plugin.ledger import CallBytes, Ledger, with_gradients
+from lightning_plugin.memory import Heap, budget_for, usable
 from lightning_plugin.ops import Barrier
 from lightning_plugin.options import Chains, Options
 from lightning_plugin.passes import forget_failed
@@ -44,7 +43,6 @@ from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording, glass_of, image_gradient_bytes
 from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.rules.split import approximation, drawn
-from lightning_plugin.spare import budget_for, usable
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.team import Team
 from lightning_plugin.units import exact_bytes, format_bytes
@@ -368,3 +366,21 @@ def known_for(recipes: Sequence[Recipe], network: Network, lower: Lower, budget:
 def tensors_of(recording: Recording) -> list[Tensor]:
     """The tensors that a network uses: parameters, buffers, whatever was captured."""
     return [capture.tensor for capture in recording.captures]
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def put_last(known: dict[K, V], key: K, value: V, most: int) -> V:
+    """Put an entry last, and let go of the first where there are more than ``most``."""
+    known.pop(key, None)
+    known[key] = value
+    shorten(known, most)
+    return value
+
+
+def shorten(known: dict[K, V], most: int) -> None:
+    """Let go of the first entries beyond ``most``: slides have as many sizes as there are slides."""
+    while len(known) > most:
+        del known[next(iter(known))]

@@ -35,18 +35,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("splitting",),  # what a user says of splits
     ("ledger",),
     (
-        "bounded",
         "boxes",
         "fakes",
-        "heap",
         "memory",
-        "spare",
         "progress",
         "schedule",
         "turns",
         "units",
     ),
-    ("sums", "dispatch"),
+    ("dispatch",),
     ("trees",),  # what is inside lists and dictionaries
     ("passes",),  # what autograd says of the pass under way
     ("private", "errors"),  # what is private of PyTorch; what is refused

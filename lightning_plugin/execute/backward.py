@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.execute.alike import Owned
-from lightning_plugin.execute.complete import complete
 from lightning_plugin.execute.gradients import Gradients
 from lightning_plugin.execute.recalled import Pulled, Recalled, likeness
 from lightning_plugin.execute.segment import SegmentRun, outline, read_from
@@ -26,8 +25,8 @@ from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import ScanTile, run_tile, scan
 from lightning_plugin.program.tape import Emit, Read
-from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.residency.cotangent import Cotangent
+from lightning_plugin.residency.boundary import Boundary, Cotangent
+from lightning_plugin.team import Team
 
 
 @dataclass(eq=False)
@@ -409,3 +408,19 @@ class Backward:
             return None
         self.gradients.room_for(v)
         return self.handles[id(v)].cotangent.room().add
+
+
+def complete(team: Team, segment: SegmentRun, cotangents: Sequence[Cotangent]) -> None:
+    """The cotangents of a segment's boundaries, of which each rank has collected its tiles' share; see [Note: team] in
+    `team`."""
+    program = segment.program
+    places = [i for i, t in enumerate(program.targets) if t.stored is not None]
+    there = team.any([c.begun for c in cotangents])
+    for i, cotangent, needed in zip(places, cotangents, there, strict=True):
+        if needed:
+            boxes = (owned[i] for owned in program.owned(segment.backward_grid))
+            for box in boxes:
+                if not box.empty:
+                    part = cotangent.room().read(box).clone(memory_format=torch.contiguous_format)
+                    team.sum(part)
+                    cotangent.room().write(box, part)

@@ -5,10 +5,15 @@ slots for. Each is one function of autograd's, which keeps neither what it reads
 the last first: what that reads is made again from the nearest slot before it, and on the way the slots that have become
 free are filled anew (`schedule`). Then the link runs once more, with grad, and is pulled back. Whatever the order of
 backward, also where a pass ends early or retains the graph: what a link reads is made from what is there.
+
+What draws by positions has a key, and needs nothing. But masks of one number for each channel, or dropout on a vector,
+are drawn by PyTorch: before a link's first run the state of the generators is looked at, and kept if the run has moved
+it. Whenever the link runs again, it begins from there, and leaves the generators as they were.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -19,17 +24,100 @@ from torch import Tensor
 
 from lightning_plugin.chain import Body, Chain
 from lightning_plugin.execute.again import Inputs
-from lightning_plugin.execute.draws import Draws
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.held import Held, rehearsed
-from lightning_plugin.execute.leaves import as_used, lasting
-from lightning_plugin.execute.slots import Slots
 from lightning_plugin.execute.step import Step
+from lightning_plugin.execute.streams import as_used, lasting
 from lightning_plugin.graph import Node, Value
+from lightning_plugin.ops import Barrier, VectorOp
 from lightning_plugin.passes import first_order, retains_graph
 from lightning_plugin.plan import ChainPlan
 from lightning_plugin.recording import Bindings, Capture
 from lightning_plugin.schedule import stored
+
+
+@dataclass(eq=False)
+class Draws:
+    """The states that generators had before the links that have drawn; ``devices`` are those beside the CPU's."""
+
+    looks: bool
+    devices: tuple[torch.device, ...]
+    states: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(body: Body) -> Draws:
+        """Nothing is looked at where nothing can draw."""
+        looks = any(isinstance(n.op, (VectorOp, Barrier)) for n in body.nodes)
+        return Draws(looks, tuple({v.device for v in body.made if v.device.type == "cuda"}))
+
+    @contextmanager
+    def first(self, k: int) -> Iterator[None]:
+        """A block in which a link runs for the first time."""
+        before = self.state() if self.looks else []
+        yield
+        if any(not torch.equal(a, b) for a, b in zip(before, self.state() if self.looks else [], strict=True)):
+            self.states[k] = before
+
+    @contextmanager
+    def again(self, k: int) -> Iterator[None]:
+        """A block in which it runs again."""
+        if k not in self.states:
+            yield
+            return
+        now = self.state()
+        self.set(self.states[k])
+        try:
+            yield
+        finally:
+            self.set(now)
+
+    def state(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self.devices)]
+
+    def set(self, state: list[Tensor]) -> None:
+        torch.set_rng_state(state[0])
+        for device, each in zip(self.devices, state[1:], strict=True):
+            torch.cuda.set_rng_state(each, device)
+
+
+@dataclass(eq=False)
+class Slots:
+    """The entries that are stored, by the number of the link that reads them. Those of the first always are; beside
+    them there is room for so many."""
+
+    room: int
+    stored: dict[int, Inputs] = field(default_factory=dict)
+    places: list[int] = field(default_factory=list)
+
+    @property
+    def free(self) -> int:
+        return self.room - len(self.places) + (0 in self.stored)
+
+    def put(self, k: int, entries: Sequence[Tensor]) -> None:
+        if k not in self.stored:
+            insort(self.places, k)
+        self.stored[k] = Inputs.of([t.detach() for t in entries], None)
+
+    def nearest(self, k: int) -> int:
+        """The last link, no later than this one, whose entries are stored."""
+        if not self.places:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time: what a chain of links has stored went with the "
+                "first. Pull back with retain_graph=True before."
+            )
+        return self.places[bisect_right(self.places, k) - 1]
+
+    def get(self, k: int) -> list[Tensor]:
+        return self.stored[k].tensors()
+
+    def drop(self, k: int) -> None:
+        if self.stored.pop(k, None) is not None:
+            self.places.remove(k)
+
+    def clear(self) -> None:
+        self.stored.clear()
+        self.places.clear()
+
 
 #: Runs the body of a link in a frame, and leaves there what it makes.
 RunBody = Callable[[Body, Frame], None]

@@ -18,9 +18,9 @@ from lightning_plugin.execute.again import Again, Inputs
 from lightning_plugin.execute.backward import Backward
 from lightning_plugin.execute.forward import Forward
 from lightning_plugin.execute.frame import Frame
-from lightning_plugin.execute.leaves import lasting
 from lightning_plugin.execute.room import make_room
 from lightning_plugin.execute.segment import SegmentRun
+from lightning_plugin.execute.streams import lasting
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import first_order

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.program.program import Target
-from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.residency.cotangent import Cotangent
+from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.tiers import Home
 
 

@@ -21,11 +21,11 @@ from lightning_plugin.execute.segment import SegmentRun, outline
 from lightning_plugin.execute.step import Step
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.memory import budget_for
 from lightning_plugin.passes import current_pass, retains_graph
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.rules.reductions import wide
-from lightning_plugin.spare import budget_for
 from lightning_plugin.units import exact_bytes, format_bytes
 
 #: A smaller tile's need is not known as well as that of the planned one.

@@ -16,11 +16,10 @@ from lightning_plugin.execute.chain import IN_CHAINS, TURN, run_chain
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.keep import Uses, keep, whole
-from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
 from lightning_plugin.execute.step import Step
-from lightning_plugin.execute.streams import Streams, Use, kind
+from lightning_plugin.execute.streams import Streams, Use, as_used, kind
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import Barrier, Captured, Gather, Spread, VectorOp

@@ -23,21 +23,19 @@ from lightning_plugin.constants import Constants
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.alike import Owned, groups, is_source, may_be_alike
 from lightning_plugin.execute.frame import Frame
-from lightning_plugin.execute.leaves import as_used
-from lightning_plugin.execute.pieces import in_pieces
 from lightning_plugin.execute.recalled import Recalled
 from lightning_plugin.execute.rehearsal import Rehearsal
+from lightning_plugin.execute.streams import as_used
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Pieces, Source
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.program.findings import Tapes
-from lightning_plugin.program.pieces import strips
+from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.recall import recallable
 from lightning_plugin.program.tape import See
-from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.residency.cotangent import Cotangent
+from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.tiers import Home
 from lightning_plugin.team import Team
 
@@ -377,3 +375,26 @@ def read_from(v: Value, handle: Boundary | None) -> tuple[str, Any]:
         return handle.home.tier, handle.half
     op = v.node.op if v.node is not None else None
     return (op.lies, (op.prefetches, op.together)) if isinstance(op, Source) else ("here", None)
+
+
+#: So many pieces tell a rehearsal what all need: the first, which makes sums, one that is added, and one after that.
+TELLING = 3
+
+
+def in_pieces(
+    handle: Boundary, strip: Strip, box: Box, count: int, give: Callable[[Box, Tensor], None] | None = None
+) -> Pieces:
+    """A box of a boundary in so many pieces; ``give`` takes the gradient of each."""
+    boxes, ends = strip.boxes(box, count), tuple(end * strip.inner for end in strip.ends(count))
+    if handle.home.courier.stand is not None:
+        ends = ends[: TELLING + 1]
+
+    def read(piece: int) -> Tensor:
+        return handle.read(boxes[piece]).detach()
+
+    def pull(piece: int, gradient: Tensor) -> None:
+        assert give is not None
+        give(boxes[piece], gradient)
+
+    token = torch.zeros((), device=handle.device, requires_grad=give is not None)
+    return Pieces(ends, read, None if give is None else pull, token)

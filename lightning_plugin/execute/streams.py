@@ -20,14 +20,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.execute.leaves import as_used
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.ledger import Ledger, watched
 from lightning_plugin.ops import VectorOp
 from lightning_plugin.passes import first_order
-from lightning_plugin.private import repeatable, storage_key
+from lightning_plugin.private import is_view, repeatable, storage_key
 from lightning_plugin.residency.copies import Copies
 from lightning_plugin.trees import tree_leaves
+
+
+def as_used(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """A captured tensor, requiring grad if and only if it did when it was used.
+
+    A parameter that was frozen since gets its gradient if it is free again when backward comes, as in PyTorch.
+    """
+    if tensor.requires_grad == requires_grad:
+        return tensor
+    if not requires_grad:
+        return tensor.detach()
+    tensor.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            return tensor.view_as(tensor)
+    finally:
+        tensor.requires_grad_(False)
+
+
+def lasting(result: Tensor) -> Tensor:
+    """A result that the user may write to: no view of something else."""
+    return result.clone() if is_view(result) else result
+
 
 #: A derived vector of fewer bytes is kept as others are.
 SMALL = 1 << 12

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
+from lightning_plugin.memory import RESERVE, UNPLANNED, budget_for, usable
 from lightning_plugin.ops import Barrier
 from lightning_plugin.plan import Forecasts, Plan
 from lightning_plugin.plan_views import parts
@@ -30,7 +31,6 @@ from lightning_plugin.planner.search.policies import POLICIES, Policy
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.recording import image_gradient_bytes
-from lightning_plugin.spare import RESERVE, SPARE, budget_for, usable
 from lightning_plugin.units import exact_bytes, format_bytes
 
 #: No more than this part is left to the workspaces of the device's libraries.
@@ -140,7 +140,7 @@ class Chooser:
 
     def enough_for(self, peak: int) -> int:
         """The smallest budget of which a plan may use so much."""
-        share = math.ceil((peak + RESERVE) / (1 - SPARE - WORKSPACE_SHARE)) + 2
+        share = math.ceil((peak + RESERVE) / (1 - UNPLANNED - WORKSPACE_SHARE)) + 2
         return min(budget_for(peak + self.rates.workspace), share)
 
     def refuse_barriers(self, limit: int) -> None:

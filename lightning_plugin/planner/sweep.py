@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_plugin.errors import BudgetError
+from lightning_plugin.memory import budget_for
 from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import draw_sweep, sweep_table
@@ -20,7 +21,6 @@ from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.make import accelerator, rates_for
 from lightning_plugin.planner.search.policies import policy_of
 from lightning_plugin.rules.split import approximation
-from lightning_plugin.spare import budget_for
 
 #: A budget under which every network is left whole.
 AMPLE = 1 << 60

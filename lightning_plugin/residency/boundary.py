@@ -12,13 +12,84 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.constants import Constants
 from lightning_plugin.layout import Layout
 from lightning_plugin.ledger import Ledger, watched
+from lightning_plugin.passes import current_pass
 from lightning_plugin.plan import DEEPEST
-from lightning_plugin.residency.cotangent import Cotangent
-from lightning_plugin.residency.device import DeviceMemory
-from lightning_plugin.residency.lane import Lane
 from lightning_plugin.residency.numbered import Numbered
-from lightning_plugin.residency.states import Life, State
-from lightning_plugin.residency.tiers import Home
+from lightning_plugin.residency.tiers import DeviceMemory, Home, Lane
+from lightning_plugin.rules.reductions import wide
+
+
+class Cotangent:
+    """The gradient of a stored map while backward collects it; its home is of the map's tier.
+
+    It is complete only when all consumers have added their part; it is accumulated in float32 or wider. What an earlier
+    pass has left is nothing to this one: see [Note: passes] in `passes`.
+    """
+
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, device: torch.device, home: Home, ledger: Ledger | None = None
+    ):
+        self.layout = layout
+        self.dtype = dtype
+        self.device = device
+        self.home = home
+        self.ledger = ledger
+        self.data: DeviceMemory | Lane | None = None
+        self.largest = 0
+        self.collected_in = -1
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was added in the pass under way."""
+        if self.collected_in != current_pass():
+            self.clear()
+        return self.data is not None
+
+    def add(self, box: Box, gradient: Tensor, ahead: bool = False) -> None:
+        self.room().add(box, gradient, ahead)
+
+    def room(self) -> DeviceMemory | Lane:
+        """What holds it, zero until something was added."""
+        if not self.begun:
+            with watched(self.ledger):
+                room = self.home.room(self.layout, wide(self.dtype), self.device, zero=True)
+            room.expect(self.largest)
+            self.data = room
+            self.collected_in = current_pass()
+        return self.there
+
+    @property
+    def there(self) -> DeviceMemory | Lane:
+        if self.data is None:
+            raise AssertionError("a cotangent is read before anything was added to it")
+        return self.data
+
+    def read(self, box: Box) -> Tensor:
+        return self.there.read(box).to(self.dtype)
+
+    def summed(self, boxes: Sequence[Box]) -> Tensor:
+        """The sum of several tiles."""
+        total = self.read(boxes[0]).clone()
+        for box in boxes[1:]:
+            total += self.read(box)
+        return total
+
+    def fetch(self, box: Box) -> None:
+        if self.data is not None:
+            self.data.fetch(box)
+
+    def expect(self, largest: int) -> None:
+        """How many positions the largest tile has that this pass reads or adds; see [Note: pool] in `pool`."""
+        self.largest = largest
+        if self.data is not None:
+            self.data.expect(largest)
+
+    def rest(self) -> None:
+        if self.data is not None:
+            self.data.rest()
+
+    def clear(self) -> None:
+        self.data = None
 
 
 class Maker(Protocol):
@@ -55,7 +126,7 @@ class Boundary:
         self.whole = Box.whole(layout.extent)
         self.device = device
         self.home = home or Home()
-        self.life: Life[DeviceMemory | Lane] = Life()
+        self.data: DeviceMemory | Lane | None = None
         self.cotangent = Cotangent(layout, dtype, device, self.home, ledger)
         self.constants = constants
         self.made = made
@@ -64,19 +135,19 @@ class Boundary:
         self.make_room()
 
     def make_room(self) -> None:
+        assert self.data is None, "a boundary has room already"
         with watched(self.ledger):
             kind = torch.bfloat16 if self.half else self.dtype
-            room = self.home.room(self.layout, kind, self.device, made=self.made)
-        self.life.to(State.HOME, room)
+            self.data = self.home.room(self.layout, kind, self.device, made=self.made)
 
     @property
     def gone(self) -> bool:
-        return self.life.state is State.UNMADE
+        return self.data is None
 
     def let_go(self) -> None:
         """Forward needs the map no longer; if it can be made again, its data goes."""
-        if self.again is not None and not self.gone:
-            self.life.to(State.UNMADE)
+        if self.again is not None:
+            self.data = None
 
     def bring_back(self, deepest: int = DEEPEST) -> None:
         """Backward needs the map, or something on the way to which nothing dropped deeper than ``deepest`` is to stay;
@@ -86,9 +157,9 @@ class Boundary:
 
     @property
     def there(self) -> DeviceMemory | Lane:
-        if self.life.holder is None:
+        if self.data is None:
             raise AssertionError("a boundary is used after it was let go")
-        return self.life.holder
+        return self.data
 
     def write(self, boxes: Sequence[Box], tile: Tensor, ahead: bool = False) -> None:
         """Write a tile, to all boxes that hold the same: where tiles are found by their numbers, to the first."""
@@ -110,5 +181,5 @@ class Boundary:
 
     def rest(self) -> None:
         """Nothing of the map is on its way any more."""
-        if self.life.holder is not None:
-            self.life.holder.rest()
+        if self.data is not None:
+            self.data.rest()

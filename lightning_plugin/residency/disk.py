@@ -22,7 +22,7 @@ from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout, plain_strides
 from lightning_plugin.residency.file import UnnamedFile
 from lightning_plugin.residency.numbered import Numbered, parts_of
-from lightning_plugin.residency.pool import Lender
+from lightning_plugin.residency.pool import Lend
 from lightning_plugin.residency.transfer import Transfer
 
 #: PyTorch turns a matrix of so many rows in blocks; so many threads are not faster at it without blocks.
@@ -83,12 +83,12 @@ class DiskFile:
         spared = 0 if self.made is None else self.item * self.made.spared
         return max(0, self.size - spared - self.file.filled)
 
-    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
-        held = [self.staged(box, tile, lender)]
+    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+        held = [self.staged(box, tile, lend)]
         return Transfer(held, lambda: self._each_row(box, self.rows(box, held[0]), write=True))
 
-    def fetching(self, box: Box, lender: Lender) -> Transfer:
-        held, parts = [self.room(box, lender)], parts_of(self.made, box)
+    def fetching(self, box: Box, lend: Lend) -> Transfer:
+        held, parts = [self.room(box, lend)], parts_of(self.made, box)
 
         def result() -> Tensor:
             return plain_strides(held[0].to(self.device).permute(self.back).reshape(self.layout.tile_shape(box)))
@@ -105,8 +105,8 @@ class DiskFile:
 
         return Transfer(held, run, result)
 
-    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
-        held = [self.staged(box, tile, lender), self.room(box, lender)]
+    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
+        held = [self.staged(box, tile, lend), self.room(box, lend)]
 
         def run() -> None:
             self._each_row(box, self.rows(box, held[1]), write=False)
@@ -116,19 +116,19 @@ class DiskFile:
 
         return Transfer(held, run)
 
-    def staged(self, box: Box, tile: Tensor, lender: Lender) -> Tensor:
+    def staged(self, box: Box, tile: Tensor, lend: Lend) -> Tensor:
         """A tile as the file has it: itself, where it is that already."""
         part = self.layout.spread(tile, box).permute(self.order)
         if part.device.type != "cpu":
-            part = landed(part, lender)
+            part = landed(part, lend)
         if part.dtype == self.dtype and part.is_contiguous():
             return part
-        return rearranged(part, self.room(box, lender))
+        return rearranged(part, self.room(box, lend))
 
-    def room(self, box: Box, lender: Lender) -> Tensor:
+    def room(self, box: Box, lend: Lend) -> Tensor:
         """Memory for a tile as the file has it."""
         shape = [size for dim in self.layout.dims for size in self.layout.sizes(dim, box)]
-        return lender.lend([shape[i] for i in self.order], self.dtype)
+        return lend([shape[i] for i in self.order], self.dtype)
 
     def rows(self, box: Box, data: Tensor) -> np.ndarray:
         """The bytes at each position of a box of what lies as in the file."""
@@ -163,9 +163,9 @@ def rearranged(part: Tensor, room: Tensor) -> Tensor:
     return room.copy_(part)
 
 
-def landed(tile: Tensor, lender: Lender) -> Tensor:
+def landed(tile: Tensor, lend: Lend) -> Tensor:
     """A tile of another device on the host, as it lies there: to reorder it, that device would need memory."""
     order = sorted(range(tile.dim()), key=tile.stride, reverse=True)
     back = [order.index(i) for i in range(tile.dim())]
     there = tile.permute(order)
-    return lender.lend(there.shape, tile.dtype).copy_(there).permute(back)
+    return lend(there.shape, tile.dtype).copy_(there).permute(back)

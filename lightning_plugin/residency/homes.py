@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.private import WeakTensorKeyDictionary, give_memory, storage_key
-from lightning_plugin.residency.mapped import MappedFile, fills_its_memory, flat_bytes
+from lightning_plugin.residency.file import MappedFile, fills_its_memory, flat_bytes
 
 
 class Below(Protocol):

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
-from lightning_plugin.residency.beside import beside, launched
 from lightning_plugin.residency.numbered import Numbered, parts_of
-from lightning_plugin.residency.pool import Lender
-from lightning_plugin.residency.transfer import Transfer, arriving
+from lightning_plugin.residency.pool import Lend
+from lightning_plugin.residency.transfer import Transfer, arriving, beside, launched
 
 
 class Bytes:
@@ -66,19 +65,19 @@ class HostMemory:
         if last is not None:
             last.synchronize()  # before the memory is another's
 
-    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         held, ready = [tile.to(self.data.dtype)], launched(self.device)
         return Transfer(
             held, lambda: self.down(lambda: self.layout.write_into(self.data, self.whole, held[0], box), ready)
         )
 
-    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         held, ready = [tile], launched(self.device)
         return Transfer(
             held, lambda: self.down(lambda: self.layout.add_into(self.data, self.whole, held[0], box), ready)
         )
 
-    def fetching(self, box: Box, lender: Lender) -> Transfer:
+    def fetching(self, box: Box, lend: Lend) -> Transfer:
         # What is read is found when the transfer is done: of some layouts it is a copy, and before, what was written
         # may still be on its way.
         if not self.cuda:

@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
+
+#: Lends memory for a transfer, by shape and dtype.
+Lend = Callable[[Sequence[int], torch.dtype], Tensor]
 
 
 @dataclass(eq=False)
@@ -48,6 +51,16 @@ class Pool:
         self.free: list[Buffer] = []
         self.open = open
         self.fakes = fakes
+
+    def lender(self, box: Box, largest: int) -> Lend:
+        """A function that lends what the transfer of a box needs, as much as for the largest box of its map."""
+        here = max(1, box.positions)
+        most = max(largest, here) if self.open else here
+
+        def lend(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+            return self.lend(shape, dtype, math.prod(shape) * dtype.itemsize * most // here)
+
+        return lend
 
     def lend(self, shape: Sequence[int], dtype: torch.dtype, least: int = 0) -> Tensor:
         """A tensor for one transfer, in a buffer of at least so many bytes."""
@@ -82,17 +95,3 @@ class Pool:
         """The pass is over: free buffers go now, and each of the others when what is lent of it does."""
         self.open = False
         self.free.clear()
-
-
-@dataclass(frozen=True)
-class Lender:
-    """Lends what the transfer of a box needs, as much as for the largest box of its map."""
-
-    pool: Pool
-    box: Box
-    largest: int
-
-    def lend(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        here = max(1, self.box.positions)
-        least = math.prod(shape) * dtype.itemsize * max(self.largest, here) // here
-        return self.pool.lend(shape, dtype, least)

@@ -14,14 +14,96 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
+from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
-from lightning_plugin.residency.device import DeviceMemory
 from lightning_plugin.residency.disk import DiskFile
 from lightning_plugin.residency.host import HostMemory
-from lightning_plugin.residency.lane import Lane
 from lightning_plugin.residency.numbered import Numbered
-from lightning_plugin.residency.transfer import Courier, Lower
+from lightning_plugin.residency.transfer import Arrivals, Courier, Lower, Pending
+
+
+class DeviceMemory:
+    """One map, with the methods of a `Lane`. Its tiles are views, so that each lies where it belongs."""
+
+    finds = False
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero: bool = False) -> None:
+        self.layout = layout
+        self.whole = Box.whole(layout.extent)
+        make = torch.zeros if zero else torch.empty
+        self.data = make(layout.shape, dtype=dtype, device=device)
+
+    def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.layout.write_into(self.data, self.whole, tile, box)
+
+    def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.layout.add_into(self.data, self.whole, tile, box)
+
+    def read(self, box: Box) -> Tensor:
+        return self.layout.narrow(self.data, self.whole, box)
+
+    def fetch(self, box: Box) -> None:
+        return
+
+    def rest(self) -> None:
+        return
+
+    def expect(self, largest: int) -> None:
+        return
+
+
+class Lane:
+    """A map on a lower tier, written and read through a courier. ``largest`` are the positions of its largest tile in
+    the pass at hand."""
+
+    def __init__(self, there: Lower, courier: Courier) -> None:
+        self.largest = 0
+        self.there = there
+        self.courier = courier
+        self.sent: Pending | None = None
+        self.fetched: Arrivals[Box] = Arrivals()
+        #: Whether a tile for which another stands need not be written; see `numbered`.
+        self.finds = there.made is not None
+
+    def write(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.settle()
+        self.sent = self.courier.send(self.there.sending(box, tile, self.courier.pool.lender(box, self.largest)), ahead)
+        if not ahead:
+            self.settle()
+
+    def add(self, box: Box, tile: Tensor, ahead: bool = False) -> None:
+        self.settle()
+        self.sent = self.courier.send(self.there.adding(box, tile, self.courier.pool.lender(box, self.largest)), ahead)
+        if not ahead:
+            self.settle()
+
+    def fetch(self, box: Box) -> None:
+        """Begin to read a box that will be asked for."""
+        self.fetched.begin(box, lambda: self.fetching(box, ahead=True))
+
+    def fetching(self, box: Box, ahead: bool) -> Pending:
+        return self.courier.send(self.there.fetching(box, self.courier.pool.lender(box, self.largest)), ahead)
+
+    def read(self, box: Box) -> Tensor:
+        """A box, which was fetched, or is read now: after what is on its way there."""
+        return self.fetched.take(box, lambda: self.fetching(box, ahead=self.sent is not None))
+
+    def expect(self, largest: int) -> None:
+        self.largest = largest
+
+    def settle(self) -> None:
+        """Wait for what is on its way there."""
+        if self.sent is not None:
+            sent, self.sent = self.sent, None
+            sent.wait()
+
+    def rest(self) -> None:
+        """Nothing is on its way in either direction."""
+        self.settle()
+        self.fetched.rest()
+
 
 #: Makes room for a map on a lower tier; the last arguments say whether it is to be zero, the folder for files, and by
 #: which numbers tiles are found.

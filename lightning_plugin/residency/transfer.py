@@ -7,6 +7,8 @@ way at a time, one tile of it is fetched ahead, and whatever a transfer needs is
 so that the ledger and a rehearsal count it; see [Note: pool] in `pool`. A transfer that failed says so at the next one,
 or at the end of its segment. Copies of streamed tensors have a courier of their own: they are large, and a tile would
 wait behind them.
+
+On any other device there is no such stream, and work is done where it is asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -23,10 +26,38 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
 from lightning_plugin.progress import Progress
-from lightning_plugin.residency.beside import after, beside, launched
 from lightning_plugin.residency.numbered import Numbered
-from lightning_plugin.residency.pool import Lender, Pool
-from lightning_plugin.residency.states import Life, State
+from lightning_plugin.residency.pool import Lend, Pool
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which a device's transfers run."""
+    return torch.cuda.Stream(device)
+
+
+def launched(device: torch.device) -> torch.cuda.Event | None:
+    """All that was launched on a device until now: a transfer has to wait for it before it may touch its tile."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def beside(device: torch.device, work: Callable[[], object], ready: torch.cuda.Event | None) -> torch.cuda.Event | None:
+    """Do work beside a device's kernels, after those that are to be ready; the event is when it is done."""
+    if ready is None:
+        work()
+        return None
+    side = side_stream(device)
+    with torch.cuda.stream(side):
+        side.wait_event(ready)
+        work()
+        return side.record_event()
+
+
+def after(device: torch.device, done: torch.cuda.Event | None) -> None:
+    """Have a device's next kernels wait for work that goes on beside them."""
+    if done is not None:
+        torch.cuda.current_stream(device).wait_event(done)
+
 
 Key = TypeVar("Key")
 
@@ -69,11 +100,11 @@ class Lower(Protocol):
 
     made: Numbered | None
 
-    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer: ...
+    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer: ...
 
-    def fetching(self, box: Box, lender: Lender) -> Transfer: ...
+    def fetching(self, box: Box, lend: Lend) -> Transfer: ...
 
-    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer: ...
+    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer: ...
 
 
 #: Makes the stand-in of a map on a lower tier, in a rehearsal.
@@ -84,8 +115,7 @@ class Pending:
     """A transfer that was handed over."""
 
     def __init__(self, transfer: Transfer, future: Future[None] | None, progress: Progress) -> None:
-        up = transfer.result is not None
-        self.life: Life[Transfer] = Life(State.COMING if up else State.GOING, transfer)
+        self.transfer: Transfer | None = transfer
         self.future = future
         self.progress = progress
 
@@ -94,11 +124,10 @@ class Pending:
         if self.future is not None:
             with self.progress.spending("spill"):
                 self.future.result()
-        transfer = self.life.holder
+        transfer, self.transfer = self.transfer, None
         assert transfer is not None, "a transfer is waited for once"
         found = transfer.result() if transfer.result is not None else None
         transfer.held.clear()
-        self.life.to(State.HOME if found is None else State.HERE)
         return found
 
 

@@ -7,7 +7,6 @@ import logging
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lightning_plugin.bounded import put_last, shorten
 from lightning_plugin.errors import BudgetError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.plan import Plan
@@ -15,7 +14,7 @@ from lightning_plugin.planner.analysis.describe import signature, structure
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.recording import Recording
 from lightning_plugin.rules.split import drawn
-from lightning_plugin.settings import MOST_PLANS, Settings, tensors_of
+from lightning_plugin.settings import MOST_PLANS, Settings, put_last, shorten, tensors_of
 from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.units import exact_bytes, format_bytes
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from lightning_plugin.bounded import put_last
 from lightning_plugin.plan import Plan
 from lightning_plugin.plan_views import summary
 from lightning_plugin.progress import Progress
+from lightning_plugin.settings import put_last
 from lightning_plugin.strategy.bar import TileBar
 from lightning_plugin.strategy.report import Meter, StepReport, tiles_of
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.bounded import put_last
 from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.capture.materialize import materialize
@@ -26,7 +25,7 @@ from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyWords
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.optimizers import held_bytes, state_bytes, state_of
-from lightning_plugin.settings import MOST_PLANS
+from lightning_plugin.settings import MOST_PLANS, put_last
 from lightning_plugin.strategy.batch import Moving, describe, lazy_tensors, renew
 from lightning_plugin.strategy.choices import RunSettings
 from lightning_plugin.strategy.report import StepReport

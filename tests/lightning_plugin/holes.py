@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from lightning_plugin import heap
-from lightning_plugin.heap import Heap, process_memory
+from lightning_plugin import memory
+from lightning_plugin.memory import Heap, process_memory
 
 MIB = 2**20
 
 
 def main() -> None:
     times: list[int] = []
-    real = heap.trimmer()
+    real = memory.trimmer()
     assert real is not None
 
     def trim(pad: int) -> int:
         times.append(pad)
         return int(real(pad))
 
-    heap.trimmer = lambda: trim  # type: ignore[assignment]
+    memory.trimmer = lambda: trim  # type: ignore[assignment]
     found = Heap(200 * MIB)
     found.settle(0)
     blocks = [torch.ones(MIB // 4) for _ in range(300)]  # the first that is freed has the others lie on the heap

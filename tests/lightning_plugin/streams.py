@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_plugin.layout import Layout
-from lightning_plugin.residency import beside, host, tiers, transfer
+from lightning_plugin.residency import host, tiers, transfer
 from lightning_plugin.residency.host import HostMemory
 
 MAIN, SIDE = "main", "side"
@@ -213,10 +213,10 @@ def recorded_device(monkeypatch: Any, deaf: str = "") -> Iterator[Recorder]:
             super().__init__(layout, dtype, device)
             self.cuda, self.made = True, made
             if zero:
-                self.last = beside.beside(device, self.data.zero_, launched(device))
+                self.last = transfer.beside(device, self.data.zero_, launched(device))
 
     with monkeypatch.context() as patch:
-        patch.setattr(beside, "side_stream", lambda device: Stream(recorder, SIDE))
+        patch.setattr(transfer, "side_stream", lambda device: Stream(recorder, SIDE))
         for module in (host, transfer):
             patch.setattr(module, "launched", launched)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: Stream(recorder, recorder.stream))

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_plugin import LazyImage, TiledModule, heap
-from lightning_plugin.heap import Heap, process_memory
+from lightning_plugin import LazyImage, TiledModule, memory
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.memory import Heap, process_memory
 
 MIB = 2**20
 
@@ -21,18 +21,18 @@ MIB = 2**20
 def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that holes were given back."""
     found: list[int] = []
-    give = heap.trimmer()
+    give = memory.trimmer()
 
     def trim(pad: int) -> None:
         found.append(pad)
         if give is not None:
             give(pad)
 
-    monkeypatch.setattr(heap, "trimmer", lambda: trim)
+    monkeypatch.setattr(memory, "trimmer", lambda: trim)
     return found
 
 
-@pytest.mark.skipif(heap.trimmer() is None, reason="the C library gives nothing back")
+@pytest.mark.skipif(memory.trimmer() is None, reason="the C library gives nothing back")
 def test_holes_are_given_back() -> None:
     """In a process of its own: what earlier tests have left free would be taken first."""
     done = subprocess.run([sys.executable, "-m", "tests.lightning_plugin.holes"], capture_output=True, text=True)

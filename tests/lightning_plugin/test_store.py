@@ -21,12 +21,10 @@ from lightning_plugin.errors import EngineError
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.options import Options
 from lightning_plugin.plan import SegmentPlan
-from lightning_plugin.residency.boundary import Boundary
-from lightning_plugin.residency.cotangent import Cotangent
+from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.residency.disk import DiskFile, rearranged
-from lightning_plugin.residency.lane import Lane
 from lightning_plugin.residency.numbered import Numbered
-from lightning_plugin.residency.tiers import Home
+from lightning_plugin.residency.tiers import Home, Lane
 from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.settings import Settings
 from tests.exactness import asked, assert_exact

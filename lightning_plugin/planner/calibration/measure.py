@@ -24,7 +24,7 @@ from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.lane import Lane
+from lightning_plugin.residency.tiers import Lane
 from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.trees import tree_leaves
 

@@ -31,7 +31,7 @@ from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.program.program import Program
 from lightning_plugin.recording import Bindings, Capture, Image
 from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.pool import Lender
+from lightning_plugin.residency.pool import Lend
 from lightning_plugin.residency.transfer import Transfer
 from lightning_plugin.source import TensorSource, TileSource, together
 from lightning_plugin.turns import Turn
@@ -54,13 +54,13 @@ class Elsewhere:
         self.dtype = dtype
         self.device = device
 
-    def sending(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+    def sending(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         return Transfer([tile.to(self.dtype)], nothing)
 
-    def adding(self, box: Box, tile: Tensor, lender: Lender) -> Transfer:
+    def adding(self, box: Box, tile: Tensor, lend: Lend) -> Transfer:
         return Transfer([tile], nothing)
 
-    def fetching(self, box: Box, lender: Lender) -> Transfer:
+    def fetching(self, box: Box, lend: Lend) -> Transfer:
         held = [torch.empty(self.layout.tile_shape(box), dtype=self.dtype, device=self.device)]
         return Transfer(held, nothing, lambda: held[0])
 

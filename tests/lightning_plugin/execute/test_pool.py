@@ -17,9 +17,8 @@ from lightning_plugin.options import Options
 from lightning_plugin.residency import transfer
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.disk import DiskFile
-from lightning_plugin.residency.lane import Lane
-from lightning_plugin.residency.pool import Buffer, Lender, Pool
-from lightning_plugin.residency.tiers import Home
+from lightning_plugin.residency.pool import Buffer, Pool
+from lightning_plugin.residency.tiers import Home, Lane
 from lightning_plugin.residency.transfer import Courier
 from lightning_plugin.settings import Settings
 
@@ -206,7 +205,7 @@ def test_outside_a_pass_a_transfer_has_a_buffer_of_its_own() -> None:
     lane.write(Box.whole(LAYOUT.extent), torch.ones(LAYOUT.shape))
     one, other = lane.read(Box((0, 0), (2, 2))), lane.read(Box((0, 0), (2, 2)))
     assert one.data_ptr() != other.data_ptr()
-    assert Lender(Pool(), Box((0, 0), (2, 2)), 0).lend((2, 2), torch.uint8).nbytes == 4
+    assert Pool().lender(Box((0, 0), (2, 2)), 0)((2, 2), torch.uint8).nbytes == 4
 
 
 # Steps

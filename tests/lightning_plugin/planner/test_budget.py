@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import nn
 
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
+from lightning_plugin.memory import RESERVE
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.costs.lower import Lower
@@ -18,7 +19,6 @@ from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.planner.search.search import Search
-from lightning_plugin.spare import RESERVE
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.planner.chains import Recipe, recipes

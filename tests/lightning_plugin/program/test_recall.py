@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, Plan, TiledModule, make_plan
+from lightning_plugin.memory import RESERVE
 from lightning_plugin.plan import SegmentPlan
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.rehearsal.rehearse import rehearse
-from lightning_plugin.spare import RESERVE
 from tests.exactness import TOLERANCE
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.rules.test_unread import Counting, aten
