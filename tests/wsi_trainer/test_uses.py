@@ -173,7 +173,7 @@ def test_every_command_twice(form: str, kind: str, tmp_path: Path) -> None:
     assert {name: one for name, one in hashes(run.path).items() if name in trained and "evaluation" not in name} == {
         name: one for name, one in trained.items() if "evaluation" not in name
     }
-    maps = [path.stem for path in run.heatmaps.glob("*.png") if "-top-" not in path.stem]
+    maps = [path.stem for path in run.maps("activation").glob("*.png") if "-top-" not in path.stem]
     assert len(maps) == SPLITS.count("test") and not any("%" in name for name in maps)
     assert main(["validate", folder]) == 2  # it was written before, and is not replaced unasked
     assert not descriptors(tmp_path), "files were left open"

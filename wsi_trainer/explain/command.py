@@ -15,6 +15,7 @@ from wsi_trainer.explain.regions import sentence_on_regions
 from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
+from wsi_trainer.fit.run import MAPS
 from wsi_trainer.terminal import say
 
 
@@ -25,8 +26,8 @@ def heatmap(words: Sequence[str]) -> int:
         "heatmap",
         "Write whole-slide maps of how much each position speaks for a class, tile by tile: OME-Zarr layers, a PNG "
         "overlay, GeoJSON outlines and tiles for QuPath, DICOM results and the top regions of each slide, in the "
-        "folder heatmaps of the run. All places are in pixels of level 0 of the original slides, also where they were "
-        "converted with --mpp or --crop. The script qupath.groovy there loads everything into a QuPath project.",
+        "folder heatmaps/METHOD of the run. All places are in pixels of level 0 of the original slides, also where "
+        "they were converted with --mpp or --crop. Its script qupath.groovy loads all into a QuPath project.",
     )
     parser.add_argument(
         "--name", type=str, default=None, help="the cohort that was tested, instead of the run's slides"
@@ -41,7 +42,6 @@ def heatmap(words: Sequence[str]) -> int:
     )
     parser.add_class_arguments(MapOptions)
     run, options = open_run(parser, words)
-    run.keep(run.heatmaps / "heatmaps.json", options.overwrite)
     model, data, _ = run.loaded
     if model.task.dense:
         raise UserError(
@@ -54,10 +54,12 @@ def heatmap(words: Sequence[str]) -> int:
             "a heat map is of one slide, and data.group is patient; --data.group slide maps each slide by itself"
         )
     maps = MapOptions(**{field.name: getattr(options, field.name) for field in fields(MapOptions)})
+    folder = run.maps(maps.method)
+    run.keep(folder / MAPS, options.overwrite)
     with at_work(run.path):
         facts = write_heatmaps(run, options.split, maps, options.regions)
     console = Console()
-    say(console, f"{len(facts['slides'])} maps: {run.heatmaps}")
+    say(console, f"{len(facts['slides'])} maps: {folder}")
     if sentence := sentence_on_regions(facts):
         say(console, sentence)
     for slide, entry in facts["slides"].items():

@@ -24,7 +24,7 @@ from wsi_trainer.explain.regions import Rings, rings_of
 from wsi_trainer.explain.score import index_of, targets_of
 from wsi_trainer.explain.slide_map import MapFiles, SlideMap, compute
 from wsi_trainer.fit.config import AUTO, TrainConfig
-from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.run import MAPS, Run
 from wsi_trainer.fit.trainer import tissue_stride
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Marks
@@ -47,7 +47,7 @@ def write_heatmaps(
     options: MapOptions | None = None,
     regions: Path | None = None,
 ) -> dict[str, Any]:
-    """Write the map of each slide of the split, tile by tile; returns what is also in heatmaps.json.
+    """Write the map of each slide of the split, tile by tile; returns what is also in heatmaps.json of its folder.
 
     Args:
         run: The run, or one of its cohorts, which gets the maps.
@@ -64,7 +64,8 @@ def write_heatmaps(
     target = index_of(model.task, options.target)
     shown_as = PathClass.of(targets_of(model.task)[target], target)
     records = run.slides(split, model.task.columns)
-    run.heatmaps.mkdir(parents=True, exist_ok=True)
+    folder = run.maps(options.method)
+    folder.mkdir(parents=True, exist_ok=True)
     field = receptive_field(model.backbone) if data.patches is None else data.patches.size
     model.to(device_of(config))
     slides = SlideDataset(records, None, data, LazyImage, None, tissue_stride(model))
@@ -86,7 +87,7 @@ def write_heatmaps(
                     values, image, stride = bag.paint(attribution.values.cpu()), bag.image, bag.stride
                     attribution = replace(attribution, values=values, stride=stride)
                 assert isinstance(image, Image)
-                one = SlideMap(run.heatmaps, record, image.size, image.place, stride, names[record.slide])
+                one = SlideMap(folder, record, image.size, image.place, stride, names[record.slide])
                 files = one.write(attribution.values, image, options, shown_as)
         except SlideError as error:
             if data.on_error == "stop":
@@ -101,11 +102,13 @@ def write_heatmaps(
         if regions is not None and is_known(record, drawn, shown_as.name, model.task.classes):
             marks[record.slide] = marks_of(files.outlines, drawn, one.stride)
     for slide, one in maps.items():
-        entries[slide] |= one.overlay(largest, _regions_of(one.record, regions), field)
-    write_detected(run.heatmaps, records, marks, shown_as.name, split, config.resamples)
+        entries[slide] |= one.overlay(
+            None if options.method == "attention" else largest, _regions_of(one.record, regions), field
+        )
+    write_detected(folder, records, marks, shown_as.name, split, config.resamples)
     facts = _facts(shown_as.name, options, field, entries, skipped, maps)
-    write_json(run.heatmaps / "heatmaps.json", facts)
-    write_script(run.heatmaps)
+    write_json(folder / MAPS, facts)
+    write_script(folder)
     return facts
 
 

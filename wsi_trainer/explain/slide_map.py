@@ -130,7 +130,7 @@ class SlideMap:
         """Regions, which are drawn on the original slide, in pixels of the image."""
         return [[[(x, y) for x, y in self.place.to_image(ring).tolist()] for ring in rings] for rings in regions]
 
-    def overlay(self, scale: float, regions: list[Rings], field: int) -> dict[str, Any]:
+    def overlay(self, scale: float | None, regions: list[Rings], field: int) -> dict[str, Any]:
         """Draw the overlay; returns its name, and the shares of the map in the true regions where there are any."""
         attribution, scaled = self.load(), self.in_image(regions)
         with Slide.open(self.record.path) as slide:

@@ -53,6 +53,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 LESION_SCORES = "scores.json"
 LESIONS = "lesions.csv"
+MAPS = "heatmaps.json"
+"""The list of maps in the folder of a method."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,14 @@ class Run:
     def failures(self) -> Path:
         return self.results / "failures.csv"
 
+    def maps(self, method: str) -> Path:
+        """The folder of the maps that a method of `heatmap` makes."""
+        return self.results / "heatmaps" / method
+
     @property
-    def heatmaps(self) -> Path:
-        return self.results / "heatmaps"
+    def mapped(self) -> list[Path]:
+        """The folders of the maps that were made, one for each method."""
+        return [path.parent for path in sorted(self.maps("any").parent.glob(f"*/{MAPS}"))]
 
     @property
     def segments(self) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
 from wsi_trainer.io.tables import read_table
 from wsi_trainer.metrics import Interval, Predictions, Words, paired_difference, read_predictions
 from wsi_trainer.report.regions import Regions
@@ -56,8 +56,8 @@ class SlideRow:
     """See `Predictions.errors`."""
     baseline: float | None
     """The error of the baseline on this slide."""
-    map: Path | None
-    """The picture of what the model looked at."""
+    maps: dict[str, Path]
+    """The pictures of what the model looked at, by the method that made them."""
 
 
 def read_curves(folder: Path) -> Curves:
@@ -75,12 +75,9 @@ def read_curves(folder: Path) -> Curves:
 def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
     """The slides, worst mistakes first."""
     paths = _paths(run.folder)
-    found = run.predictions.errors()
+    errors = run.predictions.errors()
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
-    about_maps = run.folder.heatmaps / "heatmaps.json"
-    with as_written(about_maps):
-        entries = dict(read_json(about_maps).get("slides", {}))
-        pictures = {slide: picture_of(run.folder, entries, slide) for slide in run.predictions.slides}
+    pictures = {folder.name: pictures_of(run.folder, folder) for folder in run.folder.mapped}
     rows = []
     for index, slide in enumerate(run.predictions.slides):
         rows.append(
@@ -90,9 +87,9 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
                 patient=run.predictions.patients[index],
                 site=run.predictions.sites[index] if run.predictions.sites else "",
                 words=run.predictions.words(index),
-                error=float(found[index]),
+                error=float(errors[index]),
                 baseline=float(other[slide]) if slide in other else None,
-                map=pictures[slide],
+                maps={method: found[slide] for method, found in pictures.items() if slide in found},
             )
         )
     return sorted(rows, key=lambda row: -row.error)
@@ -107,14 +104,15 @@ def _path_of(paths: Mapping[str, Path], slide: str, folder: Run) -> Path:
     return paths[slide]
 
 
-def picture_of(folder: Run, entries: Mapping[str, Any], slide: str) -> Path | None:
-    """The picture of a slide's map, which lies among the maps of the run: a run may come from somebody else."""
-    if slide not in entries:
-        return None
-    path = folder.heatmaps / str(entries[slide]["picture"])
-    if not path.resolve().is_relative_to(folder.path.resolve()):
-        raise UserError(f"heatmaps.json names a picture outside of the run: {path}; make the maps again")
-    return path if path.is_file() else None
+def pictures_of(run: Run, folder: Path) -> dict[str, Path]:
+    """The pictures of the maps in a folder by slide, which lie in the run: a run may come from somebody else."""
+    about = folder / MAPS
+    with as_written(about):
+        pictures = {slide: folder / str(entry["picture"]) for slide, entry in read_json(about)["slides"].items()}
+    for path in pictures.values():
+        if not path.resolve().is_relative_to(run.path.resolve()):
+            raise UserError(f"{about} names a picture outside of the run: {path}; make the maps again")
+    return {slide: path for slide, path in pictures.items() if path.is_file()}
 
 
 def _paths(folder: Run) -> dict[str, Path]:

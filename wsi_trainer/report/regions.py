@@ -21,7 +21,7 @@ class Regions:
     @staticmethod
     def load(name: str, folder: Run, split: str) -> Regions | None:
         """Those of a run, or of its maps; None where it has none of the split."""
-        for place in (folder.segments, folder.heatmaps):
+        for place in (folder.segments, *folder.mapped):
             if scores := read_lesion_scores(place, split):
                 return Regions(name, scores, LesionPredictions.read(place / LESIONS))
         return None

@@ -8,11 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from jinja2 import UndefinedError
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 
 from wsi_trainer.explain.regions import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
-from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
 from wsi_trainer.foreign import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.pages import template
@@ -71,7 +74,7 @@ def _context(
 ) -> dict[str, Any]:
     runs = [run] if other is None else [run, other]
     rows = slide_rows(run, other)
-    facts_on_maps = read_json(run.folder.heatmaps / "heatmaps.json")
+    maps = {folder.name: read_json(folder / MAPS) for folder in run.folder.mapped}
     labels = sorted({row.words.label for row in rows})
     overlays = {row.slide: found for row in rows[:MOST_ROWS] if (found := overlay_of(row.path))}
     return {
@@ -95,8 +98,9 @@ def _context(
         "interval": lambda found: Interval(**found),
         "picture": slide_picture,
         "map_picture": map_picture,
-        "maps": facts_on_maps,
-        "regions": sentence_on_regions(facts_on_maps),
+        "maps": maps,
+        "colours": ", ".join(map(to_hex, colormaps["inferno"](np.linspace(0.25, 1, 9)))),
+        "regions": {method: said for method, about in maps.items() if (said := sentence_on_regions(about))},
         "memory": _memory(run, facts),
         "plan": _plan(run.folder),
         "environment": _flat(read_json(run.folder.environment)),
@@ -172,7 +176,7 @@ def _absent(run: RunResults) -> list[str]:
     if isinstance(run.predictions, (AreaPredictions, JointPredictions)):
         if run.regions is None:
             absent.append("Borders and lesions of this split were not compared: `wsi-train segment` does it.")
-    elif not (run.folder.heatmaps / "heatmaps.json").is_file():
+    elif not run.folder.mapped:
         absent.append("This run has no maps of what the model looked at: `wsi-train heatmap` writes them.")
     if run.memory.get("engine") == "plain PyTorch":
         absent.append(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wsi_trainer.data import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.metrics import read_predictions
 from wsi_trainer.slide.geometry import SlideTransform
@@ -139,7 +139,11 @@ def of_runs(folders: list[Run]) -> Contents:
         names = tuple(str(folder.path) for folder in folders)
     records = folders[0].kept()
     said = [opinions_of(folder) for folder in folders]
-    maps = [maps_of(folder, name if len(folders) > 1 else "") for folder, name in zip(folders, names)]
+    maps = [
+        maps_of(folder, maps, name if len(folders) > 1 else "")
+        for folder, name in zip(folders, names)
+        for maps in folder.mapped
+    ]
     slides = [
         _shown(
             record,
@@ -186,16 +190,16 @@ def error_means(folder: Run) -> str:
     return ""
 
 
-def maps_of(folder: Run, run: str = "") -> dict[str, MapFile]:
-    """The maps of a run by slide. One outside of the run is refused: a run may come from somebody else."""
-    about = folder.heatmaps / "heatmaps.json"
+def maps_of(folder: Run, maps: Path, run: str = "") -> dict[str, MapFile]:
+    """The maps of a method by slide. One outside of the run is refused: a run may come from somebody else."""
+    about = maps / MAPS
     with as_written(about):
         facts = read_json(about)
         entries = {str(slide): dict(entry) for slide, entry in dict(facts.get("slides", {})).items()}
         target, method = str(facts.get("class", "")), str(facts.get("method", ""))
         found = {}
         for slide, entry in entries.items():
-            path = folder.heatmaps / str(entry["array"])
+            path = maps / str(entry["array"])
             if not path.resolve().is_relative_to(folder.path.resolve()):
                 raise UserError(f"{about} names a map outside of the run: {path}; make the maps again")
             title = ": ".join(part for part in (run, f"{method}, {target}") if part)

@@ -103,7 +103,7 @@ def test_the_viewer_draws_maps_of_bags_where_their_files_say(slides: Path, tmp_p
     words = [f"--config={tmp_path / 'config.yaml'}"]
     assert main(["fit", *words]) == 0
     assert main(["heatmap", *words, "--method=attention", "--size=64"]) == 0
-    maps = Run(tmp_path / "run").heatmaps
+    maps = Run(tmp_path / "run").maps("attention")
     ((slide, entry),) = json.loads((maps / "heatmaps.json").read_text())["slides"].items()
     scene = Scene(contents_of(tmp_path / "run"))
     number = next(i for i, one in enumerate(scene.contents.slides) if one.name == slide)
@@ -141,8 +141,8 @@ def test_the_command_writes_maps_of_bags(slides: Path, tmp_path: Path, capsys: p
     assert main(["fit", *words]) == 0
     assert main(["heatmap", str(tmp_path / "run"), "--method=attention", "--size=64"]) == 0
     run = Run(tmp_path / "run")
-    (entry,) = json.loads((run.heatmaps / "heatmaps.json").read_text())["slides"].values()
-    values = np.load(run.heatmaps / entry["array"])
+    (entry,) = json.loads((run.maps("attention") / "heatmaps.json").read_text())["slides"].values()
+    values = np.load(run.maps("attention") / entry["array"])
     assert values.shape == (7, 8) and entry["stride"] == SIZE
     model = network()
     load_weights(model, run.checkpoint("best"))

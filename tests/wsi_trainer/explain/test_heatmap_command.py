@@ -13,6 +13,7 @@ from wsi_trainer.fit.run import Run
 from wsi_trainer.regions import read_regions
 from wsi_trainer.report.contents import RunResults, slide_rows
 from wsi_trainer.synthetic import generate
+from wsi_trainer.view.contents import contents_of
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +39,23 @@ def test_writes_a_picture_and_an_array_for_each_slide(
         == 0
     )
     assert "of what speaks for '1'" in capsys.readouterr().out.replace("\n", " ")
-    facts = json.loads((folder.heatmaps / "heatmaps.json").read_text())
+    maps = folder.maps("activation")
+    facts = json.loads((maps / "heatmaps.json").read_text())
     assert facts["annotated_slides"] >= 1 and 0 < facts["area_inside"] < 1
     rows = slide_rows(RunResults.load("run", folder, "test"), None)
-    assert len(rows) == len(facts["slides"]) and all(row.map is not None and row.map.is_file() for row in rows)
+    assert len(rows) == len(facts["slides"]) and all(row.maps["activation"].is_file() for row in rows)
     for entry in facts["slides"].values():
-        values = np.load(folder.heatmaps / entry["array"])
+        values = np.load(maps / entry["array"])
         assert values.ndim == 2 and np.isfinite(values).all()
-        assert max(Image.open(folder.heatmaps / entry["picture"]).size) <= 512
-        np.testing.assert_array_equal(zarr.open_array(folder.heatmaps / entry["layer"] / "0", mode="r")[:], values)
-        assert len(read_regions(folder.heatmaps / entry["outlines"])) == entry["outlined_regions"]
-        assert all(Image.open(folder.heatmaps / one["picture"]).size == (one["width"], 64) for one in entry["top"])
+        assert max(Image.open(maps / entry["picture"]).size) <= 512
+        np.testing.assert_array_equal(zarr.open_array(maps / entry["layer"] / "0", mode="r")[:], values)
+        assert len(read_regions(maps / entry["outlines"])) == entry["outlined_regions"]
+        assert all(Image.open(maps / one["picture"]).size == (one["width"], 64) for one in entry["top"])
         assert 0 < entry["peak_bytes"] <= 64 * 2**20
     assert main(["report", str(folder.path)]) == 0
     page = folder.report.read_text(encoding="utf-8")
-    assert "map of " in page and "has no maps of what" not in page
-    scores = json.loads((folder.heatmaps / "scores.json").read_text())
+    assert 'title="activation"' in page and "has no maps of what" not in page
+    scores = json.loads((maps / "scores.json").read_text())
     assert scores["split"] == "test" and 0 <= scores["lesions"]["slide"]["froc"]["value"] <= 1
     assert "Lesions detected by class" in page and "FROC, bands" in page and "Borders by class" not in page
 
@@ -68,10 +70,32 @@ def test_another_method_and_target_are_said(
 ) -> None:
     words = ["heatmap", str(run[0].path), "--overwrite", "--split=val", "--train.budget=64MiB"]
     assert main([*words, "--method=integrated", "--steps=2", "--target=0", "--top=0"]) == 0
-    facts = json.loads((run[0].heatmaps / "heatmaps.json").read_text())
+    facts = json.loads((run[0].maps("integrated") / "heatmaps.json").read_text())
     assert facts["class"] == "0" and facts["method"] == "integrated"
     assert all(not entry["top"] for entry in facts["slides"].values())
     assert main([*words, "--method=attention"]) == 2
     assert "choose another --method" in capsys.readouterr().err
     assert main([*words, "--target=2"]) == 2
     assert "--target is '2'; this model has 0, 1" in capsys.readouterr().err
+
+
+def test_maps_of_two_methods_stay_side_by_side(
+    run: tuple[Run, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, lesions = run
+    words = ["heatmap", str(folder.path), "--train.budget=64MiB", "--top=0", "--split=test"]
+    assert main([*words, f"--regions={lesions}", "--overwrite"]) == 0
+    first = {path: path.read_bytes() for path in folder.maps("activation").rglob("*") if path.is_file()}
+    assert main([*words, "--method=gradient"]) == 0
+    assert {path: path.read_bytes() for path in first} == first
+    capsys.readouterr()
+    assert main([*words, "--method=gradient"]) == 2
+    assert "give --overwrite" in capsys.readouterr().err
+    for _ in range(2):
+        assert main(["report", str(folder.path)]) == 0
+        page = folder.report.read_text(encoding="utf-8")
+        slides = len(RunResults.load("run", folder, "test").predictions)
+        assert page.count('title="activation"') == page.count('title="gradient"') == slides
+        assert "Map of activation within the true regions" in page
+    shown = [slide for slide in contents_of(folder.path).slides if slide.split == "test"]
+    assert all({"activation, 1", "gradient, 1"} <= {one.title for one in slide.maps} for slide in shown)

@@ -35,28 +35,28 @@ def refused(run: Run, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def with_picture(run: Run, picture: str) -> Run:
-    run.heatmaps.mkdir(exist_ok=True)
+    run.maps("activation").mkdir(parents=True, exist_ok=True)
     facts = {"class": "tumour", "slides": {SLIDE: {"picture": picture}}}
-    (run.heatmaps / "heatmaps.json").write_text(json.dumps(facts))
+    (run.maps("activation") / "heatmaps.json").write_text(json.dumps(facts))
     return run
 
 
 @pytest.mark.parametrize(
-    "picture", ["../../outside.png", "{tmp}/outside.png", "/etc/passwd", "link.png", "../link/outside.png"]
+    "picture", ["../../../outside.png", "{tmp}/outside.png", "/etc/passwd", "link.png", "../../link/outside.png"]
 )
 def test_a_picture_outside_of_the_run_is_refused(
     picture: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Image.new("RGB", (4, 4), "red").save(tmp_path / "outside.png")
-    run.heatmaps.mkdir()
-    (run.heatmaps / "link.png").symlink_to(tmp_path / "outside.png")
+    run.maps("activation").mkdir(parents=True)
+    (run.maps("activation") / "link.png").symlink_to(tmp_path / "outside.png")
     (run.path / "link").symlink_to(tmp_path)
     assert "outside of the run" in refused(with_picture(run, picture.format(tmp=tmp_path)), capsys)
 
 
 def test_a_run_that_is_reached_by_a_link_shows_its_own_pictures(run: Run, tmp_path: Path) -> None:
     with_picture(run, "map.png")
-    Image.new("RGB", (4, 4), "red").save(run.heatmaps / "map.png")
+    Image.new("RGB", (4, 4), "red").save(run.maps("activation") / "map.png")
     (tmp_path / "link").symlink_to(run.path)
     assert main(["report", str(tmp_path / "link")]) == 0
     page = run.report.read_text(encoding="utf-8")
@@ -64,11 +64,11 @@ def test_a_run_that_is_reached_by_a_link_shows_its_own_pictures(run: Run, tmp_pa
     assert shown is not None and len(base64.b64decode(shown[1])) > 100
 
 
-FILES = ["heatmaps/heatmaps.json", "evaluation/test.json", "plan.json", "memory.json", "environment.json"]
+FILES = ["heatmaps/activation/heatmaps.json", "evaluation/test.json", "plan.json", "memory.json", "environment.json"]
 TEXTS = [b"{", b"[]", b"null", b"\xff\xfe", b'"text"', b'{"slides": [1]}', b'{"slides": {"slide 0 <&>.tif": 3}}']
 
 
-CASES = [("heatmaps/heatmaps.json", text) for text in TEXTS] + [(name, TEXTS[0]) for name in FILES[1:]]
+CASES = [("heatmaps/activation/heatmaps.json", text) for text in TEXTS] + [(name, TEXTS[0]) for name in FILES[1:]]
 CASES += [(name, text) for name in ("plan.json", "evaluation/test.json") for text in (b"[]", b'{"slides": [1]}')]
 
 
@@ -76,7 +76,7 @@ CASES += [(name, text) for name in ("plan.json", "evaluation/test.json") for tex
 def test_a_damaged_file_is_named_or_left_out(
     name: str, text: bytes, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).parent.mkdir(parents=True, exist_ok=True)
     (run.path / name).write_bytes(text)
     code = main(["report", str(run.path)])
     error = capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_named_or_left_out(
 
 def test_a_picture_that_is_none_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with_picture(run, "map.png")
-    (run.heatmaps / "map.png").write_bytes(b"no picture")
+    (run.maps("activation") / "map.png").write_bytes(b"no picture")
     assert "map.png is no picture" in refused(run, capsys)
 
 

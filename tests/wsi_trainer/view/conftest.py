@@ -73,17 +73,17 @@ def make_run(folder: Path, slides: Path, positive: tuple[float, ...] = POSITIVE)
         shape = (-(-image.shape[0] // side), -(-image.shape[1] // side))
         maps.append(np.random.default_rng(index).normal(size=shape).astype(np.float32))
         name = f"map {index}"
-        run.heatmaps.mkdir(parents=True, exist_ok=True)
-        np.save(run.heatmaps / f"{name}.npy", maps[-1])
+        run.maps("activation").mkdir(parents=True, exist_ok=True)
+        np.save(run.maps("activation") / f"{name}.npy", maps[-1])
         write_layer(
-            run.heatmaps / f"{name}.ome.zarr",
+            run.maps("activation") / f"{name}.ome.zarr",
             maps[-1],
             SlideTransform(image.shape[:2]).coarser(side),
             {"stride": STRIDE},
         )
         place = SlideTransform(image.shape[:2], scale=(DOWNSAMPLE, DOWNSAMPLE)).record()
         entries[path.name] = {"array": f"{name}.npy", "layer": f"{name}.ome.zarr", "place": place, "stride": STRIDE}
-    write_json(run.heatmaps / "heatmaps.json", {"class": "b", "method": "activation", "slides": entries})
+    write_json(run.maps("activation") / "heatmaps.json", {"class": "b", "method": "activation", "slides": entries})
     run.config.write_text(f"data: {{manifest: x.csv, downsample: {DOWNSAMPLE}}}\n")
     write_manifest(run.splits, records)
     second = np.array(positive)

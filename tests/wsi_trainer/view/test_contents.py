@@ -43,7 +43,7 @@ def test_slides_without_a_prediction_come_last(made_twice: tuple[Made, Made]) ->
     shown = contents_of(made.folder.path)
     assert [slide.opinions[0] is None for slide in shown.slides] == [False, True, True, True]
     shutil.rmtree(path.parent)
-    shutil.rmtree(made.folder.heatmaps)
+    shutil.rmtree(made.folder.maps("activation"))
     shown = contents_of(made.folder.path)
     assert len(shown.slides) == 4 and not any(slide.maps for slide in shown.slides) and shown.error_means == ""
 

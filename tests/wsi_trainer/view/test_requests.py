@@ -82,7 +82,7 @@ def test_a_layer_of_more_digits_than_a_number_has(served: Served) -> None:
 @pytest.mark.parametrize("stride", ["1e999", "NaN", "0", "-8", "1" + "0" * 400, '"wide"', "[]"])
 def test_a_stride_that_cannot_be_is_refused_by_name(tmp_path: Path, stride: str) -> None:
     made = make_run(tmp_path / "run", tmp_path / "slides")
-    about = made.folder.heatmaps / "heatmaps.json"
+    about = made.folder.maps("activation") / "heatmaps.json"
     about.write_text(about.read_text().replace(f'"stride": {STRIDE}', f'"stride": {stride}', 1))
     with pytest.raises(UserError, match=rf"{re.escape(str(about))} is damaged") as caught:
         contents_of(made.folder.path)
@@ -97,14 +97,14 @@ def test_where_slides_lie_is_told_to_nobody(served: Served, made: Made) -> None:
 def test_a_map_outside_of_the_run_is_refused(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", tmp_path / "slides")
     np.save(tmp_path / "outside.npy", np.ones((4, 4), np.float32))
-    about = made.folder.heatmaps / "heatmaps.json"
+    about = made.folder.maps("activation") / "heatmaps.json"
     facts = json.loads(about.read_text())
-    for path in ("../../outside.npy", str(tmp_path / "outside.npy")):
+    for path in ("../../../outside.npy", str(tmp_path / "outside.npy")):
         next(iter(facts["slides"].values()))["array"] = path
         about.write_text(json.dumps(facts))
         with pytest.raises(UserError, match="outside of the run"):
             contents_of(made.folder.path)
-    link = made.folder.heatmaps / "link.npy"
+    link = made.folder.maps("activation") / "link.npy"
     link.symlink_to(tmp_path / "outside.npy")
     next(iter(facts["slides"].values()))["array"] = link.name
     about.write_text(json.dumps(facts))
@@ -114,8 +114,8 @@ def test_a_map_outside_of_the_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_map_or_slide_leaves_the_others(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run", tmp_path / "slides")
-    (made.folder.heatmaps / "map 0.npy").write_bytes(b"\x93NUMPY no more")
-    np.save(made.folder.heatmaps / "map 1.npy", np.array([[{"an": "object"}]]), allow_pickle=True)
+    (made.folder.maps("activation") / "map 0.npy").write_bytes(b"\x93NUMPY no more")
+    np.save(made.folder.maps("activation") / "map 1.npy", np.array([[{"an": "object"}]]), allow_pickle=True)
     (tmp_path / "slides" / "slide 2 <&>.tif").write_bytes(b"II*\0 and then nothing")
     with serving(Scene(made.contents())) as served:
         numbers = {one["name"][6]: one["number"] for one in json.loads(served.get("/contents.json").body)["slides"]}

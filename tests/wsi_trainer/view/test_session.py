@@ -150,7 +150,7 @@ def test_from_the_worst_mistake_to_the_same_place_in_qupath(
         compare(page, original, place)
 
         # It is where QuPath's tile with the largest value is.
-        folder = session.run.heatmaps
+        folder = session.run.maps("activation")
         name = Path(json.loads((folder / "heatmaps.json").read_text())["slides"][worst]["array"]).stem
         tiles = json.loads((folder / "tiles" / f"{name}.geojson").read_text())["features"]
         largest = max(tiles, key=lambda tile: tile["properties"]["measurements"]["largest value"])
