@@ -12,7 +12,7 @@ Values and nodes point at each other; since no data hangs on them, no tensor wai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -116,13 +116,17 @@ class Effect:
     """Something that must happen once when its values are known: running statistics are updated, say.
 
     ``writes`` are the buffers that it moves. Where the run that was to bring its values about has failed, it is
-    *dormant*: nobody asks for its sake, and it happens if its values are computed after all.
+    *dormant*: nobody asks for its sake, and it happens if its values are computed after all. Where ``torch.utils.
+    checkpoint`` computes it again in backward, ``block`` says in which block, and ``count`` is what the module adds
+    one to besides.
     """
 
     values: tuple[Value, ...]
     run: Callable[[Sequence[Tensor]], None]
     writes: tuple[Tensor, ...] = ()
     dormant: bool = False
+    block: Hashable = None
+    count: Tensor | None = None
 
 
 def ancestors(wanted: Iterable[Value], known: Container[Value] = ()) -> list[Node]:

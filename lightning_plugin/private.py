@@ -7,6 +7,7 @@ one. What is private of Lightning belongs to the methods that a strategy overrid
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -120,6 +121,12 @@ def without_storage(cls: type, like: Tensor, requires_grad: bool) -> Any:
 def add_each(totals: list[Tensor], others: list[Tensor], times: int) -> None:
     """Add to each of some tensors, in place, so many times another."""
     torch._foreach_add_(totals, others, alpha=times)
+
+
+def checkpointed() -> weakref.ref[Any] | None:
+    """The block that `torch.utils.checkpoint` without reentry is running, which it runs again in backward."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return weakref.ref(hooks[0]) if hooks and hooks[0].__qualname__.startswith("_checkpoint_hook.") else None
 
 
 # Tensors without data

@@ -40,14 +40,20 @@ def module_path() -> str:
     return type(modules[0]).__name__
 
 
-def in_train_mode() -> bool:
-    """Whether the innermost module that is being called is in train mode; where no module is, nothing says so."""
+def innermost_module() -> nn.Module | None:
+    """The innermost module that is being called."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL:
-            return bool(frame.f_locals["self"].training)
+            return frame.f_locals["self"]  # type: ignore[no-any-return]
         frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return None
+
+
+def in_train_mode() -> bool:
+    """Whether the innermost module that is being called is in train mode; where no module is, nothing says so."""
+    module = innermost_module()
+    return module is not None and module.training
 
 
 def label(func: Callable[..., Any]) -> str:

@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_plugin.capture.alias import current, note_views, rebind, remember_storage, same_memory, view_of
 from lightning_plugin.capture.buffers import await_update
-from lightning_plugin.capture.paths import in_train_mode, module_path, name_of_call
+from lightning_plugin.capture.paths import in_train_mode, innermost_module, module_path, name_of_call
 from lightning_plugin.capture.session import Session, bind, bound
 from lightning_plugin.capture.spelling import IN_PLACE, ON_VECTORS, functional
 from lightning_plugin.capture.watch import Seen, Watch, mutated, watch, written_by
@@ -33,7 +33,14 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import Autocast, Barrier, Call, Gather, Op, Slot, Source, Spread, VectorOp
-from lightning_plugin.private import FakeTensor, custom_function, operator_name, storage_key
+from lightning_plugin.private import (
+    BatchNormBase,
+    FakeTensor,
+    checkpointed,
+    custom_function,
+    operator_name,
+    storage_key,
+)
 from lightning_plugin.rules.pointwise import zeros
 from lightning_plugin.rules.replaced import hidden
 from lightning_plugin.rules.table import API, ATEN
@@ -94,10 +101,19 @@ class Recorder:
 
     def commit(self) -> None:
         """The call is recorded: what it does besides takes hold."""
+        block = checkpointed() if self.grad else None
+        norm = innermost_module() if block is not None else None
         for effect, buffers in self.effects:
             for v in buffers:
                 await_update(self.session.written(v), self.session)
+            if isinstance(norm, BatchNormBase) and self.computed_again(effect, norm):
+                effect.block, effect.count = block, norm.num_batches_tracked if effect is self.effects[0][0] else None
             self.session.effects.append(effect)
+
+    @staticmethod
+    def computed_again(effect: Effect, norm: nn.Module) -> bool:
+        """Whether backward comes to a norm."""
+        return any(v.requires_grad for v in effect.values) or any(p.requires_grad for p in norm.parameters())
 
     def emit(
         self,

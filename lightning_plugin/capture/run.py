@@ -10,12 +10,13 @@ from torch import Tensor
 from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.capture.parts import part
 from lightning_plugin.capture.paths import forget_modules
+from lightning_plugin.capture.repeats import InBackward, Repeat
 from lightning_plugin.capture.session import Session
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.frame import Frame
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.execute.step import Step
-from lightning_plugin.graph import Value
+from lightning_plugin.graph import Value, ancestors
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.recording import Recording, gathered
 
@@ -43,6 +44,7 @@ def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) ->
         finally:
             session.settings = default
         happen(session)
+        again_in_backward(session, values)
     return session.vectors[values[-1]] if wanted is not None else torch.empty(0)
 
 
@@ -53,10 +55,21 @@ def happen(session: Session) -> None:
     while session.effects:
         effect = session.effects.pop(0)
         if all(v in session.vectors for v in effect.values):
-            effect.run([session.vectors[v] for v in effect.values])
+            tensors = [session.vectors[v] for v in effect.values]
+            effect.run(tensors)
+            if effect.block is not None:
+                session.repeats.append(Repeat(effect, [t.detach() for t in tensors]))
         else:
             waiting.append(effect)
     session.effects = waiting
+
+
+def again_in_backward(session: Session, values: Sequence[Value]) -> None:
+    """Have effects within checkpointed blocks happen again in backward; see [Note: checkpoint] in `repeats`."""
+    for v in values if session.repeats else ():
+        if (result := session.vectors[v]).requires_grad:
+            behind = {made for node in ancestors([v]) for made in node.outputs}
+            result.register_hook(InBackward([r for r in session.repeats if r.effect.values[0] in behind]))
 
 
 def run(recording: Recording, session: Session) -> None:

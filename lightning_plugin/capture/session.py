@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.capture.chains import with_chains
+from lightning_plugin.capture.repeats import Repeat
 from lightning_plugin.capture.splits import split
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.step import Step
@@ -93,6 +94,7 @@ class Session:
     chains: Chains | None = field(default=None, init=False)
     calls: list[Call] = field(default_factory=list, init=False)
     effects: list[Effect] = field(default_factory=list, init=False)
+    repeats: list[Repeat] = field(default_factory=list, init=False)
     pending: list[Any] = field(default_factory=list, init=False)
     tensors: list[weakref.ref[Any]] = field(default_factory=list, init=False)
     random_calls: int = field(default=0, init=False)
@@ -142,6 +144,7 @@ class Session:
         reached = {*values, *(v for node in needed for v in (*node.inputs, *node.outputs))}
         self.vectors = {v: t for v, t in self.vectors.items() if v in reached}
         self.bindings = self.bindings.among(reached)
+        self.repeats = [r for r in self.repeats if r.effect.values[0] in reached]
         self.captured.clear()
         self.calls = [call for call in self.calls if call.end is None or any(node in call for node in needed)]
         kept = {s: [f for f in known if id(f) in fakes] for s, known in self.storages.items()}
@@ -185,6 +188,7 @@ class Session:
         self.splitting = self.splitting or other.splitting
         self.calls += [call for call in other.calls if call not in self.calls]
         self.effects += other.effects
+        self.repeats += other.repeats
         self.pending += other.pending
         self.tensors += other.tensors
         other.effects = []

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_plugin import LazyImage, TiledModule
 from tests.exactness import TOLERANCE, assert_exact, difference
@@ -120,6 +121,46 @@ def test_running_statistics_move_in_the_order_of_the_code() -> None:
     floor = 1e-3 * max(float(p.grad.abs().max()) for p in judge.parameters())
     for p, q in zip(net.parameters(), judge.parameters(), strict=True):
         assert difference(p.grad, q.grad, floor) < TOLERANCE
+
+
+class Checkpointed(nn.Module):
+    """Two blocks that are computed again in backward, and share a norm; the first is reached by no image's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 6, 3, bias=False).requires_grad_(False), nn.BatchNorm2d(6)
+        self.conv, self.head = nn.Conv2d(6, 6, 3), nn.Linear(6, 2)
+
+    def first(self, x: Tensor) -> Tensor:
+        return self.norm(self.stem(x))  # type: ignore[no-any-return]
+
+    def second(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(self.norm(x)).relu()).tanh()  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.first, x, use_reentrant=False)
+        return self.head(checkpoint(self.second, x, use_reentrant=False).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", [{"tiles": (2, 3)}, {"budget": "1GiB"}], ids=["tiled", "kept"])
+def test_a_checkpointed_block_moves_its_statistics_as_in_plain_pytorch(how: dict) -> None:
+    """Once in forward, and once in each backward pass that computes it again; never without grad."""
+    torch.manual_seed(0)
+    judge = Checkpointed().double()
+    net = copy.deepcopy(judge)
+    tiled = TiledModule(net, **how)
+    for step in range(2):
+        x = torch.randn(2, 3, 14, 15, dtype=torch.float64)
+        for one, other in ((judge, judge), (tiled, net)):
+            with torch.no_grad():
+                one(x)
+            loss = one(x).square().sum()
+            loss.backward(retain_graph=step == 1)
+            if step:
+                loss.backward()
+            assert other.norm.num_batches_tracked == (9, 21)[step]
+        for name, value in judge.state_dict().items():
+            assert difference(net.state_dict()[name], value) < TOLERANCE, name
 
 
 @pytest.mark.parametrize("momentum", [0.3, None])

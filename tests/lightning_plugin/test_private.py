@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -204,6 +205,23 @@ def test_a_pass_has_a_number_and_knows_what_it_runs() -> None:
     torch.autograd.grad((a + b).sum(), [x])
     (first, kept, ran), (second, gone, left) = seen
     assert first != second and (kept, ran) == (True, True) and (gone, left) == (False, False)
+
+
+def test_a_checkpointed_block_is_known_while_it_runs() -> None:
+    seen = []
+
+    def block(x: Tensor) -> Tensor:
+        seen.append(private.checkpointed())
+        return x.exp()
+
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        checkpoint(block, x, use_reentrant=False)
+    with torch.autograd.graph.save_on_cpu():
+        block(x)
+    block(x)
+    first, second, *others = seen
+    assert first is not None and second is not None and first != second and others == [None, None]
 
 
 def test_batches_are_made_by_the_more_special_class() -> None:
