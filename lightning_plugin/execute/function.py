@@ -140,7 +140,9 @@ class SegmentFunction(torch.autograd.Function):
         ledger = ctx.run.ledger
         if ledger is not None:
             ledger.enter((ctx.run.place, "backward"))
-        make_room(ctx.run, [ref() for ref in ctx.handles], inputs)
+        # Saved tensors come back as new ones: whose gradients are collected, autograd's own nodes know.
+        leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
+        make_room(ctx.run, [ref() for ref in ctx.handles], leaves)
         found = Backward(ctx, inputs, grads).run()
         seen(ledger, found)
         return found

@@ -32,13 +32,13 @@ from lightning_plugin.units import exact_bytes, format_bytes
 MARGIN = 1.1
 
 
-def make_room(run: SegmentRun, read: Sequence[Boundary], inputs: Sequence[Tensor]) -> None:
+def make_room(run: SegmentRun, read: Sequence[Boundary], leaves: Sequence[Tensor]) -> None:
     """Choose smaller tiles for backward where those that were planned do not fit beside what is held; ``read``
-    are the boundaries that the segment reads, ``inputs`` its tensors."""
+    are the boundaries that the segment reads, ``leaves`` the tensors that collect its gradients."""
     ledger, needs = run.ledger, needed(run.plan)
     if ledger is None or ledger.limit is None or not needs:
         return
-    room = ledger.limit - ledger.held - ledger.sums.coming(leaves(inputs))
+    room = ledger.limit - ledger.held - ledger.sums.coming(leaves)
     if needs <= room:
         return
     if not run.scans:

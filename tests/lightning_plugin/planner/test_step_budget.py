@@ -353,9 +353,22 @@ def branches() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8)).double()
 
 
+class Asks(nn.Module):
+    """A network that looks at a number between its layers: a second recording gives the image a gradient, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = branches()[:3], nn.Conv2d(8, 8, 3, 2, 1).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        return self.second(h if h.mean().item() > -1 else -h).mean((2, 3))
+
+
 @pytest.mark.parametrize(
     ("make", "calls", "told", "disk", "grad"),
-    [(branches, 6, True, False, True), (branches, 6, False, True, True), (branches, 2, False, False, False)],
+    [(branches, 6, True, False, True), (branches, 6, False, True, True), (branches, 2, False, False, False),
+     (Asks, 1, False, False, True)],
 )  # fmt: skip
 def test_the_budget_that_a_refusal_names_works(
     make: Callable[[], nn.Module], calls: int, told: bool, disk: bool, grad: bool
