@@ -260,6 +260,12 @@ class Ledger:
             return max(self.peak, torch.cuda.max_memory_allocated(self.device) - self._foreign)
         return self.peak
 
+    @property
+    def excess(self) -> int:
+        """What the step has taken beyond its budget until now: workspaces of the device's libraries, which nobody knows
+        before they are there."""
+        return max(0, self.peak_bytes - self.limit) if self.allocator and self.limit is not None else 0
+
     def _gone(self, key: int, _: Any = None) -> None:
         found = self._refs.pop(key, None)
         if found is not None:

@@ -1,4 +1,9 @@
-"""What the user said about how to run, and what came of it."""
+"""What the user said about how to run, and what came of it.
+
+[Note: workspaces] On CUDA, libraries take memory beside what operators make, as much as they like. A plan leaves room
+for some. Where the device's allocator has seen a step take more than its budget, plans leave that much more from the
+next step on.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +47,7 @@ from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording, glass_of, image_gradient_bytes
 from lightning_plugin.residency.homes import Homes, move
+from lightning_plugin.residency.host import give_back_pinned
 from lightning_plugin.rules.split import approximation, drawn
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.team import Team
@@ -65,7 +71,8 @@ class Settings:
     own. ``accumulates``: plan for steps that begin with gradients, also where there are none yet, so that one plan does
     for all steps of a training. ``team`` are the ranks that share an image's tiles, where there are several.
     ``rates`` are the device's, found when they are first needed and then kept, so that a run's plans do not depend on
-    when it was calibrated. ``reserved`` is the part of the budget that optimizers take. ``plan`` is the last plan that
+    when it was calibrated. ``reserved`` is the part of the budget that optimizers take, ``left`` the part that is left
+    to what steps were found to take beyond the budget; see [Note: workspaces]. ``plan`` is the last plan that
     ran, ``ledger`` what its step used where a budget is kept. ``progress`` tells of steps while they last,
     ``library`` is what they have found of tiles, ``compiler`` what compiles their tapes. ``homes`` are where streamed
     tensors live, ``owed`` is what optimizers keep for each tensor, by identity. ``lost`` is the first operator whose
@@ -82,6 +89,7 @@ class Settings:
     ledger: Ledger | None = field(default=None, init=False)
     barriers: tuple[str, ...] = field(default=(), init=False)
     reserved: int = field(default=0, init=False)
+    left: int | None = field(default=0, init=False)
     progress: Progress = field(default_factory=Progress, init=False)
     library: Library = field(default_factory=Library, init=False)
     homes: Homes = field(default_factory=Homes, init=False)
@@ -158,18 +166,34 @@ class Settings:
         in `ledger`."""
 
         def fitting() -> list[Plan]:
-            return [plan for plan in known if plan.peak_bytes <= usable(budget - held)]
+            return [plan for plan in known if plan.peak_bytes <= usable(budget - (self.left or 0) - held)]
 
         held = self.beside(recording)
         if held > SCRAPS and not fitting():
             gc.collect()  # what only waits for it is not held
             held = self.beside(recording)
         held = held if held > SCRAPS else 0
+        if not held and self.left is not None:
+            self.left += self.excess()
         found = fitting()
         if not found:
-            found = [replace(self.beside_others(recording, budget, held), budget=budget)]
+            found = [replace(self.with_workspaces(recording, budget, held), budget=budget)]
             known += found
         return min(found, key=lambda plan: plan.seconds)
+
+    def excess(self) -> int:
+        """What the step before has taken beyond the budget."""
+        return 0 if self.ledger is None else self.ledger.excess
+
+    def with_workspaces(self, recording: Recording, budget: int, held: int) -> Plan:
+        """A plan that leaves room for what steps were found to take beyond their budget, or, where none does, one
+        without, from now on."""
+        if self.left:
+            try:
+                return self.beside_others(recording, budget - self.left, held)
+            except BudgetError:
+                self.left = None
+        return self.beside_others(recording, budget, held)
 
     def beside_others(self, recording: Recording, budget: int, held: int) -> Plan:
         """A plan within what is left of a budget: if it can be, of a little less."""
@@ -222,9 +246,8 @@ class Settings:
             tuple(network.below.get(id(t)) for t in tensors_of(recording)),
             tuple(map(network.owes, network.captured)),
         )  # fmt: skip
-        if about not in self._recipes:
-            self._recipes[about] = shelf.load(about)
-        recipes = self._recipes[about]
+        recipes = self._recipes.get(about)
+        recipes = put_last(self._recipes, about, shelf.load(about) if recipes is None else recipes, MOST_PLANS)
         found = known_for(recipes, network, lower, budget, calls)
         if found is None:
             recipes.append(choose_recipe(network, self.rates, budget, lower, policy, calls))
@@ -261,13 +284,15 @@ class Settings:
 
     def begin(self, plan: Plan, recording: Recording) -> Step:
         """Note what is about to run, and open the step's page of the ledger."""
-        self.plan = plan
+        before, self.plan = self.plan, plan
         self.barriers = tuple(n.label for n in recording.nodes if isinstance(n.op, Barrier))
         images = recording.images
         device = images[0].device if images else torch.device("cpu")
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)
         self.homes.folder = self.options.folder
+        if before != plan:
+            give_back_pinned(device)
         self.settle(plan, recording, self.ledger)
         if self.beside(recording) <= SCRAPS:
             self.ledger.begin()

@@ -38,6 +38,13 @@ def mapped(data: Tensor, device: torch.device) -> Tensor:
     return torch.as_tensor(Bytes(data), device=device).view(data.dtype).view(data.shape)
 
 
+def give_back_pinned(device: torch.device) -> None:
+    """Give back what PyTorch's allocator keeps of pinned memory that nobody uses: it lends a block again only where one
+    of that size is asked for, and the maps of another plan have other sizes."""
+    if device.type == "cuda":
+        torch.accelerator.memory.empty_host_cache()
+
+
 class HostMemory:
     """One map; see `transfer.Lower`."""
 

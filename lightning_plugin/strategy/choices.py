@@ -69,6 +69,11 @@ class RunSettings(Settings):
         held = super().beside(recording)
         return held if self.team is None else max(self.team.gather(held))
 
+    def excess(self) -> int:
+        """The most of all ranks that share an image, whose plans are one."""
+        found = super().excess()
+        return found if self.team is None else max(self.team.gather(found))
+
     def search(self, recording: Recording, budget: int, calls: int = 1) -> Plan:
         """A plan within what optimizers leave of a budget that keep something for parameters which are no part of this
         recording."""

@@ -52,6 +52,11 @@ class Lower:
         return "host" if self.host else "disk"
 
 
+def pinned(size: int) -> int:
+    """What PyTorch's allocator takes of pinned memory for a tensor of so many bytes: a power of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
 def one_way(rates: Rates, tier: str, size: int) -> float:
     """Seconds that maps take to a lower tier, or from there."""
     return size / (rates.host if tier == "host" else rates.disk)

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lightning_plugin.planner.analysis.network import Network, cotangent_bytes, is_given
-from lightning_plugin.planner.costs.lower import Lower
+from lightning_plugin.planner.costs.lower import Lower, pinned
 from lightning_plugin.planner.costs.rates import Rates
 
 
 @dataclass(frozen=True)
 class LowerMaps:
     """The maps on the ``host`` that are alive, by identity; the bytes of all maps that were put there and on the disk,
-    and those of parameters on the host, with what goes with them."""
+    and those of parameters on the host, with what goes with them: on the host, those of the blocks that they lie in."""
 
     host: frozenset[int] = frozenset()
     host_bytes: int = 0
@@ -33,7 +33,8 @@ class LowerMaps:
     def more(self, tier: str, maps: frozenset[int], size: int) -> LowerMaps:
         """With what one more segment puts on a tier."""
         if tier == "host":
-            return replace(self, host=self.host | maps, host_bytes=self.host_bytes + size)
+            taken = pinned(size) if len(maps) == 1 else 2 * size  # of several maps, at most
+            return replace(self, host=self.host | maps, host_bytes=self.host_bytes + taken)
         return replace(self, disk_bytes=self.disk_bytes + size) if tier == "disk" else self
 
     def at(self, alive: frozenset[int]) -> LowerMaps:
@@ -47,7 +48,13 @@ NOTHING = LowerMaps()
 
 def beside_parameters(network: Network, places: Iterable[int]) -> LowerMaps:
     """Nothing yet, beside the parameters that live on the host, by the places of their nodes."""
-    return LowerMaps(parameter_bytes=sum(network.weight(network.nodes[place].outputs[0]) for place in places))
+    return LowerMaps(parameter_bytes=sum(weight_on_host(network, place) for place in places))
+
+
+def weight_on_host(network: Network, place: int) -> int:
+    """The bytes of the blocks that a parameter and what goes with it lie in on the host."""
+    v = network.nodes[place].outputs[0]
+    return network.weight(v) * pinned(v.bytes) // max(1, v.bytes)
 
 
 def tier_of(
@@ -59,7 +66,7 @@ def tier_of(
         return lower.tier(0, 0)
     after = before.more("host", maps, size)
     ends = {v for cut in (begin, end) for v in network.alive[cut] if id(v) in after.host and not is_given(v)}
-    cotangents = cotangent_bytes(ends) if network.trains else 0
+    cotangents = sum(pinned(cotangent_bytes([v])) for v in ends) if network.trains else 0
     return lower.tier(after.parameter_bytes + lower.calls * after.host_bytes, cotangents)
 
 

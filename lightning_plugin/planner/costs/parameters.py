@@ -7,7 +7,7 @@ time of several. With a parameter go its gradient and what an optimizer keeps fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -17,7 +17,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import Captured, Spread, VectorOp
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.lower import Lower, one_way
-from lightning_plugin.planner.costs.lower_maps import beside_parameters
+from lightning_plugin.planner.costs.lower_maps import beside_parameters, weight_on_host
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.residency.file import fills_its_memory
 from lightning_plugin.rules.reductions import wide
@@ -52,18 +52,18 @@ def placements(network: Network, lower: Lower) -> list[Placed]:
             if got + sizes[place] / 2 <= wanted:
                 chosen.append(place)
                 got += sizes[place]
-        placed = tiers(network, lower, chosen, sizes)
+        placed = tiers(network, lower, chosen)
         if placed is not None:
             found[placed] = None
     return list(found)
 
 
-def tiers(network: Network, lower: Lower, chosen: Iterable[int], sizes: Mapping[int, int]) -> Placed | None:
+def tiers(network: Network, lower: Lower, chosen: Iterable[int]) -> Placed | None:
     """The tiers of what was chosen and of what lives below already, the host first; None where there is no room."""
     used, on = 0, {"host": list[int](), "disk": list[int]()}
     before = {place: tier for place in captured(network) if (tier := network.tier_of(network.nodes[place].outputs[0]))}
     for place in sorted({*chosen, *before}):
-        size = sizes.get(place) or network.weight(network.nodes[place].outputs[0])
+        size = weight_on_host(network, place)
         tier = before.get(place) or lower.tier_of_parameter(used, size)
         if tier is None:
             return None

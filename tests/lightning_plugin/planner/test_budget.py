@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import nn
 
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.memory import RESERVE
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import choose_plan
@@ -19,6 +20,7 @@ from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.planner.search.search import Search
+from lightning_plugin.residency.host import give_back_pinned
 from tests.exactness import asked, assert_exact
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.planner.chains import Recipe, recipes
@@ -258,3 +260,39 @@ def test_tiles_in_a_cache_are_looked_for_where_everything_fits(side: int, device
         whole = Search(network, rates_of(device), Lower(None)).whole(1 << 32)
     assert whole is not None and plan.seconds <= whole.seconds
     assert not tiled or plan.seconds < whole.seconds
+
+
+def test_what_libraries_took_beyond_a_budget_is_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's allocator says what they took: none is on a CPU, so a number stands for it."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    tiled, took = TiledModule(net, budget="1MiB", disk=False), 0
+    monkeypatch.setattr(Ledger, "excess", property(lambda ledger: took))
+
+    def peak() -> int:
+        tiled(torch.randn(1, 3, 120, 130)).sum().backward()
+        assert tiled.plan is not None and tiled.plan.budget == 2**20
+        return tiled.plan.peak_bytes
+
+    before = peak()
+    took = 2**20 - before + 2**17
+    assert peak() <= 2**20 - took < before
+    took = 0
+    assert peak() <= before - 2**17
+    took = 2**21  # more than there is: a step that ran so far goes on
+    assert before <= peak() <= 2**20
+    assert before <= peak() <= 2**20
+
+
+def test_pinned_blocks_of_another_plan_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[torch.device] = []
+    monkeypatch.setattr("lightning_plugin.settings.give_back_pinned", given.append)
+    tiled = TiledModule(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), budget="1MiB")
+    for side, plans in ((60, 1), (60, 1), (90, 2)):
+        tiled(torch.randn(1, 3, side, side)).sum().backward()
+        assert len(given) == plans
+    emptied: list[None] = []
+    monkeypatch.setattr(torch.accelerator.memory, "empty_host_cache", lambda: emptied.append(None))
+    give_back_pinned(torch.device("cpu"))
+    assert not emptied
+    give_back_pinned(torch.device("cuda"))
+    assert emptied
