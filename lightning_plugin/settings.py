@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
 from lightning_plugin.recording import Recording, glass_of, image_gradient_bytes
 from lightning_plugin.residency.homes import Homes, move
-from lightning_plugin.residency.host import give_back_pinned
+from lightning_plugin.residency.host import make_room_for_pinned
 from lightning_plugin.rules.split import approximation, drawn
 from lightning_plugin.splitting import Splitting
 from lightning_plugin.team import Team
@@ -95,7 +96,8 @@ class Settings:
     homes: Homes = field(default_factory=Homes, init=False)
     compiler: Compiler | None = field(default=None, init=False)
     owed: dict[int, int] = field(default_factory=dict, init=False)
-    lost: finite.Lost | None = field(default=None, init=False)
+    _lost: finite.Lost | None = field(default=None, init=False)
+    _looks: WeakSet[finite.Look] = field(default_factory=WeakSet, init=False)
     _plans: dict[Any, list[Plan]] = field(default_factory=dict, init=False)
     _recipes: dict[Any, list[Recipe]] = field(default_factory=dict, init=False)
 
@@ -291,8 +293,10 @@ class Settings:
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)
         self.homes.folder = self.options.folder
-        if before != plan:
-            give_back_pinned(device)
+        host = lower_tiers(self.device or device.type, self.options).host
+        if before != plan and host is not None:
+            size = sum(segment.forecast.stored_bytes for segment in plan.segments if segment.tier == "host")
+            make_room_for_pinned(size, host)
         self.settle(plan, recording, self.ledger)
         if self.beside(recording) <= SCRAPS:
             self.ledger.begin()
@@ -325,24 +329,43 @@ class Settings:
         return CallBytes(weights, max(0, plain - here), image_gradient_bytes(recording), workspaces)
 
     def look(self, recording: Recording, values: Sequence[Value], vectors: Mapping[Value, Tensor]) -> None:
-        """Where a loss is not finite, find the operator that was the first to make something that is not, once, and
-        say so; see [Note: lost] in `execute.finite`."""
-        if self.lost is not None or not finite.of_small(values, vectors):
+        """Have it found out in backward whether a loss is finite; see [Note: lost] in `execute.finite`."""
+        results = finite.followed(values, vectors)
+        if self._lost is not None or not results:
             return
-        first = finite.first_vector(recording.nodes, vectors)
+        look = finite.Look(results, recording, vectors)
+        self._looks.add(look)
+        for t in results:
+            t.register_hook(lambda _: self.read(look))
+
+    @property
+    def lost(self) -> finite.Lost | None:
+        for look in list(self._looks):
+            self.read(look)
+        return self._lost
+
+    def read(self, look: finite.Look) -> None:
+        """Where a loss is not finite, find the operator that was the first to make something that is not, once, and
+        say so."""
+        if look not in self._looks:
+            return
+        self._looks.discard(look)
+        first = None
+        if self._lost is None and look.lost():
+            first = finite.first_vector(look.recording.nodes, look.vectors)
         if first is None:
             return
         node, value, how = first
-        found, more = finite.at_once(recording.nodes, node, value, how), ""
+        found, more = finite.at_once(look.recording.nodes, node, value, how), ""
         if found is None and self.team is not None:
             more = " (its tiles lie on several ranks, and are not looked at)"
         elif found is None:
             try:
-                found = self.look_in_tiles(recording, value, vectors)
+                found = self.look_in_tiles(look.recording, value, look.vectors)
             except EngineError as refused:
                 more = f" (its tiles are not looked at: {refused})"
-        self.lost = found or finite.Lost(how, finite.named(node))
-        log.warning("what is trained for is not finite: %s%s", self.lost, more)
+        self._lost = found or finite.Lost(how, finite.named(node))
+        log.warning("what is trained for is not finite: %s%s", self._lost, more)
 
     def look_in_tiles(self, recording: Recording, value: Value, vectors: Mapping[Value, Tensor]) -> finite.Lost | None:
         """Run what a lost vector is made of once more, within what the step has left of the budget, and look at each
@@ -355,7 +378,7 @@ class Settings:
         if self.ledger is not None:
             self.settle(plan, again, self.ledger)
         step = Step(self.ledger, None, self.options.folder, homes=self.homes, watch=watch)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
             run_plan(plan, again.nodes, Frame(again.bindings, known, step))
         self.plan = ran
         return watch.found()

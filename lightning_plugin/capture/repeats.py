@@ -1,9 +1,9 @@
 """Effects that happen once more in backward.
 
 [Note: checkpoint] A block in `torch.utils.checkpoint` runs again in backward, so that plain PyTorch moves the running
-statistics of a BatchNorm within it twice. What is recorded of it does not run again. So a backward pass that comes to a result
-which was computed from the statistics has them moved once more, by the values that they were moved by before: block by
-block from the last one, in a block in the order of the user's code.
+statistics of a BatchNorm within it twice. What is recorded of it does not run again. So a backward pass that comes to a
+result which was computed from the statistics has them moved once more, by the values that they were moved by before:
+block by block from the last one, in a block in the order of the user's code.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Where numbers stop being finite: which operator was the first to make one that is not, of finite ones.
 
-[Note: lost] A number that is not finite is *lost*: what is computed from it mostly is, too. Where a small result that
-training follows (a loss) is lost, its recording is looked through once: its vectors are all there, and the first lost
-one among them, in the order in which they were recorded, tells where to look. What it is made of in tiles runs once
-more as a recording of its own, under a plan for what the step has left of the budget, and each tile of each operator
-is looked at. In between nothing has changed: running statistics are written later, numbers that were drawn are among
-the vectors, and the others depend on the step's key.
+[Note: lost] A number that is not finite is *lost*: what is computed from it mostly is, too. Whether a small result that
+training follows (a loss) is lost, its device says in its own time, and it is read when the first gradient comes to the
+results of the recording, or when the user asks. Then the recording is looked through once: its small vectors are all
+there, and the first lost one among them, in the order in which they were recorded, tells where to look. What it is made
+of in tiles runs once more as a recording of its own, under a plan for what the step has left of the budget, and each
+tile of each operator is looked at. In between nothing has changed that it depends on: running statistics are not read
+where they are moved, numbers that were drawn are among the vectors, and the others depend on the step's key.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ops import Captured, Gather, ReduceOp, Source
 from lightning_plugin.recording import Recording
+from lightning_plugin.residency.transfer import launched
 
 #: Results of no more elements are looked at after each run.
 SMALL = 4096
@@ -95,10 +97,32 @@ def named(node: Node) -> str:
     return f"the result of a cast to {to}{where}"
 
 
-def of_small(values: Iterable[Value], vectors: Mapping[Value, Tensor]) -> bool:
-    """Whether a small result that training follows is lost."""
-    found = (vectors[v] for v in values if v.requires_grad and v in vectors)
-    return any(t.numel() <= SMALL and lost(t) is not None for t in found)
+def followed(values: Iterable[Value], vectors: Mapping[Value, Tensor]) -> list[Tensor]:
+    """The small results that training follows."""
+    found = (vectors[v] for v in values if v in vectors)
+    return [t for t in found if t.requires_grad and t.numel() <= SMALL]
+
+
+class Look:
+    """A look at small results: their device says whether they are finite, and is not waited for until that is read.
+
+    Attributes:
+        recording: What made them.
+        vectors: The small vectors of its run, without their graph: this hangs on the results' own.
+    """
+
+    def __init__(self, results: Sequence[Tensor], recording: Recording, vectors: Mapping[Value, Tensor]) -> None:
+        self.recording = recording
+        self.vectors = {v: t.detach() for v, t in vectors.items() if t.numel() <= SMALL}
+        device = results[0].device
+        finite = [t.detach().isfinite().all().to(device) for t in results]
+        self.finite = torch.stack(finite).all().to("cpu", non_blocking=True)
+        self.known = launched(device)
+
+    def lost(self) -> bool:
+        if self.known is not None:
+            self.known.synchronize()
+        return not self.finite
 
 
 def first_vector(nodes: Sequence[Node], vectors: Mapping[Value, Tensor]) -> tuple[Node, Value, How] | None:

@@ -38,10 +38,11 @@ def mapped(data: Tensor, device: torch.device) -> Tensor:
     return torch.as_tensor(Bytes(data), device=device).view(data.dtype).view(data.shape)
 
 
-def give_back_pinned(device: torch.device) -> None:
-    """Give back what PyTorch's allocator keeps of pinned memory that nobody uses: it lends a block again only where one
-    of that size is asked for, and the maps of another plan have other sizes."""
-    if device.type == "cuda":
+def make_room_for_pinned(size: int, limit: int) -> None:
+    """Have PyTorch's allocator give back pinned memory that nobody uses, where with blocks for so many bytes it would
+    have more than its limit: it lends a block again only where one of that size is asked for, and the maps of another
+    plan have other sizes."""
+    if torch.cuda.host_memory_stats().get("allocated_bytes.current", 0) + 2 * size > limit:
         torch.accelerator.memory.empty_host_cache()
 
 

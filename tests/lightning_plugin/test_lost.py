@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule, make_plan
+from lightning_plugin.execute import finite
 from tests.exactness import difference
 from tests.zoo import ZOO, fill
 
@@ -197,3 +199,26 @@ def test_a_loss_that_is_finite_is_not_looked_into() -> None:
     tiled = TiledModule(Small(""), tiles=(2, 2))
     tiled(LazyImage(torch.randn(1, 3, 24, 36))).sum().backward()
     assert tiled.lost is None
+
+
+def test_a_loss_is_read_in_backward_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is not waited for after each forward; a loss that is dropped is never read, and leaves nothing."""
+    read: list[bool] = []
+    lost = finite.Look.lost
+    monkeypatch.setattr(finite.Look, "lost", lambda look: read.append(lost(look)) or read[-1])
+    tiled = TiledModule(Small(""), tiles=(2, 2))
+    x = torch.randn(1, 3, 24, 36)
+    tiled(x)
+    loss = tiled(x).sum()
+    assert not read
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert read == [False]
+    del loss
+    gc.collect()
+    assert tiled.lost is None and read == [False]
+    net = Small("vector")
+    assert TiledModule(net, tiles=(2, 2)).lost is None
+    tiled = TiledModule(net, tiles=(2, 2))
+    y = tiled(x)  # no backward follows where a user looks first
+    assert not y.isfinite().all() and "the result of div" in str(tiled.lost)
