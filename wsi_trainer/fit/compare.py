@@ -125,11 +125,9 @@ def fit_compared(
     facts = _facts(parser, mine, first, second, other, split)
     write_json(out / "comparison.json", facts)
     _show(facts)
-    if split is not None:
-        from wsi_trainer.report.render import write_report  # slow to import
+    from wsi_trainer.report.command import report  # slow to import
 
-        page = write_report(first, second, split, out / "report.html", _lines(facts), NAMES[other])
-        say(Console(), f"report: {page}")
+    report(out)
     return facts
 
 
@@ -208,7 +206,7 @@ def _facts(
     }
     costs = [asdict(Cost.read(folder.cost)) | {"step_bytes": step_bytes(folder)} for folder in folders.values()]
     features = asdict(Cost.read(features_cost(first.path.parent))) if other == "frozen" else None
-    return {
+    facts = {
         "compared with": other,
         "split": split or "what folds hold out",
         "slides": len(one),
@@ -219,6 +217,7 @@ def _facts(
         "costs": costs,
         "features": features,
     }
+    return facts | {"lines": _lines(facts)}
 
 
 def predictions_of(folder: Run, split: str | None) -> Predictions:
@@ -268,10 +267,10 @@ def _show(facts: dict[str, Any]) -> None:
     table = Table("score", *runs, "difference, 95 % interval", title=cell(title), title_justify="left")
     for name, found in facts["scores"].items():
         first, second = found["values"]
-        gain = Interval(**found["difference"])
+        gain = Interval.of(found["difference"])
         table.add_row(cell(name), f"{first:.3f}", f"{second:.3f}", f"{gain.value:+.3f} ({gain.bounds})")
     console.print(table)
-    for name, said in _lines(facts).items():
+    for name, said in facts["lines"].items():
         say(console, f"{name}: {said}")
     if facts["left_out"]:
         say(console, f"left out, since one of the runs could not read them: {', '.join(facts['left_out'])}")

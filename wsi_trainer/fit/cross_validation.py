@@ -134,6 +134,6 @@ def show(facts: dict[str, Any], console: Console) -> None:
     for name, mean in facts["mean"].items():
         pooled = facts["pooled"][name]
         each = " ".join(f"{fold['slide'][name]:.3f}" for fold in facts["folds"])
-        interval = str(Interval(**pooled))
+        interval = str(Interval.of(pooled))
         table.add_row(cell(name), f"{mean:.3f} ± {facts['sd'][name]:.3f}", interval, each)
     console.print(table)

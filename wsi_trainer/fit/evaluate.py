@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 from jsonargparse import ArgumentParser, Namespace
-from pytorch_lightning.callbacks import Callback, RichProgressBar
+from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.events import at_work, logged_to
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import LESIONS, Run
-from wsi_trainer.fit.trainer import image_of, make_trainer, tissue_stride
+from wsi_trainer.fit.trainer import Bar, image_of, make_trainer, tissue_stride
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
@@ -226,7 +226,7 @@ def predict_records(run: Run, records: Sequence[SlideRecord], progress: bool = T
 
 def evaluator(run: Run, progress: bool, logs: Sequence[FailureLog]) -> pl.Trainer:
     """A Trainer that only predicts, on one device."""
-    bars: list[Callback] = [RichProgressBar(leave=False)] if progress else []
+    bars: list[Callback] = [Bar()] if progress else []
     return make_trainer(run.loaded.train, run.path, [*bars, *logs], progress=progress)
 
 
@@ -254,7 +254,7 @@ def show(scores: dict[str, Any], run: Run) -> None:
     say(console, f"{scores['slides']} slides of {scores['patients']} patients in {where}:")
     width = max(len(name) for name in scores["slide"])
     for name, interval in scores["slide"].items():
-        say(console, f"  {name:{width}} {Interval(**interval)}")
+        say(console, f"  {name:{width}} {Interval.of(interval)}")
     if scores["skipped"]:
         say(console, f"left out, since they cannot be read: {first_names(scores['skipped'])}; see {run.failures}")
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 from lightning_utilities.core.rank_zero import rank_zero_only
-from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from rich.console import Console
 
 from wsi_trainer import __version__
@@ -34,7 +34,7 @@ from wsi_trainer.fit.parser import (
     with_whole_paths,
 )
 from wsi_trainer.fit.run import Run, as_written
-from wsi_trainer.fit.trainer import check_trackers, image_of, make_trainer, tissue_stride, trackers
+from wsi_trainer.fit.trainer import Bar, check_trackers, image_of, make_trainer, tissue_stride, trackers
 from wsi_trainer.foreign import read_yaml, yaml_of
 from wsi_trainer.io.files import write_json, write_text
 from wsi_trainer.metrics import LOWER_IS_BETTER
@@ -240,7 +240,7 @@ def callbacks_of(
         # A score may be undefined on few slides; that is no reason to end the run.
         callbacks.append(EarlyStopping(config.monitor, mode=mode, patience=config.patience, check_finite=False))
     if progress:
-        callbacks.append(RichProgressBar(leave=False))
+        callbacks.append(Bar())
     return callbacks
 
 

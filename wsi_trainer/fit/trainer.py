@@ -12,7 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, RichProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
@@ -77,6 +77,16 @@ def make_trainer(
         )
     except (ValueError, MisconfigurationException) as error:  # of accelerator, devices and precision: Lightning's own
         raise UserError(f"train: {' '.join(str(error).split())}") from error
+
+
+class Bar(RichProgressBar):
+    """The progress bar, without the number of a version: folders of runs have names."""
+
+    def __init__(self) -> None:
+        super().__init__(leave=False)
+
+    def get_metrics(self, *of: Any) -> dict[str, Any]:
+        return {name: value for name, value in super().get_metrics(*of).items() if name != "v_num"}
 
 
 def precision_of(config: TrainConfig) -> str:

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import mmap
 import os
 import platform
@@ -66,8 +67,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON object; its folder is made."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    """Writes a JSON object; its folder is made. What is no finite number is null."""
+    write_text(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def save_picture(picture: Image.Image, path: Path, kind: str, **options: Any) -> None:

@@ -78,6 +78,12 @@ class Interval:
         """The fields by name, for JSON."""
         return asdict(self)
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Interval:
+        """An interval from its fields; a number that JSON has as null is NaN."""
+        numbers = {name: np.nan if record[name] is None else record[name] for name in ("value", "low", "high")}
+        return cls(**{**record, **numbers})
+
 
 def resamples(patients: Sequence[str], count: int, seed: int) -> Iterator[NDArray[np.int64]]:
     """Row indices of `count` resamples of the patients."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import erfc, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import CensoredData, ecdf, logrank
 
 from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
 
@@ -190,31 +190,15 @@ class RiskPredictions(Predictions):
         return cls(*table.owners, times, events.astype(bool), risks, table.sites)
 
 
-class Survival(NamedTuple):
-    """Kaplan-Meier curve of a group."""
-
-    times: NDArray[np.float64]
-    """Of the events, from 0 on."""
-    share: NDArray[np.float64]
-    """Estimated share without event after each."""
-
-
-def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_]) -> Survival:
-    """The Kaplan-Meier estimator of patients who are independent of each other."""
-    happened = np.unique(times[events])
-    at_risk = (times[:, None] >= happened).sum(axis=0)
-    died = ((times[:, None] == happened) & events[:, None]).sum(axis=0)
-    return Survival(np.append(0.0, happened), np.append(1.0, np.cumprod(1 - died / at_risk)))
+def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_]) -> tuple[Any, Any]:
+    """The times of events, from 0 on, and the share of independent patients without event after each."""
+    curve = ecdf(CensoredData.right_censored(times, ~events)).sf
+    happened = np.isin(curve.quantiles, times[events])
+    return np.append(0.0, curve.quantiles[happened]), np.append(1.0, curve.probabilities[happened])
 
 
 def log_rank(times: NDArray[np.float64], events: NDArray[np.bool_], group: NDArray[np.bool_]) -> float:
     """p of the log-rank test of a group against the others; NaN where no event can tell them apart."""
-    observed = expected = variance = 0.0
-    for time in np.unique(times[events]):
-        at_risk, died = times >= time, (times == time) & events
-        n, n_group, d = at_risk.sum(), (at_risk & group).sum(), died.sum()
-        observed += (died & group).sum()
-        expected += d * n_group / n
-        if n > 1:
-            variance += d * (n_group / n) * (1 - n_group / n) * (n - d) / (n - 1)
-    return erfc(abs(observed - expected) / sqrt(2 * variance)) if variance else float("nan")
+    one, other = (CensoredData.right_censored(times[rows], ~events[rows]) for rows in (group, ~group))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(logrank(one, other).pvalue)

@@ -10,7 +10,7 @@ from typing import Any
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
 from wsi_trainer.io.tables import read_table
-from wsi_trainer.metrics import Interval, Predictions, Words, paired_difference, read_predictions
+from wsi_trainer.metrics import Interval, Predictions, Words, joined_folds, paired_difference, read_predictions
 from wsi_trainer.report.regions import Regions
 
 Curves = dict[str, list[float]]
@@ -26,12 +26,18 @@ class RunResults:
     scores: dict[str, Any]
     curves: Curves
     memory: dict[str, Any]
+    paths: dict[str, Path]
+    """Where the slides are; that of a patient is the first of its slides."""
     regions: Regions | None = None
     """What was found out about its regions, where it has any."""
+    folds: dict[str, Any] | None = None
+    """Of a cross-validation, the scores of each fold, their mean and spread."""
 
     @staticmethod
     def load(name: str, folder: Run, split: str) -> RunResults:
-        """Read a run that was tested on the split."""
+        """Read a run that was tested on the split, or a cross-validation, of which the split is what folds hold out."""
+        if folder.cross_validation.is_file():
+            return _of_folds(name, folder)
         return RunResults(
             name,
             folder.existing(),
@@ -39,8 +45,20 @@ class RunResults:
             read_json(folder.evaluation(split)),
             read_curves(folder.metrics),
             read_json(folder.memory),
+            _paths(folder),
             Regions.load(name, folder, split),
         )
+
+
+def _of_folds(name: str, folder: Run) -> RunResults:
+    with as_written(folder.cross_validation):
+        facts = read_json(folder.cross_validation)
+        runs = [Run(folder.path / fold) for fold in facts["runs"]]
+        predictions = joined_folds([read_predictions(run.predictions(facts["split"])) for run in runs])
+        scores = {"slide": facts["pooled"], "patients": len(set(predictions.patients))}
+    return RunResults(
+        name, folder, predictions, scores, {}, read_json(runs[0].memory), _paths(runs[0]), None, facts
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,7 +92,6 @@ def read_curves(folder: Path) -> Curves:
 
 def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
     """The slides, worst mistakes first."""
-    paths = _paths(run.folder)
     errors = run.predictions.errors()
     other = {} if baseline is None else dict(zip(baseline.predictions.slides, baseline.predictions.errors()))
     pictures = {folder.name: pictures_of(run.folder, folder) for folder in run.folder.mapped}
@@ -83,7 +100,7 @@ def slide_rows(run: RunResults, baseline: RunResults | None) -> list[SlideRow]:
         rows.append(
             SlideRow(
                 slide=slide,
-                path=_path_of(paths, slide, run.folder),
+                path=_path_of(run.paths, slide, run.folder),
                 patient=run.predictions.patients[index],
                 site=run.predictions.sites[index] if run.predictions.sites else "",
                 words=run.predictions.words(index),

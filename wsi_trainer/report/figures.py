@@ -187,12 +187,12 @@ def _survival(runs: Mapping[str, Any]) -> str | None:
         times, events = patients.times[rows], patients.events[rows]
         if not len(times):
             continue
-        curve = kaplan_meier(times, events)
+        happened, shares = kaplan_meier(times, events)
         label = f"{name}: {len(times)} patients, {int(events.sum())} events"
-        axes.step(np.append(curve.times, times.max()), np.append(curve.share, curve.share[-1]), where="post",
+        axes.step(np.append(happened, times.max()), np.append(shares, shares[-1]), where="post",
                   color=colour, label=label)  # fmt: skip
         seen = times[~events]
-        share = curve.share[np.searchsorted(curve.times, seen, side="right") - 1]
+        share = shares[np.searchsorted(happened, seen, side="right") - 1]
         axes.plot(seen, share, "|", color=colour, markersize=8)
         for time in at:
             axes.annotate(str(int((times >= time).sum())), (time, 0), (0, -34 - 11 * line), color=colour, fontsize=8,

@@ -80,7 +80,8 @@ def _context(
     return {
         "title": title or run.folder.name,
         "written": datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
-        "where": where(run.folder, split),
+        "where": where(run, split),
+        "levels": ["slide"] if run.folds else ["slide", "patient"],
         "runs": runs,
         "other": other,
         "main": next(iter(run.predictions.SCORES)),
@@ -95,7 +96,7 @@ def _context(
         "sites": sorted({row.site for row in rows} - {""}),
         "error_means": run.predictions.of_slide.ERROR,
         "tables": _tables(run),
-        "interval": lambda found: Interval(**found),
+        "interval": Interval.of,
         "picture": slide_picture,
         "map_picture": map_picture,
         "maps": maps,
@@ -109,10 +110,12 @@ def _context(
     }
 
 
-def where(run: Run, split: str) -> str:
+def where(run: RunResults, split: str) -> str:
     """The slides that a page is about."""
-    if run.cohort is not None:
-        return f"the cohort {run.cohort}, which the run was not trained on"
+    if run.folds is not None:
+        return f"{len(run.folds['folds'])} folds, each held out from the training of its own run"
+    if run.folder.cohort is not None:
+        return f"the cohort {run.folder.cohort}, which the run was not trained on"
     kept = {"test": "held out from training", "val": "which chose the checkpoint", "train": "which it was trained on"}
     return f"the split {split}, {kept[split]}"
 

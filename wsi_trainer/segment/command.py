@@ -73,7 +73,7 @@ def sentences_on(scores: Mapping[str, Any]) -> Iterator[str]:
     named = {"lesions": ("froc", "lesions, FROC"), "borders": ("border_f1", "borders, F1")}
     for kind, (score, text) in named.items():
         if kind in scores:
-            found = Interval(**scores[kind]["slide"][score])
+            found = Interval.of(scores[kind]["slide"][score])
             yield f"{text}: {found} on {scores[kind]['slides']} slides of {scores[kind]['patients']} patients"
     for slide in scores.get("without_micrometres", ()):
         yield f"no scores of borders: {slide} does not say how large its pixels are; fill in the manifest's column mpp"

@@ -4,11 +4,16 @@ import csv
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import yaml
+from pytorch_lightning.callbacks import RichProgressBar
+from pytorch_lightning.loggers import TensorBoardLogger
 
 from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
+from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.fit.trainer import Bar, make_trainer
 from wsi_trainer.metrics import ClassPredictions, auc
 from wsi_trainer.report.contents import read_curves
 
@@ -96,6 +101,14 @@ def test_a_missing_checkpoint_is_named(words: list[str], tmp_path: Path, capsys:
     (tmp_path / "run" / "config.yaml").write_text("data: {manifest: m.csv}\n")
     assert main(["test", str(tmp_path / "run")]) == 2
     assert "there is no checkpoint at" in capsys.readouterr().err
+
+
+def test_the_progress_bar_names_no_version(tmp_path: Path) -> None:
+    """The bar showed the last letters of the folder `tensorboard` as a number of a version."""
+    bar, curves = Bar(), TensorBoardLogger(tmp_path, name="", version="tensorboard")
+    trainer = make_trainer(TrainConfig(budget=None, accelerator="cpu"), tmp_path, [bar], [curves])
+    assert "v_num" in RichProgressBar().get_metrics(trainer, pl.LightningModule())
+    assert "v_num" not in bar.get_metrics(trainer, pl.LightningModule())
 
 
 def test_a_run_keeps_what_is_null(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data import read_manifest
 from wsi_trainer.fit.compare import Cost, costing
 from wsi_trainer.fit.run import Run, read_json
-from wsi_trainer.metrics import auc, paired_difference, read_predictions
+from wsi_trainer.metrics import Interval, auc, paired_difference, read_predictions
 from wsi_trainer.models import ResNet
 
 
@@ -51,17 +51,24 @@ def test_end_to_end_against_frozen_features_of_the_same_slides(
     runs = Run(out / "run"), Run(out / "frozen")
     splits = [{r.slide: r.split for r in read_manifest(run.splits)} for run in runs]
     assert splits[0] == splits[1]
-    facts = json.loads((out / "comparison.json").read_text())
+    facts = json.loads((out / "comparison.json").read_text(), parse_constant=pytest.fail)
+    for path in out.rglob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
     first, second = (read_predictions(run.predictions("test")) for run in runs)
     assert facts["slides"] == 2 and facts["scores"]["auc"]["values"] == [auc(first), auc(second)]
-    assert str(facts["scores"]["auc"]["difference"]) == str(paired_difference(first, second, auc, 50, 0).to_dict())
+    found = Interval.of(facts["scores"]["auc"]["difference"])
+    assert str(found) == str(paired_difference(first, second, auc, 50, 0))
+    assert found.absent and facts["scores"]["auc"]["difference"]["low"] is None, "NaN is no JSON"
     assert "end to end against frozen features, 2 slides" in shown and "most memory of a step, end to end" in shown
     for cost in (*facts["costs"], facts["features"]):
         assert cost["seconds"] > 0 and cost["process_bytes"] > 2**20
     assert facts["costs"][0]["step_bytes"] == read_json(runs[0].memory)["step_peak_bytes"] > 0
     assert {path.suffix for path in (out / "features").iterdir() if path.is_file()} == {".h5", ".json"}
-    page = (out / "report.html").read_text()
-    assert "frozen features" in page and "time, end to end" in page
+    for _ in range(2):
+        page = (out / "report.html").read_text()
+        assert "frozen features" in page and "time, end to end" in page
+        (out / "report.html").unlink()
+        assert main(["report", str(out)]) == 0
     assert (
         torch.load(runs[1].checkpoint("last"), weights_only=True)["state_dict"]
         .keys()
@@ -89,6 +96,8 @@ def test_folds_of_both_runs_hold_out_the_same_slides(words: list[str], square_sl
     assert facts["runs"] == ["full resolution", "thumbnail"] and facts["features"] is None
     free = [r for r in read_manifest(square_slides) if r.split != "test"]
     assert facts["slides"] == len(free)
+    page = (out / "report.html").read_text()
+    assert "Folds, full resolution" in page and "Folds, thumbnail" in page and "Difference, paired by slide" in page
     assert yaml.safe_load((out / "thumbnail" / "config.yaml").read_text())["data"]["downsample"] == 8
 
 

@@ -39,6 +39,12 @@ def test_folds_are_runs_and_their_summary(
         assert fold["slide"]["auc"] == auc(predictions)
     assert facts["pooled"]["auc"]["patients"] > 0 and facts["split"] == "test"
 
+    for _ in range(2):
+        assert main(["report", str(out.path)]) == 0
+        page = " ".join(out.report.read_text().split())
+        assert f"{len(everyone)} slides of {len(everyone)} patients in 2 folds" in page and "mean ± sd" in page
+        assert "not defined" not in page
+
     # A fold that is done is kept; the other is made again.
     shutil.rmtree(out.path / "fold1")
     kept = (out.path / "fold0" / "evaluation" / "test.json").stat().st_mtime_ns

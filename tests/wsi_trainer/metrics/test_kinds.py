@@ -1,5 +1,6 @@
 """ClassPredictions of several labels, of a number and of a risk: scores by hand, files bit for bit, patients."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from wsi_trainer.metrics import (
     auc,
     c_index,
     kaplan_meier,
+    log_rank,
     read_predictions,
     summarise,
 )
@@ -117,6 +119,47 @@ def test_kaplan_meier_by_hand() -> None:
     times, survival = kaplan_meier(np.array([1.0, 2, 2, 3, 4]), np.array([True, True, False, False, True]))
     np.testing.assert_allclose(times, [0, 1, 2, 4])
     np.testing.assert_allclose(survival, [1, 4 / 5, 4 / 5 * 3 / 4, 0])
+
+
+def test_survival_of_groups_against_its_definition() -> None:
+    """Kaplan-Meier and log-rank of patients with ties and losses to follow-up, written out event by event."""
+    drawn = np.random.default_rng(3)
+    for count in (6, 25, 80):
+        times, events = np.ceil(drawn.exponential(6, count)), drawn.random(count) < 0.7
+        group = drawn.random(count) < 0.4
+        share, expected_share = 1.0, [1.0]
+        observed = expected = variance = 0.0
+        for time in sorted(set(times[events].tolist())):
+            at_risk = sum(t >= time for t in times)
+            died = sum(t == time and e for t, e in zip(times, events))
+            share *= 1 - died / at_risk
+            expected_share.append(share)
+            ours = sum(t >= time and g for t, g in zip(times, group))
+            observed += sum(t == time and e and g for t, e, g in zip(times, events, group))
+            expected += died * ours / at_risk
+            if at_risk > 1:
+                variance += died * ours * (at_risk - ours) * (at_risk - died) / (at_risk**2 * (at_risk - 1))
+        np.testing.assert_allclose(kaplan_meier(times, events)[1], expected_share, rtol=1e-12)
+        p = math.erfc(abs(observed - expected) / math.sqrt(2 * variance))
+        assert log_rank(times, events, group) == pytest.approx(p, rel=1e-9)
+    nobody = np.zeros(6, dtype=bool)
+    assert np.isnan(log_rank(np.arange(1.0, 7), nobody, np.arange(6) < 3))
+    assert kaplan_meier(np.arange(1.0, 7), nobody)[1].tolist() == [1.0]
+    assert np.isnan(log_rank(np.arange(1.0, 7), ~nobody, nobody))
+
+
+def test_survival_counts_patients_and_not_slides() -> None:
+    """Slides of a patient, shown several times, change nothing."""
+    one = some("risk")
+    assert isinstance(one, RiskPredictions)
+    first = one.take(np.arange(0, ROWS, 2))
+    twice = first.take(np.repeat(np.arange(len(first)), 3))
+    for predictions in (first, twice):
+        patients = predictions.by_patient()
+        assert len(patients) == ROWS // 2
+        high = patients.risks > np.median(patients.risks)
+        found = log_rank(patients.times, patients.events, high)
+        assert found == pytest.approx(log_rank(first.times, first.events, first.risks > np.median(first.risks)))
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels", "value", "risk"])
