@@ -40,6 +40,16 @@ class Op(ABC):
     kind: ClassVar[str]
     uniform: ClassVar[bool] = False
 
+    @property
+    def approximation(self) -> str:
+        """What a plan says of an operator that only approximates the user's, as an option asks."""
+        return ""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether what it does was drawn for one step: no later step has the same operator."""
+        return False
+
 
 class TileOp(Op):
     """Tiles in, a tile out."""
@@ -68,6 +78,10 @@ class TileOp(Op):
     def joins(self, box: Box) -> bool:
         """Whether the result on a box is put together of parts, where on others it may be a view of its input."""
         return False
+
+    def joints(self, axis: int) -> Sequence[int]:
+        """Positions on an axis of the result where parts meet that are computed one by one."""
+        return ()
 
     @property
     def in_pieces(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
 
-from lightning_plugin.splitting import Splitting
+from lightning_plugin.recording import Rewriting
 from lightning_plugin.units import parse_bytes
 
 Size = int | str | None
@@ -155,10 +155,12 @@ class Options:
         return Options(**found)
 
     @property
-    def splitting(self) -> Splitting | None:
+    def splitting(self) -> Rewriting | None:
         """How the network is split, if it is."""
         if self.splits is None:
             return None
+        from lightning_plugin.split import Splitting  # an approximation, which is there for who asks for it
+
         return Splitting(self.splits, self.split_depth, self.wobble if self.halo == "stochastic_split" else None)
 
     @property

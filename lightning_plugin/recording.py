@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Set
+from collections.abc import Callable, Container, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -153,6 +153,28 @@ class Recording:
         """The tensors that the nodes begin with."""
         found = (self.bindings.captures.get(v) for n in self.nodes for v in n.outputs)
         return [capture for capture in found if capture is not None]
+
+
+class Rewriting(Protocol):
+    """A change of what was recorded, which an option asks for: some operators by others, such as `split.Split`."""
+
+    def applied(
+        self, nodes: Sequence[Node], trained: Set[int], space: int, key: Callable[[], int]
+    ) -> tuple[Node, ...]: ...
+
+
+def approximation(nodes: Iterable[Node]) -> str:
+    """What a plan for these nodes says of those that only approximate the user's; nothing where none does."""
+    found = [n for n in nodes if n.op.approximation]
+    if not found:
+        return ""
+    last = found[-1]
+    return f"{last.op.approximation}: {len(found)} {last.op.kind} operators, the last of them {last.label}"
+
+
+def drawn(nodes: Iterable[Node]) -> bool:
+    """Whether an operator was drawn for this step alone."""
+    return any(n.op.drawn for n in nodes)
 
 
 def vector_of(v: Value) -> Value:

@@ -46,11 +46,9 @@ from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
 from lightning_plugin.progress import Progress
-from lightning_plugin.recording import Recording, glass_of, image_gradient_bytes
+from lightning_plugin.recording import Recording, Rewriting, approximation, drawn, glass_of, image_gradient_bytes
 from lightning_plugin.residency.homes import Homes, move
 from lightning_plugin.residency.host import make_room_for_pinned
-from lightning_plugin.rules.split import approximation, drawn
-from lightning_plugin.splitting import Splitting
 from lightning_plugin.team import Team
 from lightning_plugin.units import exact_bytes, format_bytes
 
@@ -124,7 +122,7 @@ class Settings:
         return isinstance(other, Settings) and (self.options, self.given) == (other.options, other.given)
 
     @property
-    def splitting(self) -> Splitting | None:
+    def splitting(self) -> Rewriting | None:
         """How the network is split, if it is."""
         return self.options.splitting
 

@@ -26,13 +26,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("execute",),  # runs a plan
     ("residency",),  # where values live, and how they get there
     ("program",),  # a segment, made ready to be run or planned
+    ("options",),  # what a user may say
+    ("split",),  # an approximation that a user may ask for
     ("plan", "rules", "chain"),  # decisions; operators; links
     ("recording",),  # what is to be run
     ("graph",),
     ("ops", "plan_views"),
     ("constants",),  # where a map is known to be constant
-    ("layout", "source", "options", "team"),
-    ("splitting",),  # what a user says of splits
+    ("layout", "source", "team"),
     ("ledger",),
     (
         "boxes",

@@ -15,7 +15,6 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.capture.chains import with_chains
 from lightning_plugin.capture.repeats import Repeat
-from lightning_plugin.capture.splits import split
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.step import Step
 from lightning_plugin.fakes import MODES, unbound
@@ -24,9 +23,8 @@ from lightning_plugin.ops import Captured, Source
 from lightning_plugin.options import Chains
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import FakeTensorMode, plain, transforms, version
-from lightning_plugin.recording import Bindings, Capture, Image, Recording
+from lightning_plugin.recording import Bindings, Capture, Image, Recording, Rewriting
 from lightning_plugin.source import TileSource, together
-from lightning_plugin.splitting import Splitting
 
 #: Where no more nodes are recorded, chains are made only if the user says so: the search looks at each operator.
 MANY = 4000
@@ -43,7 +41,7 @@ class ExecutionSettings(Protocol):
     """How a recording is to be run: `settings.Settings` to a recording, which knows nothing of budgets."""
 
     @property
-    def splitting(self) -> Splitting | None: ...
+    def splitting(self) -> Rewriting | None: ...
     @property
     def chains(self) -> Chains: ...
     def same(self, other: Any) -> bool: ...
@@ -90,7 +88,7 @@ class Session:
     extents: set[tuple[int, ...]] = field(default_factory=set, init=False)
     instances: set[int] = field(default_factory=set, init=False)
     trained: set[int] = field(default_factory=set, init=False)
-    splitting: Splitting | None = field(default=None, init=False)
+    splitting: Rewriting | None = field(default=None, init=False)
     chains: Chains | None = field(default=None, init=False)
     calls: list[Call] = field(default_factory=list, init=False)
     effects: list[Effect] = field(default_factory=list, init=False)
@@ -116,7 +114,7 @@ class Session:
         how = self.splitting or (None if self.settings is None else self.settings.splitting)
         if how is not None:
             space = min(self.instances, default=max(map(len, self.extents), default=0))
-            nodes = split(nodes, self.trained, how, space, lambda: sum(self.random_key()))
+            nodes = how.applied(nodes, self.trained, space, lambda: sum(self.random_key()))
             self.trained.difference_update(n.serial for n in nodes)
         elif self.makes_chains(nodes):
             written = {v for v, capture in self.bindings.captures.items() if capture.version is None}

@@ -18,7 +18,7 @@ from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.costs.rates import Rates, rates_of
 from lightning_plugin.planner.search.policies import policy_of
-from lightning_plugin.rules.split import approximation
+from lightning_plugin.recording import approximation
 
 
 def make_plan(

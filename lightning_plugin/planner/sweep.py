@@ -20,7 +20,7 @@ from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.make import accelerator, rates_for
 from lightning_plugin.planner.search.policies import policy_of
-from lightning_plugin.rules.split import approximation
+from lightning_plugin.recording import approximation
 
 #: A budget under which every network is left whole.
 AMPLE = 1 << 60

@@ -112,6 +112,17 @@ class Squeezed(TileOp):
     count: int
     used: tuple[int, ...]
 
+    @property
+    def approximation(self) -> str:
+        return self.inner.approximation
+
+    @property
+    def drawn(self) -> bool:
+        return self.inner.drawn
+
+    def joints(self, axis: int) -> Sequence[int]:
+        return self.inner.joints(axis)
+
     def need(self, box: Box) -> tuple[Box, ...]:
         return self.inner.need(box)
 

@@ -12,8 +12,7 @@ from lightning_plugin.execute.step import Step
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.describe import signature, structure
 from lightning_plugin.planner.costs.rates import Rates
-from lightning_plugin.recording import Recording
-from lightning_plugin.rules.split import drawn
+from lightning_plugin.recording import Recording, drawn
 from lightning_plugin.settings import MOST_PLANS, Settings, put_last, shorten, tensors_of
 from lightning_plugin.strategy.feedback import Feedback
 from lightning_plugin.units import exact_bytes, format_bytes

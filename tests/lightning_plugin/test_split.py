@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_plugin import PlanError, TiledModule
-from lightning_plugin.splitting import Splitting
+from lightning_plugin.split import Splitting
 from tests.exactness import TOLERANCE, compare
 from tests.lightning_plugin.split_by_hand import Impossible, Residual, Windows, split_step
 

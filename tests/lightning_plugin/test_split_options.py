@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from lightning_plugin import Plan, PlanError, TiledModule, make_plan
 from lightning_plugin.boxes import Box
-from lightning_plugin.rules.split import Seam, Split
 from lightning_plugin.rules.window import Convolution, Window
-from lightning_plugin.splitting import Splitting
+from lightning_plugin.split import Seam, Split, Splitting
 from tests.exactness import TOLERANCE, difference
 from tests.lightning_plugin.split_by_hand import Residual, split_step
 

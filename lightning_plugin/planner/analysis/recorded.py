@@ -18,8 +18,8 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.private import version
+from lightning_plugin.recording import Rewriting
 from lightning_plugin.source import TileSource, likely_instances
-from lightning_plugin.splitting import Splitting
 from lightning_plugin.trees import tree_leaves
 
 
@@ -43,7 +43,7 @@ def recorded(
     module: nn.Module,
     image: Sequence[int] | Tensor,
     dtype: torch.dtype,
-    splitting: Splitting | None = None,
+    splitting: Rewriting | None = None,
     optimizer: str | None = None,
     chains: Chains = "never",
 ) -> Iterator[tuple[Network, tuple[int, ...]]]:

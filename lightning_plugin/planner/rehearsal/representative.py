@@ -19,7 +19,6 @@ from lightning_plugin.ops import TileOp
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.peak import is_padded, may_pad, tile_bytes
 from lightning_plugin.program.program import Program
-from lightning_plugin.rules.split import splits_of
 
 #: About how many operators are run for each grid of a network, tiles together: a small network can afford more tiles.
 EFFORT = 240
@@ -209,14 +208,13 @@ def boxes_along(
 
 
 def at_seams(program: Program, ends: Sequence[Sequence[tuple[int, ...]]], axis: int) -> Iterator[int]:
-    """The indices of tiles in which a map is cut into splits: they join the splits' results."""
-    for _, split in splits_of(program.steps):
-        for a, seam in zip(split.inner.axes, split.seams, strict=True):
-            if a == axis:
-                size = seam.makes[-1]
-                for cut in seam.makes[1:-1]:
-                    index = bisect_right(ends[0][axis], cut * ends[0][axis][-1] // size) - 1
-                    yield from (i for i in (index - 1, index, index + 1) if 0 <= i < len(ends[0][axis]) - 1)
+    """The indices of tiles in which an operator joins parts of its result."""
+    for node in program.steps:
+        if isinstance(node.op, TileOp):
+            for cut in node.op.joints(axis):
+                size = node.outputs[0].space.extent[axis]
+                index = bisect_right(ends[0][axis], cut * ends[0][axis][-1] // size) - 1
+                yield from (i for i in (index - 1, index, index + 1) if 0 <= i < len(ends[0][axis]) - 1)
 
 
 def may_join(node: Node) -> bool:
