@@ -22,6 +22,7 @@ from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Value
 from lightning_plugin.private import storage_key
 from lightning_plugin.rules.replaced import hidden
+from lightning_plugin.rules.table import Recorder
 
 aten = torch.ops.aten
 
@@ -111,10 +112,8 @@ def remember_storage(session: Session, fake: Tensor) -> None:
         known.append(fake)
 
 
-class Applies(Protocol):
+class Applies(Recorder, Protocol):
     """What records a function of fake tensors (`record.Recorder`); ``apply`` returns the fake of its result."""
-
-    grad: bool
 
     def apply(self, func: Callable[..., Tensor], *fakes: Tensor) -> Tensor: ...
 

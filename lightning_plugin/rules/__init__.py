@@ -12,7 +12,6 @@ from lightning_plugin.rules import (
     indexmap,
     instances,
     interpolate,
-    lookup,
     loss,
     norm,
     pad,
@@ -21,56 +20,51 @@ from lightning_plugin.rules import (
     pooling,
     positions,
     random,
-    ranking,
     rearrange,
     reduce,
     replaced,
-    scatters,
     shuffle,
     slices,
-    spellings,
     transposed,
     unfold,
     unpool,
     views,
     window,
 )
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.patterns import by_hand, lookup, patchwork, ranking, scatters, spellings
+from lightning_plugin.rules.table import API, ATEN, Recorder
 
-__all__ = [
-    "API",
-    "ATEN",
-    "adaptive",
-    "attention",
-    "axes",
-    "blocks",
-    "carried",
-    "channels",
-    "contract",
-    "enlarge",
-    "indexmap",
-    "instances",
-    "interpolate",
-    "lookup",
-    "loss",
-    "norm",
-    "pad",
-    "picking",
-    "pointwise",
-    "pooling",
-    "positions",
-    "random",
-    "ranking",
-    "rearrange",
-    "reduce",
-    "replaced",
-    "scatters",
-    "shuffle",
-    "slices",
-    "spellings",
-    "transposed",
-    "unfold",
-    "unpool",
-    "views",
-    "window",
-]  # fmt: skip
+#: Where several families have a rule for a function they are asked in this order; the first that knows the arguments
+#: answers.
+ORDER = (
+    instances,  # single images, put side by side, are several: an axis; to all others that is a plain number
+    channels,  # space stays as it is: no halo and no pass of its own
+    window,  # a convolution is plain far more often than transposed
+    picking,  # along an axis, by known numbers
+    lookup,  # a table that is looked up is a vector; what is picked out of a map comes later
+    reduce,  # over all of space: one pass over the tiles makes a vector
+    axes,  # over some of the axes: the others are still tiled
+    adaptive,  # to more than the one position that `reduce` makes
+    transposed,  # what `window` declines
+    slices,  # parts of space, where `channels` found no part of the channels
+    rearrange,  # space put together or turned round, likewise
+    positions,  # a softmax over all of space, where `axes` had no axis left to tile
+    ranking,  # the best and the picked of all positions
+    pooling,  # windows of space, likewise
+    unfold,  # windows of space, likewise
+    pad,  # the borders of space, likewise
+    interpolate,  # space made larger or smaller, likewise
+    shuffle,  # space and channels, likewise
+    carried,  # plain dimensions that windows slide over, where the families above found no space
+    spellings,  # rarer spellings, put down to the operators above
+)
+#: These have their functions for themselves.
+ALONE = (
+    attention, blocks, contract, enlarge, indexmap, loss, norm, pointwise, random, replaced, unpool, views, by_hand,
+    patchwork, scatters,
+)  # fmt: skip
+
+for _table in (API, ATEN):
+    _table.order([family.__name__ for family in ORDER])
+
+__all__ = ["ALONE", "API", "ATEN", "ORDER", "Recorder"]

@@ -22,7 +22,7 @@ from lightning_plugin.rules.adaptive_sums import BinMax, BinMean, Pooled, follow
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.interpolate import Resample, marked
 from lightning_plugin.rules.sampling import Bins
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
 
 aten = torch.ops.aten
@@ -64,7 +64,7 @@ class AdaptiveMax(TileOp):
         return x if where is None else where
 
 
-def adaptive(rec: Any, x: Value, size: Sequence[int], outs: Sequence[Tensor], maximum: bool, name: str) -> Any:
+def adaptive(rec: Recorder, x: Value, size: Sequence[int], outs: Sequence[Tensor], maximum: bool, name: str) -> Any:
     count = len(size)
     found = squeezed_axes(x, count)
     if found is None:
@@ -91,12 +91,12 @@ def small(bins: Sequence[Bins]) -> bool:
 
 
 @ATEN.rule(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default, kind="resample")
-def adaptive_avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def adaptive_avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     return adaptive(rec, args[0], args[1], outs, False, name_of(func).removeprefix("_"))
 
 
 @ATEN.rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
-def adaptive_max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def adaptive_max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """To more than one position."""
     x, size = args
     return NotImplemented if all(s == 1 for s in size) else adaptive(rec, x, size, outs, True, "adaptive_max_pool")

@@ -26,7 +26,7 @@ from lightning_plugin.private import argument_names
 from lightning_plugin.rules.noise import Stream
 from lightning_plugin.rules.pieces import Dropout, Scores, attend
 from lightning_plugin.rules.pointwise import spread, zeros
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, flattened, uncut
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ class Asked:
 
 
 @API.rule(F.scaled_dot_product_attention, kind="local, reduce or barrier")
-def attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     a = Asked.of(dict(zip(names, args, strict=False)) | kwargs)
     if not a.query.is_map and a.key.is_map and a.value.is_map:
@@ -75,7 +75,7 @@ def attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 )
-def fused_attention(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def fused_attention(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The operators that `nn.MultiheadAttention` comes down to."""
     a = Asked.of(dict(zip(argument_names(func), args, strict=False)) | kwargs)
     rest = [zeros(rec, o, "unused") for o in outs[1:]]  # what only the fused kernel's own backward would read
@@ -103,7 +103,7 @@ def restrided(x: Tensor, strides: list[int]) -> Tensor:
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def attended(rec: Any, a: Asked, out: Tensor, autocast: Any, by_hand: bool = False) -> Any:
+def attended(rec: Recorder, a: Asked, out: Tensor, autocast: Any, by_hand: bool = False) -> Any:
     """Attention of queries that are a map: each tile's queries, all keys and values of what it is about; ``by_hand``:
     not by a fused kernel."""
     rank = len(a.query.shape)
@@ -141,7 +141,7 @@ def attended(rec: Any, a: Asked, out: Tensor, autocast: Any, by_hand: bool = Fal
     return rec.emit(op, operands, [out], layout, "attention")[0]
 
 
-def beside(rec: Any, value: Value, dims: tuple[Any, ...], query: Value) -> Value | None:
+def beside(rec: Recorder, value: Value, dims: tuple[Any, ...], query: Value) -> Value | None:
     """Keys or values as tiles of queries need them: whole along their positions, and cut with the queries along what
     both carry; None where they carry different axes."""
     rank = len(value.shape)
@@ -151,7 +151,7 @@ def beside(rec: Any, value: Value, dims: tuple[Any, ...], query: Value) -> Value
     return aligned(rec, value, Layout(dims, query.space.extent))
 
 
-def aligned(rec: Any, value: Value, layout: Layout) -> Value | None:
+def aligned(rec: Recorder, value: Value, layout: Layout) -> Value | None:
     """A value that is broadcast to a layout: a vector cut as that is, or a map that is cut like it."""
     space = set(layout.space)
     if not value.is_map:

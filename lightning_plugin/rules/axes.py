@@ -24,7 +24,7 @@ from lightning_plugin.private import argument_names
 from lightning_plugin.rules.channels import dim_of, name_of
 from lightning_plugin.rules.reduce import space_op
 from lightning_plugin.rules.reductions import SpaceOp, covers
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -59,7 +59,7 @@ class Strip(TileOp):
         ]
 
 
-def whole_axes(rec: Any, value: Value, dims: Sequence[int]) -> list[int] | None:
+def whole_axes(rec: Recorder, value: Value, dims: Sequence[int]) -> list[int] | None:
     """The axes under some dimensions; None where no other axis of space is left to tile.
 
     That images are tiled among each other does not do: each might be more than a tile can hold.
@@ -68,12 +68,12 @@ def whole_axes(rec: Any, value: Value, dims: Sequence[int]) -> list[int] | None:
     return axes if any(a not in axes for a in cut_in_space(rec, value.space)) else None
 
 
-def cut_in_space(rec: Any, layout: Layout) -> list[int]:
+def cut_in_space(rec: Recorder, layout: Layout) -> list[int]:
     """The axes of a layout that are space, and have more than one position."""
     return [a for a, size in enumerate(layout.extent) if size > 1 and a not in rec.session.instances]
 
 
-def along_axis(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int]) -> Any:
+def along_axis(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int]) -> Any:
     """An operator that keeps its map's shape and mixes positions only along the axes of ``dims``."""
     x = args[0]
     axes = whole_axes(rec, x, dims)
@@ -94,7 +94,7 @@ def along_axis(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
     aten._log_softmax,
     aten._safe_softmax,
 )
-def accumulate(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def accumulate(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Running sums along one axis; along all of space they are a barrier."""
     return along_axis(rec, func, args, kwargs, outs, [dim_of(args, kwargs, 1, -1) % len(args[0].shape)])
 
@@ -231,7 +231,7 @@ def projected(value: Value, dims: Sequence[int], keep: bool) -> Layout:
     aten.argmax.default,
     aten.argmin.default,
 )
-def over_axes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def over_axes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Reductions over some axes of several."""
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
@@ -256,7 +256,7 @@ def reduced(func: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], bool]:
 
 
 def strip_reduction(
-    rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], layout: Layout
+    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], layout: Layout
 ) -> Any:
     x = args[0]
     axes = whole_axes(rec, x, dims)
@@ -273,7 +273,7 @@ def strip_reduction(
 
 
 def projection(
-    rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: tuple[int, ...], keep: bool
+    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: tuple[int, ...], keep: bool
 ) -> Any:
     x = args[0]
     gone = {f.index for d in dims for f in x.space.dims[d] if isinstance(f, Axis)}

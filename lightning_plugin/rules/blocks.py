@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Factor, Layout
 from lightning_plugin.ops import TileOp
+from lightning_plugin.rules.table import Recorder
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def cut(layout: Layout, shape: Sequence[int]) -> Cut | None:
     return Cut(tuple(blocks), tuple(blocks.values()), False, found) if found.shape == tuple(shape) else None
 
 
-def joined(rec: Any, x: Value) -> Value:
+def joined(rec: Recorder, x: Value) -> Value:
     """The same map with every dimension that is (an axis, a plain factor) made an axis."""
     extent = list(x.space.extent)
     dims = list(x.space.dims)

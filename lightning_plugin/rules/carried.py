@@ -20,7 +20,7 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.private import argument_names
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -87,7 +87,7 @@ class Result:
 
 
 @ATEN.rule(*LOOKS_AT, kind="local where space is plain")
-def carried(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def carried(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """A node for each result; of several, one that nobody uses costs nothing."""
     x, others = args[0], [a for a in (*args[1:], *kwargs.values()) if isinstance(a, Value)]
     looks = LOOKS_AT[func](args)
@@ -112,7 +112,7 @@ def looked_at(layout: Layout, looks: int, shape: Sequence[int]) -> Layout:
     return Layout((*layout.dims[:lead], *((size,) for size in shape[lead:])), layout.extent)
 
 
-def group_norm(rec: Any, func: Any, args: Any, outs: Sequence[Tensor]) -> Any:
+def group_norm(rec: Recorder, func: Any, args: Any, outs: Sequence[Tensor]) -> Any:
     """Its arguments say how large the batch is, which of a tile is another number."""
     x, weight, bias = args[:3]
     groups, eps = args[6], args[7]

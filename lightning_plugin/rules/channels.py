@@ -13,7 +13,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.private import argument_names, operator_name
 from lightning_plugin.rules.pointwise import local, spread
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ def resized(layout: Layout, shape: Sequence[int]) -> Layout:
     aten._softmax, aten._log_softmax, aten.glu, aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.sort,
     aten._safe_softmax, kind="local",
 )  # fmt: skip
-def along_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def along_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     if len(outs) != 1 or not plain(x, dim_of(args, kwargs, 1, -1)):
         return NotImplemented
@@ -60,7 +60,7 @@ def occupied(values: Sequence[Value]) -> list[Value]:
 
 
 @ATEN.rule(aten.cat, aten.concat, kind="local")
-def cat(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def cat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     values, dim = occupied(args[0]), dim_of(args, kwargs, 1)
     first = next(v for v in values if v.is_map)
     dim %= len(outs[0].shape)
@@ -75,7 +75,7 @@ def cat(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> 
 
 
 @ATEN.rule(aten.stack, kind="local")
-def stack(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def stack(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     values, dim = list(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
     if any(not v.is_map or v.space != values[0].space for v in values):
         return NotImplemented
@@ -85,7 +85,7 @@ def stack(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -
 
 
 @ATEN.rule(aten.slice.Tensor, aten.narrow.default, aten.flip.default, aten.index_select.default, kind="local")
-def slice_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def slice_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim = args[0], dim_of(args, kwargs, 1)
     dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
     if not x.is_map or not all(plain(x, d) for d in dims):
@@ -94,7 +94,7 @@ def slice_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 
 
 @ATEN.rule(aten.select.int, kind="local")
-def select(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index = args
     dim %= len(x.shape)
     if not plain(x, dim):
@@ -104,7 +104,7 @@ def select(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
 
 
 @ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default, kind="local")
-def split(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def split(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Each piece is a node of its own, so that one is not kept alive for another's sake."""
     x = args[0]
     unbind = func is aten.unbind.int
@@ -131,7 +131,7 @@ REDUCTIONS = (
 
 
 @ATEN.rule(*REDUCTIONS, kind="local")
-def reduce_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def reduce_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """A reduction over dimensions that are not space; the ones over space are in `reduce`."""
     x = args[0]
     dims, keep = reduced_dims(func, args, kwargs)
@@ -156,7 +156,7 @@ def reduced_dims(func: Any, args: Any, kwargs: Any) -> tuple[list[int], bool]:
 
 
 @ATEN.rule(aten.max.dim, aten.min.dim, aten.topk.default, kind="local")
-def max_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def max_channels(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Value and index along channels, as two nodes; the maximum over space is in `reduce`."""
     x = args[0]
     topk = func is aten.topk.default
@@ -177,7 +177,7 @@ def max_channels(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
 
 
 @API.rule(F.linear, kind="local")
-def linear(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def linear(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """A linear layer over channels-last maps: rows are positions, and nothing is flattened."""
     x = args[0]
     if not x.is_map or not plain(x, -1):

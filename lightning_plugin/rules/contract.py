@@ -20,11 +20,11 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import ReduceOp, Reduction
 from lightning_plugin.rules.axes import Projection
-from lightning_plugin.rules.by_hand import attention_by_hand
 from lightning_plugin.rules.channels import name_of, plain
+from lightning_plugin.rules.patterns.by_hand import attention_by_hand
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reductions import widen
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, uncut
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ class Product(ReduceOp):
 
 
 @ATEN.rule(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, kind="local or reduce")
-def product(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def product(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     left, right = (small(rec, v) for v in args)
     if not left.is_map and not right.is_map:
         return rec.vector(func, [left, right], {}, outs, name=name_of(func))
@@ -87,12 +87,12 @@ def product(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
     return NotImplemented
 
 
-def whole(rec: Any, value: Value, letters: str) -> Value:
+def whole(rec: Recorder, value: Value, letters: str) -> Value:
     """An operand that no tile cuts but along its batch."""
     return uncut(rec, value, axes_under(value, [d for d, letter in enumerate(letters) if letter != "b"]))
 
 
-def contracted(rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
+def contracted(rec: Recorder, func: Any, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
     """A product of operands as they are cut, one of them a map."""
     form = name_of(func)
     at, bt, out = FORMS[form]
@@ -103,7 +103,7 @@ def contracted(rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Te
     return rows(rec, func, left, right, outs, (at, bt, out))
 
 
-def small(rec: Any, value: Value) -> Value:
+def small(rec: Recorder, value: Value) -> Value:
     """A map of one position as a vector: nothing is left of it to tile."""
     return rec.gather(value) if value.is_map and all(size == 1 for size in value.space.extent) else value
 
@@ -112,7 +112,7 @@ def spatial(value: Value, dim: int) -> bool:
     return value.is_map and value.space.tidy.is_space(dim)
 
 
-def summed(rec: Any, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
+def summed(rec: Recorder, form: str, left: Value, right: Value, outs: Sequence[Tensor]) -> Any:
     """Positions are summed over: all of them, or all of each image, on both sides in the same order."""
     at, bt, out = FORMS[form]
     first = left if left.is_map else right
@@ -140,7 +140,9 @@ def summed(rec: Any, form: str, left: Value, right: Value, outs: Sequence[Tensor
     return rec.emit(Projection(inner, result, result, (0.0,)), operands, outs, None, form)
 
 
-def rows(rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor], names: tuple[str, str, str]) -> Any:
+def rows(
+    rec: Recorder, func: Any, left: Value, right: Value, outs: Sequence[Tensor], names: tuple[str, str, str]
+) -> Any:
     """Positions are rows, columns or batch of the result, and of one operand alone unless they are batch."""
     dims: dict[str, Dim] = {}
     for value, letters in ((left, names[0]), (right, names[1])):
@@ -165,7 +167,7 @@ def rows(rec: Any, func: Any, left: Value, right: Value, outs: Sequence[Tensor],
     return local(rec, func, [left, right], {}, outs[0], layout, name=name_of_product(func))
 
 
-def per_position(rec: Any, value: Value, batch: Dim, extent: tuple[int, ...]) -> Value:
+def per_position(rec: Recorder, value: Value, batch: Dim, extent: tuple[int, ...]) -> Value:
     """A batch of matrices, one for each position: often one matrix expanded, as a linear layer leaves it."""
     if value.fake.stride(0) == 0:
         matrix = rec.fake(value.shape[1:], value.dtype, value.device)
@@ -180,7 +182,7 @@ def name_of_product(func: Any) -> str:
 
 
 @API.rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, kind="local")
-def matrix(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def matrix(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """A map times one matrix, from either side: local, and the matrix is not copied for every row."""
     if len(args) != 2 or kwargs:
         return NotImplemented
@@ -194,7 +196,7 @@ def matrix(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
 
 
 @ATEN.rule(aten.addmm.default, aten.baddbmm.default, aten.addmv.default, kind="local or reduce")
-def product_plus(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def product_plus(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """beta · bias + alpha · (left @ right)."""
     bias, left, right = args
     without = {"addmm": aten.mm.default, "baddbmm": aten.bmm.default, "addmv": aten.mv.default}[name_of(func)]
@@ -209,15 +211,15 @@ def product_plus(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     return plus(rec, times(rec, bias, beta, bias.fake), times(rec, value, alpha, outs[0]), outs[0])
 
 
-def times(rec: Any, value: Value, scale: float, out: Tensor) -> Value:
+def times(rec: Recorder, value: Value, scale: float, out: Tensor) -> Value:
     return value if scale == 1 else elementwise(rec, aten.mul.Scalar, [value, scale], out)
 
 
-def plus(rec: Any, left: Value, right: Value, out: Tensor) -> Value:
+def plus(rec: Recorder, left: Value, right: Value, out: Tensor) -> Value:
     return elementwise(rec, aten.add.Tensor, [left, right], out)
 
 
-def elementwise(rec: Any, func: Any, args: Sequence[Any], out: Tensor) -> Any:
+def elementwise(rec: Recorder, func: Any, args: Sequence[Any], out: Tensor) -> Any:
     """A pointwise operator on maps and vectors."""
     if any(isinstance(a, Value) and a.is_map for a in args):
         return pointwise(rec, func, args, {}, [out])

@@ -15,12 +15,12 @@ from torch import Tensor
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.rules.indexmap import Run, remap
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
 
-def small_map(rec: Any, vector: Value) -> Value:
+def small_map(rec: Recorder, vector: Value) -> Value:
     """A vector ``(N, C, *space)`` as a map of that space."""
     found: Value = rec.spread(vector, Layout.channels_first(vector.shape))
     return found
@@ -32,7 +32,7 @@ def small_map(rec: Any, vector: Value) -> Value:
     aten._upsample_nearest_exact3d.default, aten.upsample_linear1d.default, aten.upsample_bilinear2d.default,
     aten.upsample_trilinear3d.default, aten.upsample_bicubic2d.default, aten.repeat.default,
 )  # fmt: skip
-def as_on_maps(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def as_on_maps(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """What the operator's own rule makes of the vector as a map."""
     rule = ATEN.get(func)
     if rule is None or len(args[0].shape) != len(outs[0].shape):
@@ -41,7 +41,7 @@ def as_on_maps(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 
 @ATEN.enlarging(aten.expand.default)
-def expand(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, shape = args[0], tuple(outs[0].shape)
     if len(x.shape) != len(shape):
         return NotImplemented

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import plain
+from lightning_plugin.rules.table import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def spatial(x: Value, dim: int) -> bool:
     return x.space.axis_of(dim) is not None or not plain(x, dim)
 
 
-def remap(rec: Any, x: Value, maps: Mapping[int, Runs], name: str, fill: float = 0.0) -> Value | None:
+def remap(rec: Recorder, x: Value, maps: Mapping[int, Runs], name: str, fill: float = 0.0) -> Value | None:
     """Index maps along dimensions of a map, or None where one of them is not simply an axis, or nothing is left."""
     if not maps:
         return x

@@ -13,9 +13,9 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import dim_of
-from lightning_plugin.rules.patchwork import patchwork
+from lightning_plugin.rules.patterns.patchwork import patchwork
 from lightning_plugin.rules.rearrange import Concat
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ class Instance(TileOp):
 
 
 @ATEN.rule(aten.cat, aten.stack, kind="layout")
-def side_by_side(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def side_by_side(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Maps of one image each, one after the other (``cat``), or maps that make up a new dimension (``stack``)."""
     values, new = list(args[0]), func is aten.stack.default
     first = values[0]

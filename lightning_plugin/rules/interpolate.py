@@ -30,7 +30,7 @@ from lightning_plugin.rules.sampling import (
     mix,
     with_values,
 )
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
 
 aten = torch.ops.aten
@@ -148,7 +148,9 @@ def period(scale: float) -> tuple[int, int] | None:
     return None
 
 
-def resample(rec: Any, x: Value, samplers: Sequence[Sampler], out: Tensor, func: Any, flags: tuple[Any, ...]) -> Any:
+def resample(
+    rec: Recorder, x: Value, samplers: Sequence[Sampler], out: Tensor, func: Any, flags: tuple[Any, ...]
+) -> Any:
     """A node that resamples the last dimensions; the sampler of one that is not an axis must have nothing to do."""
     count = len(samplers)
     found = squeezed_axes(x, count)
@@ -194,7 +196,7 @@ def factors(args: Sequence[Any], first: int, count: int) -> list[float | None]:
     aten._upsample_nearest_exact3d.default,
     kind="resample",
 )  # fmt: skip
-def upsample_nearest(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def upsample_nearest(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes = args[0], args[1]
     mode = "nearest-exact" if "exact" in name_of(func) else "nearest"
     given = factors(args, 2, len(sizes))
@@ -231,7 +233,7 @@ def rounding(x: Value, sizes: Sequence[int]) -> Rounding:
     aten.upsample_bicubic2d.default, aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default,
     kind="resample",
 )  # fmt: skip
-def upsample(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def upsample(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, sizes, align = args[:3]
     given = factors(args, 3, len(sizes))
     if not x.dtype.is_floating_point or copied(x, sizes, given):

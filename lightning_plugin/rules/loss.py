@@ -20,7 +20,7 @@ from lightning_plugin.private import argument_names, legacy_reduction, schema
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local, pointwise
 from lightning_plugin.rules.reductions import Sum, wide
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -28,7 +28,7 @@ NONE, MEAN, SUM = 0, 1, 2
 """Reductions, as aten numbers them."""
 
 
-def aligned(rec: Any, value: Value, layout: Layout) -> Value | None:
+def aligned(rec: Recorder, value: Value, layout: Layout) -> Value | None:
     """A value as a map that lies as ``layout`` does; None where its shape differs."""
     if value.shape != layout.shape:
         return None
@@ -43,7 +43,7 @@ def aligned(rec: Any, value: Value, layout: Layout) -> Value | None:
     return rec.spread(value, layout)
 
 
-def total(rec: Any, value: Value, dtype: torch.dtype, divisor: float = 1.0) -> Value:
+def total(rec: Recorder, value: Value, dtype: torch.dtype, divisor: float = 1.0) -> Value:
     """The sum of all of a map."""
     dims = tuple(range(len(value.shape)))
     op = Sum(dims, False, dtype, math.prod(value.shape), divisor)
@@ -66,7 +66,7 @@ def ratio(total: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     aten.binary_cross_entropy_with_logits.default,
     kind="local + reduce",
 )
-def elementwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def elementwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     names = argument_names(func)
     given = dict(zip(names, args, strict=False)) | kwargs
     reduction = given.get("reduction", MEAN)
@@ -82,7 +82,7 @@ def elementwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
     return narrowed(rec, mean, outs[0])
 
 
-def narrowed(rec: Any, value: Value, out: Tensor) -> Value:
+def narrowed(rec: Recorder, value: Value, out: Tensor) -> Value:
     """A reduced number in the type that PyTorch returns."""
     if value.dtype == out.dtype:
         return value
@@ -103,7 +103,7 @@ def counted(target: Tensor, ignore_index: int) -> Tensor:
 
 
 @API.rule(F.cross_entropy, F.nll_loss, kind="local + reduce")
-def classes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def classes(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Cross-entropy of class indices or of probabilities, and the likelihood of class indices."""
     a = arguments(func, args, kwargs)
     x, target, weight = a["input"], a["target"], a["weight"]
@@ -142,7 +142,7 @@ def classes(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
 
 
 def mean_of_classes(
-    rec: Any, loss: Value, target: Value, weight: Value | None, ignore_index: int, outs: Sequence[Tensor]
+    rec: Recorder, loss: Value, target: Value, weight: Value | None, ignore_index: int, outs: Sequence[Tensor]
 ) -> Any:
     """The sum of losses over the sum of weights of the positions that count."""
     if weight is None:
@@ -189,7 +189,7 @@ def gaussian_loss(
 
 
 @API.rule(F.gaussian_nll_loss, kind="local + reduce")
-def gaussian(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def gaussian(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """PyTorch refuses negative variances before it goes on; here they are looked for in the same pass."""
     variance = arguments(func, args, kwargs)["var"]
     if isinstance(variance, Value):

@@ -30,7 +30,7 @@ from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.reductions import VarMean, covers, wide
 from lightning_plugin.rules.running import move, norm_of_vectors
-from lightning_plugin.rules.table import API
+from lightning_plugin.rules.table import API, Recorder
 
 aten = torch.ops.aten
 
@@ -205,7 +205,7 @@ def type_of_statistics(x: Value) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float32 and x.device.type != "mps" else wide(x.dtype)
 
 
-def statistics(rec: Any, x: Value, dims: Sequence[int], shape: Sequence[int]) -> tuple[Value, Value, int]:
+def statistics(rec: Recorder, x: Value, dims: Sequence[int], shape: Sequence[int]) -> tuple[Value, Value, int]:
     """(mean, biased variance, count) of a map over dimensions that hold all of space, for each image."""
     size = math.prod(x.shape[d] for d in dims)
     dtype = type_of_statistics(x)
@@ -217,7 +217,7 @@ def statistics(rec: Any, x: Value, dims: Sequence[int], shape: Sequence[int]) ->
 
 
 def normalize(
-    rec: Any,
+    rec: Recorder,
     x: Value,
     mean: Value,
     var: Value,
@@ -234,7 +234,7 @@ def normalize(
     return rec.emit(op, inputs, [out], x.space, "normalize")[0]
 
 
-def running(rec: Any, a: dict[str, Any], mean: Value, var: Value, size: int, momentum: float) -> None:
+def running(rec: Recorder, a: dict[str, Any], mean: Value, var: Value, size: int, momentum: float) -> None:
     """Update running statistics when the batch's are known; the running variance is the unbiased one."""
     for target, value, scale in (
         (a["running_mean"], mean, 1.0),
@@ -256,7 +256,7 @@ def given(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Ten
     return pulled_back_in_order(out, channels_last(x))
 
 
-def with_given(rec: Any, arguments: Sequence[Any], out: Tensor, name: str) -> Value:
+def with_given(rec: Recorder, arguments: Sequence[Any], out: Tensor, name: str) -> Value:
     """A normalisation whose statistics are given is local."""
     return local(rec, given, arguments, {}, out, arguments[0].space, name=name, autocast=rec.autocast)
 
@@ -270,7 +270,7 @@ def batch_norm_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 @API.rule(F.batch_norm, torch.batch_norm, kind="reduce + broadcast")
-def batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = batch_norm_arguments(func, args, kwargs)
     x = a["input"]
     vectors = [a[k] for k in ("running_mean", "running_var", "weight", "bias")]
@@ -291,7 +291,7 @@ def flat_repeated(t: Tensor, times: int) -> Tensor:
 
 
 def grouped(
-    rec: Any, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor
+    rec: Recorder, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, out: Tensor
 ) -> tuple[Value, Value, Value, int]:
     """Normalise each of ``groups`` channel groups of each image over its channels and space."""
     from lightning_plugin.rules.views import Reshape
@@ -332,7 +332,7 @@ def batched_channels(x: Value) -> bool:
 
 
 @API.rule(F.group_norm, kind="reduce + broadcast")
-def group_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def group_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
     if not x.is_map or not batched_channels(x):
@@ -341,7 +341,7 @@ def group_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 
 @API.rule(F.instance_norm, kind="reduce + broadcast")
-def instance_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def instance_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
     if x.is_map and a["running_mean"] is None and all(plain(x, d) for d in range(1, len(x.shape))):
@@ -359,7 +359,7 @@ def instance_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
 
 
 @API.rule(F.layer_norm, kind="local or reduce + broadcast")
-def layer_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def layer_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over channels it is local; over channels and all of space it is a GroupNorm of one group."""
     a = arguments(func, args, kwargs)
     x, count = a["input"], len(a["normalized_shape"])
@@ -381,7 +381,7 @@ def layer_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 
 @API.on_vectors(F.batch_norm, torch.batch_norm)
-def batch_norm_of_vectors(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def batch_norm_of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = batch_norm_arguments(func, args, kwargs)
     if not a["training"] or a["running_mean"] is None or 0 in a["input"].shape:  # nothing moves by an empty batch
         return NotImplemented

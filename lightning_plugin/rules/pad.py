@@ -13,7 +13,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.rules.channels import name_of, resized
 from lightning_plugin.rules.indexmap import Run, Runs, remap, spatial
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def padded(mode: str, size: int, before: int, after: int) -> Runs | None:
     return tuple(run for run in runs if run.hi > run.lo)
 
 
-def pad(rec: Any, x: Value, pads: Sequence[int], mode: str, fill: float, out: Tensor, name: str) -> Any:
+def pad(rec: Recorder, x: Value, pads: Sequence[int], mode: str, fill: float, out: Tensor, name: str) -> Any:
     """``pads`` is in PyTorch's order, last dimension first."""
     rank = len(x.shape)
     pairs = {rank - 1 - i: (pads[2 * i], pads[2 * i + 1]) for i in range(len(pads) // 2)}
@@ -58,7 +58,7 @@ def pad(rec: Any, x: Value, pads: Sequence[int], mode: str, fill: float, out: Te
 
 
 @ATEN.rule(aten.constant_pad_nd.default, kind="layout")
-def constant_pad(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def constant_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     fill = kwargs.get("value", args[2] if len(args) > 2 else 0.0)
     return pad(rec, args[0], args[1], "constant", fill, outs[0], "constant_pad")
 
@@ -68,13 +68,13 @@ def constant_pad(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Ten
     aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default,
     kind="layout",
 )  # fmt: skip
-def mirrored_pad(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def mirrored_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     mode = "reflect" if name_of(func).startswith("reflection") else "replicate"
     return pad(rec, args[0], args[1], mode, 0.0, outs[0], f"{mode}_pad")
 
 
 @API.rule(F.pad, kind="layout")
-def circular_pad(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def circular_pad(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """PyTorch pads circularly with copies into an empty tensor, which cannot be read off its operators."""
     given = dict(zip(("input", "pad", "mode", "value"), args, strict=False)) | kwargs
     x = given["input"]

@@ -18,7 +18,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Captured, TileOp
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under, flattened
 
 aten = torch.ops.aten
@@ -56,19 +56,19 @@ class Picked(TileOp):
 
 
 @ATEN.rule(aten.index_select.default)
-def select(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def select(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index = args
     return picked(rec, x, dim % max(1, len(x.shape)), index, outs[0], name_of(func))
 
 
 @ATEN.rule(aten.index.Tensor)
-def pick(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def pick(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, indices = args
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     return picked(rec, x, *given[0], outs[0], "index") if len(given) == 1 else NotImplemented
 
 
-def picked(rec: Any, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
+def picked(rec: Recorder, x: Value, dim: int, index: Value, out: Tensor, name: str) -> Any:
     if not x.is_map or not axes_under(x, [dim]) or len(index.shape) != 1 or index.dtype != torch.int64:
         return NotImplemented
     known = captured(index)

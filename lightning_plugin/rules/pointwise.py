@@ -18,7 +18,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout, canonical
 from lightning_plugin.ops import Call, Kernel, TileOp
 from lightning_plugin.private import operator_name
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ class Local(TileOp):
         return self.writing(func)(tiles, vectors)
 
 
-def local(rec: Any, func: Any, args: Any, kwargs: Any, out: Tensor, layout: Layout, **how: Any) -> Value:
+def local(rec: Recorder, func: Any, args: Any, kwargs: Any, out: Tensor, layout: Layout, **how: Any) -> Value:
     """A node that calls ``func`` on tiles as it would be called on whole maps."""
     values, new_args, new_kwargs = rec.template(args, kwargs)
     call = Call(func, new_args, new_kwargs, how.pop("autocast", None))
@@ -62,7 +62,7 @@ def local(rec: Any, func: Any, args: Any, kwargs: Any, out: Tensor, layout: Layo
     return rec.emit(Local(call, extents), values, [out], layout, **how)[0]
 
 
-def broadcast(rec: Any, operands: Sequence[Value], shape: Sequence[int]) -> tuple[list[Value], Layout] | None:
+def broadcast(rec: Recorder, operands: Sequence[Value], shape: Sequence[int]) -> tuple[list[Value], Layout] | None:
     """The operands with spatial vectors spread, and the layout of the result; None where layouts do not agree."""
     dims: list[Dim | None] = [None] * len(shape)
     maps = [v for v in operands if v.is_map]
@@ -95,7 +95,7 @@ def broadcast(rec: Any, operands: Sequence[Value], shape: Sequence[int]) -> tupl
     return [v if v.is_map else spread(rec, v, layout, space) for v in operands], layout
 
 
-def spread(rec: Any, vector: Value, layout: Layout, space: set[int]) -> Value:
+def spread(rec: Recorder, vector: Value, layout: Layout, space: set[int]) -> Value:
     """A vector operand: as it is, or as a map where it extends over space."""
     offset = len(layout.dims) - len(vector.shape)
     mine = [d for d in range(len(vector.shape)) if d + offset in space]
@@ -117,13 +117,13 @@ def spread(rec: Any, vector: Value, layout: Layout, space: set[int]) -> Value:
     return rec.spread(vector, Layout(tuple(dims), tuple(extent)))
 
 
-def zeros(rec: Any, out: Tensor, name: str) -> Value:
+def zeros(rec: Recorder, out: Tensor, name: str) -> Value:
     """A vector like a result that nobody reads, or that has no positions; no gradient comes back from it."""
     how = {"dtype": out.dtype, "device": out.device}
     return rec.vector(torch.zeros, [list(out.shape)], how, [out], name=name, grad=False)[0]
 
 
-def pointwise(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], **how: Any) -> Any:
+def pointwise(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], **how: Any) -> Any:
     """Any operator that treats every position alike."""
     if len(outs) != 1:
         return NotImplemented
@@ -156,7 +156,7 @@ def elementwise(function: type[Custom]) -> type[Custom]:
         class Round(torch.autograd.Function): ...
     """
 
-    def rule(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+    def rule(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
         return pointwise(rec, func, args, kwargs, outs, autocast=rec.autocast)
 
     API.rule(function.apply, kind="local")(rule)
@@ -192,14 +192,14 @@ _register()
 
 
 @ATEN.rule(aten.log_sigmoid_forward, kind="local")
-def log_sigmoid(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def log_sigmoid(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The second result is a buffer of the CPU kernel that nobody reads outside of its backward."""
     out = local(rec, torch.nn.functional.logsigmoid, args, {}, outs[0], args[0].space, name="log_sigmoid")
     return out, rec.vector(aten.empty.memory_format, ([0],), {}, [outs[1]])[0]
 
 
 @ATEN.rule(aten.copy.default, kind="local")
-def copy(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def copy(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """What an in-place copy leaves behind: the source, in the shape and type of the target."""
     target, source = args[0], args[1]
     if not source.is_map or source.shape != target.shape:

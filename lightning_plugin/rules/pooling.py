@@ -15,7 +15,7 @@ from lightning_plugin.boxes import Box, Window
 from lightning_plugin.ops import TileOp
 from lightning_plugin.private import schema
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.table import ATEN, filled
+from lightning_plugin.rules.table import ATEN, Recorder, filled
 from lightning_plugin.rules.window import SlidingOp, WindowOp, each, squeezed_axes, windowed_at
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ class MaxPool(Pool):
 @ATEN.rule(
     aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default, aten.max_pool1d.default, kind="window"
 )
-def max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Indices are positions in the whole map; nobody has asked for them unless they go on to an unpooling.
 
     They are computed by a second node, which costs nothing where it is not used.
@@ -195,7 +195,7 @@ class AvgPool(Pool):
 
 
 @ATEN.rule(aten.avg_pool2d.default, aten.avg_pool3d.default, aten.avg_pool1d.default, kind="window")
-def avg_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def avg_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     count = int(schema(func).name[-2])
     x, kernel, stride, padding, _, count_padding, divisor = filled(args, None, None, [], [0], False, True, None)
     kernel, padding = each(kernel, count), each(padding, count)

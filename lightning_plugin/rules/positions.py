@@ -23,7 +23,7 @@ from lightning_plugin.rules.axes import along
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import broadcast, local
 from lightning_plugin.rules.reductions import SpaceOp, covers, wide, widen
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.uncut import axes_under
 
 aten = torch.ops.aten
@@ -79,7 +79,7 @@ def left(x: Value, dim: int) -> set[int]:
 
 
 @ATEN.rule(aten._softmax, aten._log_softmax)
-def softmax(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def softmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over a dimension that holds all of space, of all images together or of each."""
     x, dim = args[0], args[1] % len(args[0].shape)
     apart = not covers(x, [dim])

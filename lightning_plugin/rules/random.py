@@ -24,7 +24,7 @@ from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.noise import Stream
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -116,7 +116,7 @@ class Bernoulli(Positional):
         return (self.stream.uniform(self.layout, box, torch.float64, x.device) < x).to(self.dtype)
 
 
-def emit(rec: Any, op: type[Positional], x: Value, outs: Sequence[Tensor], *fields: Any, grad: bool = True) -> Any:
+def emit(rec: Recorder, op: type[Positional], x: Value, outs: Sequence[Tensor], *fields: Any, grad: bool = True) -> Any:
     key, call = rec.session.random_key()
     return rec.emit(op(Stream(call, key), x.space, *fields), [x], outs, x.space, rec.name, grad=grad)
 
@@ -138,27 +138,27 @@ def idle(p: float, training: bool) -> bool:
 
 
 @API.rule(F.dropout, torch.dropout, torch.dropout_, kind="local, random")
-def dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
     return NotImplemented if idle(p, training) else emit(rec, Dropout, x, outs, p)
 
 
 @API.rule(F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_, kind="local, random")
-def alpha_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
     if idle(p, training):
         return NotImplemented
     return emit(rec, Dropout, x, outs, 1.0) if p == 1 else emit(rec, AlphaDropout, x, outs, p)
 
 
-def channel_mask(rec: Any, x: Value, p: float, lead: int) -> Tensor:
+def channel_mask(rec: Recorder, x: Value, p: float, lead: int) -> Tensor:
     """A real tensor that is one with probability 1 - p, for each entry of the first ``lead`` dimensions."""
     shape = [size if d < lead else 1 for d, size in enumerate(x.shape)]
     return torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
 
 
 @API.rule(F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_, kind="local, random")
-def feature_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def feature_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Whole channels; an image without a batch dimension has one lead dimension less."""
     x, p, training = settings(func, args, kwargs)
     if idle(p, training):
@@ -169,7 +169,7 @@ def feature_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
 
 
 @API.rule(F.feature_alpha_dropout, torch.feature_alpha_dropout, torch.feature_alpha_dropout_, kind="local, random")
-def feature_alpha_dropout(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def feature_alpha_dropout(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, p, training = settings(func, args, kwargs)
     if idle(p, training):
         return NotImplemented
@@ -184,7 +184,7 @@ def scale_and_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 @API.rule(F.rrelu, torch.rrelu, torch.rrelu_, kind="local, random")
-def rrelu(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def rrelu(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     names = ("input", "lower", "upper", "training")
     a = {"lower": 1 / 8, "upper": 1 / 3, "training": False} | dict(zip(names, args, strict=False)) | kwargs
     x = a["input"]
@@ -194,7 +194,7 @@ def rrelu(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -
 
 
 @ATEN.rule(aten.rand_like.default, aten.randn_like.default, kind="local, random")
-def like(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def like(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     normal = name_of(func) == "randn_like"
     if not outs[0].is_floating_point():
         return NotImplemented
@@ -202,7 +202,7 @@ def like(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
 
 
 @ATEN.rule(aten.uniform.default, aten.exponential.default, kind="local, random")
-def fill(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def fill(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``x.uniform_()``, ``x.exponential_()``."""
     x, rest = args[0], args[1:]
     if kwargs.get("generator") is not None or not x.is_map:
@@ -216,7 +216,7 @@ def fill(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
 
 
 @API.rule(Tensor.normal_, kind="local, random")
-def normal(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def normal(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = {"mean": 0.0, "std": 1.0} | dict(zip(("self", "mean", "std"), args, strict=False)) | kwargs
     if a.get("generator") is not None or not a["self"].is_map:
         return NotImplemented
@@ -224,7 +224,7 @@ def normal(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
 
 
 @ATEN.rule(aten.bernoulli.default, aten.bernoulli.p, kind="local, random")
-def bernoulli(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def bernoulli(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     if kwargs.get("generator") is not None:
         return NotImplemented
     p = kwargs.get("p", args[1] if len(args) > 1 else None)
@@ -232,7 +232,7 @@ def bernoulli(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 
 
 @API.rule(Tensor.bernoulli_, kind="local, random")
-def bernoulli_in_place(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def bernoulli_in_place(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = {"p": 0.5} | dict(zip(("self", "p"), args, strict=False)) | kwargs
     if a.get("generator") is not None or not a["self"].is_map or not isinstance(a["p"], (int, float)):
         return NotImplemented
@@ -240,7 +240,7 @@ def bernoulli_in_place(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequen
 
 
 @ATEN.rule(aten.empty_like.default, kind="local")
-def empty_like(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def empty_like(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Something to be filled: zeros, which are as good as any."""
     x = args[0]
     dtype = {"dtype": outs[0].dtype}

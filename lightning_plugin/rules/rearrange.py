@@ -16,13 +16,13 @@ from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.channels import dim_of, occupied, resized
 from lightning_plugin.rules.indexmap import Run, cropped, remap, spatial
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import ATEN, filled
+from lightning_plugin.rules.table import ATEN, Recorder, filled
 
 aten = torch.ops.aten
 
 
 @ATEN.rule(aten.flip.default)
-def flip(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def flip(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims = [d % len(x.shape) for d in args[1]]
     maps = {d: cropped(x.shape[d] - 1, x.shape[d], -1) for d in dims if spatial(x, d)}
@@ -34,7 +34,7 @@ def flip(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
 
 
 @ATEN.rule(aten.roll.default, kind="layout")
-def roll(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def roll(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, shifts, dims = filled(args, None, None, [])
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [d % len(x.shape) for d in ([dims] if isinstance(dims, int) else dims)]
@@ -55,7 +55,7 @@ def rolled(size: int, shift: int) -> tuple[Run, ...]:
 
 
 @ATEN.rule(aten.rot90.default, kind="layout")
-def rot90(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def rot90(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, turns, dims = filled(args, None, 1, [0, 1])
     return rec.decompose(QUARTERS[turns % 4], x, *dims)
 
@@ -70,7 +70,7 @@ QUARTERS = (
 
 
 @ATEN.rule(aten.repeat.default, kind="layout")
-def repeat(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def repeat(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, times = args[0], list(args[1])
     new = len(times) - len(x.shape)
     if not all(times):
@@ -129,7 +129,7 @@ class Concat(TileOp):
 
 
 @ATEN.rule(aten.cat)
-def cat_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def cat_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     values, dim = occupied(args[0]), dim_of(args, kwargs, 1) % len(outs[0].shape)
     first = next(v for v in values if v.is_map)
     axis = first.space.axis_of(dim)

@@ -24,19 +24,19 @@ from lightning_plugin.rules.reductions import (
     covers,
     reduced_size,
 )
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
 
 @ATEN.rule(*REDUCTIONS)
-def over_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def over_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced_dims(func, args, kwargs)
     return reduced(rec, func, args, kwargs, outs, dims, keep)
 
 
 def reduced(
-    rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
+    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
 ) -> Any:
     if not covers(args[0], dims):
         return NotImplemented
@@ -48,7 +48,7 @@ def reduced(
 
 
 def space_op(
-    rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
+    rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor], dims: Sequence[int], keep: bool
 ) -> tuple[SpaceOp, list[Tensor]] | None:
     """The operator that reduces ``dims``, and its results, of which the call's own is the first."""
     x, out, name = args[0], outs[0], name_of(func)
@@ -74,7 +74,7 @@ def space_op(
 
 
 @ATEN.rule(aten.max.dim, aten.min.dim)
-def extreme(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def extreme(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """max and min with indices along a dimension that holds all of space, and nothing else."""
     x = args[0]
     dim = dim_of(args, kwargs, 1, -1) % len(x.shape)
@@ -101,7 +101,7 @@ def row_major(value: Value, dims: Sequence[int]) -> bool:
     aten.std.default,
     aten.var.default,
 )
-def reduce_all(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def reduce_all(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The reductions to one number."""
     name = {"max": "amax", "min": "amin"}.get(name_of(func), name_of(func))
     packet = getattr(aten, name)
@@ -112,7 +112,7 @@ def reduce_all(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tenso
 
 
 @ATEN.rule(aten.var_mean.correction)
-def var_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def var_mean(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
     dims = [d % len(x.shape) for d in (dims or range(len(x.shape)))]
@@ -127,7 +127,7 @@ def var_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]
 
 
 @ATEN.rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
-def adaptive_max_pool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def adaptive_max_pool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """To one position; other sizes are in `adaptive`."""
     x, size = args
     count = len(size)

@@ -16,7 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from lightning_plugin.graph import Value
 from lightning_plugin.passes import first_order
 from lightning_plugin.rules.pointwise import broadcast, local
-from lightning_plugin.rules.table import API
+from lightning_plugin.rules.table import API, Recorder
 
 
 class Replaced(torch.autograd.Function):
@@ -48,12 +48,12 @@ def same_shape(x: Tensor, new: Tensor) -> Tensor:
 
 
 @API.rule(replaced, kind="local")
-def record_replaced(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def record_replaced(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, new = args
     return hidden(rec, x, new, outs[0])
 
 
-def hidden(rec: Any, x: Value, new: Value, out: Tensor) -> Any:
+def hidden(rec: Recorder, x: Value, new: Value, out: Tensor) -> Any:
     """The new value of something that was written to behind autograd's back, in whatever grad mode."""
     former, rec.grad = rec.grad, True
     try:

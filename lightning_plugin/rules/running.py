@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.graph import Value
+from lightning_plugin.rules.table import Recorder
 
 
 def moved(running: Tensor, value: Tensor, momentum: float) -> None:
@@ -17,7 +18,7 @@ def moved(running: Tensor, value: Tensor, momentum: float) -> None:
 
 
 def move(
-    rec: Any,
+    rec: Recorder,
     running: Value | None,
     values: Sequence[Value],
     momentum: float,
@@ -39,7 +40,13 @@ Norm = Callable[..., Tensor]
 
 
 def norm_of_vectors(
-    rec: Any, norm: Norm, operands: Sequence[Any], running: Sequence[Value], momentum: float, out: Tensor, **how: Any
+    rec: Recorder,
+    norm: Norm,
+    operands: Sequence[Any],
+    running: Sequence[Value],
+    momentum: float,
+    out: Tensor,
+    **how: Any,
 ) -> Value:
     """A norm on vectors alone is run as a whole, and would move its buffers when it runs: it is given statistics of
     its own to move, and the buffers move in the order of the user's code, as where others share them."""

@@ -13,7 +13,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.rules.blocks import Blocks
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import axes_of, windowed
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ class PixelUnshuffle(Blocks):
 
 
 @ATEN.rule(aten.pixel_shuffle.default, aten.pixel_unshuffle.default, kind="resample")
-def pixel_shuffle(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def pixel_shuffle(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, size = args
     axes = axes_of(x, 2)
     if axes is None or not plain(x, -3):
@@ -44,7 +44,7 @@ def pixel_shuffle(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
 
 
 @ATEN.rule(aten.channel_shuffle.default, kind="local")
-def channel_shuffle(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def channel_shuffle(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     return (
         local(rec, func, args, kwargs, outs[0], args[0].space, name="channel_shuffle")
         if plain(args[0], 1)

@@ -12,7 +12,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules.channels import dim_of
 from lightning_plugin.rules.indexmap import cropped, remap
-from lightning_plugin.rules.table import ATEN, filled
+from lightning_plugin.rules.table import ATEN, Recorder, filled
 from lightning_plugin.rules.views import Reshape
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ def declined(value: Value | None) -> Any:
 
 
 @ATEN.rule(aten.slice.Tensor)
-def slice_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def slice_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, start, end, step = filled(args, None, 0, None, None, 1)
     dim %= len(x.shape)
     first, stop, step = slice(start, end, step).indices(x.shape[dim])
@@ -31,7 +31,7 @@ def slice_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 
 
 @ATEN.rule(aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default)
-def split_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def split_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim = args[0], dim_of(args, kwargs, 2) % len(args[0].shape)
     pieces, start = [], 0
     for out in outs:
@@ -45,17 +45,17 @@ def split_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 
 
 @ATEN.rule(aten.select.int)
-def select_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def select_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     return declined(row(rec, args[0], args[1], args[2], outs[0]))
 
 
 @ATEN.rule(aten.unbind.int)
-def unbind_space(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def unbind_space(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     rows = [row(rec, args[0], dim_of(args, kwargs, 1), i, out) for i, out in enumerate(outs)]
     return NotImplemented if any(r is None for r in rows) else tuple(rows)
 
 
-def row(rec: Any, x: Value, dim: int, index: int, out: Tensor) -> Value | None:
+def row(rec: Recorder, x: Value, dim: int, index: int, out: Tensor) -> Value | None:
     """One position along ``dim``, which then is gone; a flattened dimension is made into its axes first."""
     dim %= len(x.shape)
     index %= x.shape[dim]

@@ -16,36 +16,95 @@ the function says more than its pieces do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_plugin.graph import Value
+from lightning_plugin.layout import Layout
+from lightning_plugin.ops import Autocast, Op
 
 Rule = Callable[..., Any]
 
-#: Where several families have a rule for a function, they are asked in this order, whichever was imported first: the
-#: first that knows the arguments answers.
-ORDER: dict[str, str] = {
-    "instances": "that single images, put side by side, are several is an axis; to all others it is a plain number",
-    "channels": "what leaves space as it is needs no halo and no pass of its own",
-    "window": "a convolution is plain far more often than transposed",
-    "picking": "along an axis, by known numbers",
-    "lookup": "a table that is looked up is a vector; what is picked out of a map comes later",
-    "reduce": "over all of space: one pass over the tiles makes a vector",
-    "axes": "over some of the axes: the others are still tiled",
-    "adaptive": "to more than the one position that `reduce` makes",
-    "transposed": "what `window` declines",
-    "slices": "parts of space, where `channels` found no part of the channels",
-    "rearrange": "space put together or turned round, likewise",
-    "positions": "a softmax over all of space, where `axes` had no axis left to tile",
-    "ranking": "the best and the picked of all positions",
-    "pooling": "windows of space, likewise",
-    "unfold": "windows of space, likewise",
-    "pad": "the borders of space, likewise",
-    "interpolate": "space made larger or smaller, likewise",
-    "shuffle": "space and channels, likewise",
-    "carried": "plain dimensions that windows slide over, where the families above found no space",
-    "spellings": "rarer spellings, put down to the operators above",
-}
+
+class Session(Protocol):
+    """The recording that a call is part of.
+
+    ``instances`` are the axes that count images, ``tensor`` gives what a captured value stands for, ``capture`` makes a
+    value of a tensor, and ``random_key`` is that of the next random numbers.
+    """
+
+    instances: set[int]
+
+    def tensor(self, v: Value) -> Tensor: ...
+    def capture(self, tensor: Tensor) -> Value: ...
+    def random_key(self) -> tuple[int, int]: ...
+
+
+class Recorder(Protocol):
+    """One call that is being recorded: rules make values and nodes with it, as `capture.record.Recorder` does."""
+
+    name: str
+    grad: bool
+    autocast: Autocast
+
+    @property
+    def session(self) -> Session: ...
+
+    def fake(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor without data, for the result of a node."""
+        ...
+
+    def emit(
+        self,
+        op: Op,
+        inputs: Sequence[Value],
+        fakes: Sequence[Tensor],
+        layouts: Sequence[Layout | None] | Layout | None,
+        name: str = "",
+        grad: bool = True,
+    ) -> tuple[Value, ...]:
+        """Add a node; results with a layout are maps, others are vectors."""
+        ...
+
+    def vector(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], fakes: Sequence[Tensor], **how: Any
+    ) -> tuple[Value, ...]:
+        """Add a node that runs a function on vectors with ordinary autograd."""
+        ...
+
+    def decompose(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Record what a function runs, whose operators have rules of their own; `NotImplemented` where one has none."""
+        ...
+
+    def spread(self, vector: Value, layout: Layout) -> Value:
+        """A vector with dimensions of space as a map."""
+        ...
+
+    def gather(self, value: Value) -> Value:
+        """A map as one vector."""
+        ...
+
+    def template(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Value, ...], tuple[Any, ...], tuple]:
+        """The values in a call's arguments (maps first), and the arguments with slots in their place."""
+        ...
+
+    def settled(self, values: Iterable[Value]) -> None:
+        """Go on only if these captured tensors are as the recording leaves them; else it is run first."""
+        ...
+
+    def update(
+        self, buffers: Sequence[Value], values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]
+    ) -> None:
+        """Have a module's buffers written, once, when the values are known."""
+        ...
+
+    def then(self, values: Sequence[Value], run: Callable[[Sequence[Tensor]], None]) -> None:
+        """Have something happen, once, when the values are known."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,11 +129,6 @@ class Entry:
     kind: str
     rule: Rule
 
-    @property
-    def rank(self) -> int:
-        """Its place in `ORDER`; a family of a user's is asked last."""
-        return list(ORDER).index(self.family) if self.family in ORDER else len(ORDER)
-
 
 class RuleTable:
     """The rules for each function, by family, that refuses to be overwritten by accident."""
@@ -86,6 +140,13 @@ class RuleTable:
         self.stand_ins: dict[Any, Callable[..., Any]] = {}
         self.enlargers: dict[Any, Rule] = {}
         self._asked: dict[Any, Rule] = {}
+        self._order: list[str] = []
+
+    def order(self, families: Sequence[str]) -> None:
+        """Ask families in this order, whichever was imported first; those of users come last."""
+        self._order = [*families]
+        for function in self.entries:
+            self._sort(function)
 
     def rule(self, *functions: Any, kind: str = "", replace: bool = False) -> Callable[[Rule], Rule]:
         """Register the decorated rule for these functions (an operator packet stands for all its overloads)."""
@@ -94,7 +155,7 @@ class RuleTable:
             for function in functions:
                 if replace:
                     self.entries.pop(function, None)
-                elif any(not self.share(e.family, family(rule)) for e in self.entries.get(function, ())):
+                elif any(not share(e.family, family(rule)) for e in self.entries.get(function, ())):
                     raise ValueError(f"{self.name} has a rule for {function} already; pass replace=True to change it")
                 self.add(function, rule, kind)
             return rule
@@ -111,16 +172,16 @@ class RuleTable:
 
         return add
 
-    @staticmethod
-    def share(one: str, other: str) -> bool:
-        """Whether two families may both have a rule for a function."""
-        return one != other and one in ORDER and other in ORDER
-
     def add(self, function: Any, rule: Rule, kind: str) -> None:
-        entry = Entry(family(rule), kind or family(rule), rule)
-        known = sorted((*self.entries.get(function, ()), entry), key=lambda e: e.rank)
+        entry = Entry(family(rule), kind or family(rule).rsplit(".", 1)[-1], rule)
+        self.entries[function] = (*self.entries.get(function, ()), entry)
+        self._sort(function)
+
+    def _sort(self, function: Any) -> None:
+        order = self._order
+        known = sorted(self.entries[function], key=lambda e: order.index(e.family) if e.family in order else len(order))
         self.entries[function] = tuple(known)
-        self._asked[function] = rule if len(known) == 1 else Chain(tuple(e.rule for e in known))
+        self._asked[function] = known[0].rule if len(known) == 1 else Chain(tuple(e.rule for e in known))
 
     def enlarging(self, *functions: Any) -> Callable[[Rule], Rule]:
         """Register what makes a map of a call on a vector whose result is as large as a map of the recording."""
@@ -159,8 +220,13 @@ class RuleTable:
 
 
 def family(rule: Rule) -> str:
-    """The file that a rule is in."""
-    return rule.__module__.rsplit(".", 1)[-1]
+    """The module that a rule is in."""
+    return rule.__module__
+
+
+def share(one: str, other: str) -> bool:
+    """Whether two families may both have a rule for a function: two of the engine's, which are in its list."""
+    return one != other and all(name.startswith(f"{__package__}.") for name in (one, other))
 
 
 ATEN = RuleTable("ATEN")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.ops import Kernel, TileOp
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.unread import How, unread
 from lightning_plugin.rules.window import axes_of, each, windowed
 
@@ -120,7 +120,7 @@ def narrowed(stamped: Tensor, cuts: Sequence[tuple[int, int, int, int]]) -> Tens
 
 
 @ATEN.rule(aten.convolution.default)
-def transposed(rec: Any, func: Any, args: Sequence[Any], kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def transposed(rec: Recorder, func: Any, args: Sequence[Any], kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, stride, padding, dilation, turned, _, groups = args
     count = len(weight.shape) - 2
     axes = axes_of(x, count) if x.is_map and turned else None

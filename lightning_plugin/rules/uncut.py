@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Layout
 from lightning_plugin.ops import TileOp
+from lightning_plugin.rules.table import Recorder
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Entire(Uncut):
     """
 
 
-def uncut(rec: Any, value: Value, axes: Collection[int], entire: bool = False) -> Value:
+def uncut(rec: Recorder, value: Value, axes: Collection[int], entire: bool = False) -> Value:
     """A map whose axes are cut by no tile; the value itself where it has none. Where none is left to cut it is a
     vector, or as a map `Entire`, if that is asked for."""
     layout = value.layout
@@ -117,7 +118,7 @@ class Flatten(TileOp):
         return tiles[0].narrow(self.dim, lo % self.inner, hi - lo)
 
 
-def flattened(rec: Any, value: Value, dim: int) -> Value | None:
+def flattened(rec: Recorder, value: Value, dim: int) -> Value | None:
     """A map whose dimension is one axis, made of all the factors there; None where it does not begin with an axis."""
     layout = value.space
     dim %= len(layout.dims)
@@ -143,7 +144,7 @@ def flattened(rec: Any, value: Value, dim: int) -> Value | None:
     return found
 
 
-def alternatives(rec: Any, values: Sequence[Value], whole_call: bool) -> Iterator[dict[int, Value]]:
+def alternatives(rec: Recorder, values: Sequence[Value], whole_call: bool) -> Iterator[dict[int, Value]]:
     """What may stand for the maps of a call, by their identity, whose rule declines them as they are.
 
     Several axes in one dimension become one. So do an axis and the plain factors inside it, where maps differ in that:
@@ -178,7 +179,7 @@ def inside(value: Value) -> set[int]:
     return {f.index for dim in value.space.tidy.dims for f in dim[1:] if isinstance(f, Axis)}
 
 
-def flattened_all(rec: Any, value: Value, axes: int) -> Value:
+def flattened_all(rec: Recorder, value: Value, axes: int) -> Value:
     """A map whose dimensions of so many axes, or more, are one axis each, as far as can be."""
     for d in range(len(value.shape)):
         if len(axes_under(value, [d])) >= axes:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_plugin.boxes import Box, Window
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.rules.channels import plain
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import WindowOp, axes_of
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ class Unfold(WindowOp):
 
 
 @ATEN.rule(aten.unfold.default, kind="window")
-def unfold(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def unfold(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, size, step = args
     dim %= len(x.shape)
     axis = x.space.axis_of(dim)
@@ -56,7 +56,7 @@ class Columns(WindowOp):
 
 
 @ATEN.rule(aten.im2col.default, kind="window")
-def im2col(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def im2col(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, kernel, dilation, padding, stride = args
     axes = axes_of(x, 2)
     if axes is None or len(x.shape) != 4 or not plain(x, 0) or not plain(x, 1):

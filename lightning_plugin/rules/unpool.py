@@ -14,7 +14,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
 from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.pooling import MaxPoolIndices
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import axes_of
 
 aten = torch.ops.aten
@@ -58,7 +58,7 @@ class Unpool(TileOp):
 
 
 @ATEN.rule(aten.max_unpool2d.default, aten.max_unpool3d.default, kind="resample")
-def max_unpool(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def max_unpool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Only with the indices of a pooling without overlaps, to the size that was pooled."""
     x, indices, size = args[0], args[1], tuple(args[2])
     pool = made_by(indices)

@@ -15,7 +15,7 @@ from lightning_plugin.ops import TileOp
 from lightning_plugin.rules.blocks import cut, joined
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ class Expand(TileOp):
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze,
     aten.flatten, aten.unflatten, aten._reshape_alias.default,
 )  # fmt: skip
-def view(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def view(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     layout = x.space.regroup(tuple(outs[0].shape))
     if layout is None:
@@ -70,7 +70,7 @@ def view(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
 
 
 @ATEN.rule(aten.permute.default, aten.transpose.int, aten.t.default)
-def permute(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def permute(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     rank = len(x.shape)
     order = list(range(rank))
@@ -83,7 +83,7 @@ def permute(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
 
 
 @ATEN.rule(aten.expand.default)
-def expand(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def expand(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     shape = tuple(outs[0].shape)
     offset = len(shape) - len(x.shape)
@@ -96,7 +96,7 @@ def expand(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
 
 
 @ATEN.rule(aten.as_strided.default, kind="layout")
-def restrided(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def restrided(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The same elements in the same places: pooling says so of a result whose channels lie last in memory."""
     x, out = args[0], outs[0]
     offset = kwargs.get("storage_offset", args[3] if len(args) > 3 else None)

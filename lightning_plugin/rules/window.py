@@ -20,7 +20,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Layout
 from lightning_plugin.ops import Kernel, TileOp
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.unread import How, biased, unread
 
 aten = torch.ops.aten
@@ -228,7 +228,7 @@ class Convolution(SlidingOp):
 
 
 @ATEN.rule(aten.convolution.default)
-def convolution(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def convolution(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = args
     count = len(weight.shape) - 2
     if transposed or not x.is_map or weight.is_map or len(x.shape) != count + 2 or x.space.tidy.is_space(1):

@@ -23,17 +23,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from lightning_plugin.capture.session import Session
 from lightning_plugin.graph import Value
 from lightning_plugin.passes import first_order
 from lightning_plugin.private import FakeTensor
 from lightning_plugin.rules.norm import Normalization, normalize, statistics
 from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.running import move, moved, norm_of_vectors
-from lightning_plugin.rules.table import API
+from lightning_plugin.rules.table import API, Recorder
 
 #: The last merge of each recording; see [Note: merges].
-_latest: WeakKeyDictionary[Session, Value] = WeakKeyDictionary()
+_latest: WeakKeyDictionary[Any, Value] = WeakKeyDictionary()
 
 
 class Merge(torch.autograd.Function):
@@ -110,7 +109,7 @@ def without_communication(x: Tensor, *rest: Any) -> Tensor:
 
 
 @API.rule(synced_batch_norm, kind="reduce + broadcast")
-def record_synced_batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def record_synced_batch_norm(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, running_mean, running_var, momentum, eps, group = args
     dims = [d for d in range(len(x.shape)) if d != 1]
     mean, var, size = statistics(rec, x, dims, [x.shape[1]])
@@ -124,13 +123,13 @@ def record_synced_batch_norm(rec: Any, func: Any, args: Any, kwargs: Any, outs: 
     return normalize(rec, x, mean, var, weight, bias, eps, outs[0], False)
 
 
-def first(rec: Any, x: Value) -> Value:
+def first(rec: Recorder, x: Value) -> Value:
     """The number that the first merge of a recording takes."""
     return rec.session.capture(torch.zeros((), device=x.device, requires_grad=True))  # type: ignore[no-any-return]
 
 
 @API.on_vectors(synced_batch_norm)
-def of_vectors(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def of_vectors(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, weight, bias, running_mean, running_var, momentum, eps, group = args
     if running_mean is None:
         return NotImplemented

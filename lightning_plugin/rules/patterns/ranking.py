@@ -32,7 +32,7 @@ from lightning_plugin.rules.reductions import (
     restored,
     widen,
 )
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ class Best(ReduceOp):
 
 
 @ATEN.rule(aten.topk.default)
-def topk(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def topk(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Over a dimension that holds all of space."""
     given = dict(zip(("x", "k", "dim", "largest"), args, strict=False)) | kwargs
     x, k, largest = args[0], args[1], bool(given.get("largest", True))
@@ -118,7 +118,7 @@ class BestIndex(ReduceOp):
 
 
 @ATEN.rule(aten.argmax.default, aten.argmin.default)
-def best_index(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def best_index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced(func, args, kwargs)
     if not covers(args[0], dims):
         return NotImplemented
@@ -169,7 +169,7 @@ class Pick(ReduceOp):
 
 
 @ATEN.rule(aten.gather.default, aten.index_select.default)
-def pick(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def pick(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """Positions are picked by an index that is a vector."""
     x, dim, index = args[:3]
     dim %= max(1, len(x.shape))
@@ -179,7 +179,7 @@ def pick(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
 
 
 @ATEN.rule(aten.index.Tensor)
-def pick_rows(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def pick_rows(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``x[:, index]`` with one index, on the dimension that holds all of space."""
     x, indices = args
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
@@ -220,7 +220,7 @@ class Prod(SpaceOp):
 
 
 @ATEN.rule(aten.prod.dim_int, aten.prod.default)
-def prod(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def prod(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
     if (
@@ -246,7 +246,7 @@ def prod(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) ->
     aten.count_nonzero.default,
     aten.count_nonzero.dim_IntList,
 )
-def truth(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def truth(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """How many are true, compared with none and with all."""
     x: Value = args[0]
     dims, keep = reduced(func, args, kwargs)

@@ -16,6 +16,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.layout import canonical
 from lightning_plugin.rules.indexmap import IndexMap
 from lightning_plugin.rules.pointwise import Local
+from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.views import Reshape
 
 aten = torch.ops.aten
@@ -99,7 +100,7 @@ def plain_of(v: Value) -> list[Any]:
     return [dim for d in v.space.dims if (dim := canonical(d, v.space.extent))]
 
 
-def patchwork(rec: Any, values: Sequence[Value], out: Tensor) -> Value | None:
+def patchwork(rec: Recorder, values: Sequence[Value], out: Tensor) -> Value | None:
     """Maps side by side as the patches that they are; None where they are not."""
     found = Patchwork.of(values)
     if found is None or math.prod(found.patch()) * len(values) != out.numel():

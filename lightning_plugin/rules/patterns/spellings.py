@@ -14,14 +14,14 @@ from lightning_plugin.private import argument_names
 from lightning_plugin.rules.axes import reduced
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.reductions import VarMean, covers, reduced_size
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 from lightning_plugin.rules.window import each
 
 aten = torch.ops.aten
 
 
 @API.rule(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, kind="reduce")
-def global_average(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def global_average(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """An average pooling whose one window is the map: a mean over space, which no tile has to see whole."""
     names = (
         "input",
@@ -42,7 +42,7 @@ def global_average(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[T
 
 
 @ATEN.rule(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
-def in_another_type(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def in_another_type(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``x.mean(dim, dtype=...)``: cast, then reduce."""
     dtype = kwargs.get("dtype")
     if dtype is None or dtype == args[0].dtype:
@@ -52,7 +52,7 @@ def in_another_type(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[
 
 
 @ATEN.rule(aten.linalg_vector_norm.default)
-def other_norms(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def other_norms(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The norms of order infinity, minus infinity and zero."""
     names = argument_names(func)
     order = float((dict(zip(names, args, strict=False)) | kwargs).get("ord", 2))
@@ -65,19 +65,19 @@ def other_norms(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tens
 
 
 @ATEN.rule(aten.nansum.default)
-def nansum(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def nansum(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced(func, args, kwargs)
     return rec.decompose(lambda x: torch.where(x.isnan(), 0, x).sum(dims, keepdim=keep), args[0])
 
 
 @ATEN.rule(aten.aminmax.default)
-def aminmax(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def aminmax(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     dims, keep = reduced(func, args, kwargs)
     return rec.decompose(lambda x: (x.amin(dims, keepdim=keep), x.amax(dims, keepdim=keep)), args[0])
 
 
 @ATEN.rule(aten.std_mean.correction)
-def std_mean(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def std_mean(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x = args[0]
     dims, keep = reduced(func, args, kwargs)
     if not covers(x, dims):

@@ -18,12 +18,12 @@ from lightning_plugin.layout import Layout
 from lightning_plugin.rules.channels import name_of, plain, resized
 from lightning_plugin.rules.norm import arguments
 from lightning_plugin.rules.pointwise import local
-from lightning_plugin.rules.table import API, ATEN
+from lightning_plugin.rules.table import API, ATEN, Recorder
 
 aten = torch.ops.aten
 
 
-def lined_up(rec: Any, operands: Sequence[Value], dim: int) -> list[Value] | None:
+def lined_up(rec: Recorder, operands: Sequence[Value], dim: int) -> list[Value] | None:
     """Operands of one rank as maps that lie alike but for ``dim``; None where they do not."""
     first = next(v for v in operands if v.is_map)
     space = first.space.space
@@ -45,7 +45,7 @@ def lined_up(rec: Any, operands: Sequence[Value], dim: int) -> list[Value] | Non
 
 
 @API.rule(F.one_hot, kind="local")
-def one_hot(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def one_hot(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     names = ("tensor", "num_classes")
     a = {"num_classes": -1} | dict(zip(names, args, strict=False)) | kwargs
     x = a.get("tensor", a.get("input", a.get("self")))
@@ -56,7 +56,7 @@ def one_hot(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
 
 
 @ATEN.rule(aten.gather.default)
-def gather(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def gather(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index = args[:3]
     dim %= max(1, len(x.shape))
     maps = lined_up(rec, [x, index], dim)
@@ -74,7 +74,7 @@ def gather(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) 
     aten.scatter_reduce.two,
     kind="local",
 )
-def scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, dim, index, source, *rest = args
     dim %= max(1, len(x.shape))
     maps = lined_up(rec, [x, index, *([source] if isinstance(source, Value) else [])], dim)
@@ -93,7 +93,7 @@ def scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor])
 
 
 @ATEN.rule(aten.index.Tensor)
-def index(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def index(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """``weight[classes]`` with a map of classes, and ``x[:, order]`` with an order of channels."""
     x, indices = args
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
@@ -117,7 +117,7 @@ def index(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -
 
 
 @API.rule(F.embedding, kind="local")
-def embedding(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def embedding(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     a = arguments(func, args, kwargs)
     x = a["input"]
     if not x.is_map or a["weight"].is_map or a["max_norm"] is not None or a["sparse"] or a["scale_grad_by_freq"]:
@@ -128,7 +128,7 @@ def embedding(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor
 
 
 @ATEN.rule(aten.bucketize.Tensor, kind="local")
-def bucketize(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def bucketize(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     x, bounds = args
     if not x.is_map or bounds.is_map:
         return NotImplemented

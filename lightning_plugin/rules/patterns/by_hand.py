@@ -19,6 +19,7 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ops import Gather, Slot, Spread
 from lightning_plugin.rules.attention import Asked, attended
 from lightning_plugin.rules.pointwise import Local
+from lightning_plugin.rules.table import Recorder
 from lightning_plugin.rules.uncut import Uncut, axes_under
 from lightning_plugin.rules.views import Expand, Reshape
 
@@ -33,7 +34,7 @@ SCALES = {
 }
 
 
-def attention_by_hand(rec: Any, weights: Value, value: Value, out: Tensor) -> Any:
+def attention_by_hand(rec: Recorder, weights: Value, value: Value, out: Tensor) -> Any:
     """The attention that a product of weights ``(B, t, T)`` and values ``(B, T, d)`` ends, if it does."""
     if not weights.is_map or not value.is_map or len(weights.shape) != 3 or not axes_under(value, [1]):
         return NotImplemented
@@ -106,7 +107,7 @@ def source_of(keys: Value) -> Value | None:
     )
 
 
-def flat_mask(rec: Any, mask: Value, weights: Value) -> Value | None:
+def flat_mask(rec: Recorder, mask: Value, weights: Value) -> Value | None:
     """A mask of all heads alike as what is added to weights (B, t, T)."""
     lead: Sequence[int] = mask.shape[:-2]
     if len(mask.shape) < 2 or math.prod(lead) != 1 or mask.shape[-2:] not in (weights.shape[1:], (1, weights.shape[2])):

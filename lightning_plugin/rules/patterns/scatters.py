@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.rules.table import ATEN
+from lightning_plugin.rules.table import ATEN, Recorder
 
 aten = torch.ops.aten
 
 
 @ATEN.rule(aten.slice_scatter.default, kind="local or layout")
-def slice_scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def slice_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """What is before the slice, the new part, and what is after it, side by side."""
     given = dict(zip(("x", "part", "dim", "start", "end", "step"), args, strict=False)) | kwargs
     x, part, dim = args[0], args[1], given.get("dim", 0) % len(outs[0].shape)
@@ -25,7 +25,7 @@ def slice_scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Te
 
 
 @ATEN.rule(aten.select_scatter.default, kind="local or layout")
-def select_scatter(rec: Any, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
+def select_scatter(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[Tensor]) -> Any:
     """The same of one position."""
     x, part, dim, index = args
     dim %= len(outs[0].shape)
