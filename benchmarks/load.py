@@ -40,7 +40,8 @@ from rich.progress import track
 
 from benchmarks.keep import keep_case
 from benchmarks.soak import MIB, steps
-from wsi_trainer.data.datamodule import DataConfig, SlideData
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.slides.staging import STAGING
 
 #: Pixels along a side of a slide, and of its piece of tissue.

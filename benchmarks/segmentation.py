@@ -53,7 +53,8 @@ def step(folder: Path, widths: list[int], budget: str) -> dict[str, Any]:
     import torch
 
     from tests.lightning_plugin.planner.peaks import of_status
-    from wsi_trainer.data import DataConfig, SlideData
+    from wsi_trainer.data.datamodule import SlideData
+    from wsi_trainer.data.dataset import DataConfig
     from wsi_trainer.fit.config import TrainConfig
     from wsi_trainer.fit.trainer import image_of, make_trainer
     from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wsi_trainer.models.bag_heads.nystrom import NystromAttention
+from wsi_trainer.models.heads import NystromAttention
 
 
 class TransformerHead(nn.Module):

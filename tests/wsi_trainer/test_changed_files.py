@@ -24,14 +24,14 @@ from PIL import Image
 from lightning_plugin import Box, Plan
 from lightning_plugin.errors import PlanError
 from tests.wsi_trainer.slides.dicom_files import write_slide
-from wsi_trainer.data import open_image, read_manifest
+from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.features import FeatureSource
-from wsi_trainer.embed.layouts import Written, write
+from wsi_trainer.data.manifest import read_manifest
+from wsi_trainer.embed.files import Written, write
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_yaml
-from wsi_trainer.regions.files import read_regions
-from wsi_trainer.regions.labels import LabelSource, open_labels
-from wsi_trainer.regions.legend import Legend
+from wsi_trainer.regions.outlines import read_regions
+from wsi_trainer.regions.target import LabelSource, Legend, open_labels
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
@@ -75,7 +75,7 @@ def make_features(folder: Path) -> Path:
     corners = np.stack([np.arange(40.0) * 8, np.zeros(40)], axis=1)
     about = Written(name="s", corners=corners, slide=(400, 400), scale=1.0, size=8, step=8, mpp=0.5, encoder="e",
                     weights="w", origin="o")  # fmt: skip
-    write(folder / "slide.h5", rows, about, "trident")
+    write(folder / "slide.h5", rows.shape, [rows], about, "trident")
     return folder / "slide.h5"
 
 

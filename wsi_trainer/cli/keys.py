@@ -14,7 +14,7 @@ from pathlib import Path
 from wsi_trainer.errors import UserError
 
 GROUPS = {
-    "data": ("wsi_trainer/data/datamodule.py", "DataConfig"),
+    "data": ("wsi_trainer/data/dataset.py", "DataConfig"),
     "train": ("wsi_trainer/fit/config.py", "TrainConfig"),
     "model": ("wsi_trainer/models/classifier.py", "SlideClassifier"),
 }

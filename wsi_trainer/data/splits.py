@@ -1,18 +1,58 @@
-"""Splits: slides that train, that choose the checkpoint, and that are only looked at in the end."""
+"""Splits: slides that train, that choose the checkpoint, and that are only looked at in the end; and folds of them."""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from wsi_trainer.data.iterative import divide_marked
-from wsi_trainer.data.manifest import SlideRecord, one_spelling
+from wsi_trainer.data.manifest import PATHS, SPLITS, SlideRecord, one_spelling, read_manifest, write_manifest
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.tables import Table, read_table
+from wsi_trainer.store.identity import plain_name
+from wsi_trainer.words import clean
+
+
+def divide_marked(groups: Sequence[str], marks: Sequence[Sequence[str]], parts: int, seed: int) -> list[list[int]]:
+    """Places of the slides in about equal parts, whole groups, each mark in proportion.
+
+    Args:
+        groups: What each slide belongs to and is never parted from.
+        marks: The labels that apply to each slide; there may be none.
+        parts: How many parts.
+        seed: Which of equal choices is taken. The same seed gives the same parts.
+    """
+    columns = {mark: place for place, mark in enumerate(sorted({mark for some in marks for mark in some}))}
+    rows = {group: place for place, group in enumerate(sorted(set(groups)))}
+    counts = np.zeros((len(rows), len(columns) + 1))  # slides of each group with each mark; last, all its slides
+    for group, some in zip(groups, marks):
+        counts[rows[group], [*{columns[mark] for mark in some}, -1]] += 1
+    part_of = _deal(counts, parts, np.random.default_rng(seed))
+    return [[place for place, group in enumerate(groups) if part_of[rows[group]] == part] for part in range(parts)]
+
+
+def _deal(counts: np.ndarray, parts: int, rng: np.random.Generator) -> list[int]:
+    """The part of each group, by its counts."""
+    part_of = np.zeros(len(counts), int)
+    lacking = np.tile(counts.sum(0) / parts, (parts, 1))
+    left = counts[:, -1] > 0
+    tie = rng.permutation(len(counts)) / (1 + len(counts))  # less than a slide: it decides between equals only
+    while left.any():
+        owners = (counts[left, :-1] > 0).sum(0)  # how many groups can still give each mark
+        rarest = int(np.where(owners > 0, owners, np.inf).argmin()) if owners.any() else -1
+        # The largest first: small groups can even out later what large ones have spoilt.
+        row = int(np.where(left & (counts[:, rarest] > 0), counts[:, rarest] + tie, -1).argmax())
+        part = max(range(parts), key=lambda part: (lacking[part, rarest], lacking[part, -1], rng.random()))
+        part_of[row], left[row] = part, False
+        lacking[part] -= counts[row]
+    return [int(part) for part in part_of]
+
 
 log = logging.getLogger("wsi_trainer")
 
@@ -150,3 +190,197 @@ def _move(
         )  # fmt: skip
     moved = {rows[index] for part in divide(there, parts, seed, by)[:taken] for index in part}
     return [replace(record, split=target) if i in moved else record for i, record in enumerate(records)]
+
+
+def folds(
+    records: Sequence[SlideRecord], n: int, *, seed: int = 0, validation: float = 0.2, by: By = "patient"
+) -> list[list[SlideRecord]]:
+    """The records n times, each time with another part of them held out.
+
+    Parts are about equal, keep patients whole (with `by="site"` whole sites, so that no model is tested on a site
+    that it was trained on) and classes in proportion. Each slide is held out exactly once.
+
+    Where the manifest has no split, or none but train, the part held out is `test`, and `val` is taken from the
+    rest. Where it has slides with the split test, those stay test in every fold: they judge the model in the end,
+    and the part held out is `val`. A split val of the manifest is divided anew, like train.
+
+    Args:
+        records: The slides. Classes are told apart by `label`: for other kinds of target put a stratum there.
+        n: How many folds; 2 or more.
+        seed: Which slides come together. The same seed gives the same folds.
+        validation: Share of the slides not held out that become `val`, where the held-out part is `test`.
+        by: What is never divided.
+
+    Returns:
+        For each fold all records, in their order, each with its split.
+
+    Raises:
+        UserError: There are too few patients of a class, or too few sites.
+    """
+    if n < 2:
+        raise UserError(f"{n} folds were asked for; cross-validation needs 2 or more")
+    check_leakage([replace(record, split=_kept(record)) for record in records])
+    free = [place for place, record in enumerate(records) if record.split != "test"]
+    held = "val" if len(free) < len(records) else "test"
+    result = []
+    for number, part in enumerate(divide([records[place] for place in free], n, seed, by)):
+        out = {free[index] for index in part}
+        fold = [
+            replace(record, split="test" if record.split == "test" else held if place in out else "train")
+            for place, record in enumerate(records)
+        ]
+        result.append(complete_splits(fold, validation, 0.0, seed + number, by))
+    return result
+
+
+def _kept(record: SlideRecord) -> str:
+    """What of the manifest's split stays: only test; the rest is divided anew."""
+    return "test" if record.split == "test" else "train"
+
+
+def write_folds(folder: Path, divided: Sequence[Sequence[SlideRecord]]) -> list[Path]:
+    """Write `fold0.csv`, `fold1.csv` and so on: manifests of their own, with every split filled in."""
+    paths = [folder / f"fold{number}.csv" for number in range(len(divided))]
+    for path, records in zip(paths, divided):
+        check_leakage(records)
+        write_manifest(path, records)
+    return paths
+
+
+def read_splits(path: Path, columns: Sequence[str] = (), filled: bool = False) -> list[SlideRecord]:
+    """Read splits that were saved, and check them again: someone may have edited the file.
+
+    Args:
+        path: A file of `write_manifest` or `write_folds`.
+        columns: The columns with the label.
+        filled: Whether none of these may be empty.
+
+    Raises:
+        UserError: A slide has no split, or a patient is in two.
+    """
+    records = read_manifest(path, labelled=bool(columns), columns=columns, filled=filled)
+    empty = [record.slide for record in records if not record.split]
+    if empty:
+        raise UserError(f"{path}: slide {empty[0]} has no split; write train, val or test")
+    try:
+        check_leakage(records)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return records
+
+
+def changes_since(kept: Sequence[SlideRecord], now: Sequence[SlideRecord], columns: Sequence[str]) -> list[str]:
+    """Differences of a manifest from the slides that a run keeps, a sentence for each kind of change.
+
+    Args:
+        kept: The slides of the run.
+        now: The slides that the manifest lists.
+        columns: The columns with the label.
+    """
+    before, after = ({record.slide: record for record in some} for some in (kept, now))
+    both = [(before[slide], after[slide]) for slide in before if slide in after]
+    labels = [column for column in columns if column not in PATHS]
+    relabelled = [one.slide for one, two in both if any(one.cells.get(c) != two.cells.get(c) for c in labels)]
+    moved = [one.slide for one, two in both if two.split and one.split != two.split]
+    said = {
+        "new in the manifest since the run began, left out": [slide for slide in after if slide not in before],
+        "no longer in the manifest, kept by the run": [slide for slide in before if slide not in after],
+        "with another label in the manifest; the run keeps the label it began with": relabelled,
+        "in another split in the manifest; the run keeps the split it began with": moved,
+    }
+    return [f"{_counted(slides)} {text}: {first_names(slides)}" for text, slides in said.items() if slides]
+
+
+def _counted(slides: Sequence[str]) -> str:
+    return "1 slide" if len(slides) == 1 else f"{len(slides)} slides"
+
+
+def first_names(slides: Sequence[str], most: int = 10) -> str:
+    """The first names of a list, and how many more there are."""
+    return ", ".join(slides[:most]) + (f" and {len(slides) - most} more" if len(slides) > most else "")
+
+
+def describe(records: Sequence[SlideRecord]) -> dict[str, dict[str, int]]:
+    """How many slides and patients each split has, and how many slides of each class."""
+    found: dict[str, dict[str, int]] = {}
+    for split in ("train", "val", "test"):
+        some = [record for record in records if record.split == split]
+        classes = Counter(record.label for record in some)
+        counts = {"slides": len(some), "patients": len({record.patient for record in some})}
+        found[split] = counts | {f"label {name}": classes[name] for name in sorted(classes)}
+    return found
+
+
+log = logging.getLogger("wsi_trainer")
+
+YES, NO = "true", "false"
+
+
+def apply_splits(records: Sequence[SlideRecord], path: Path, fold: int) -> list[SlideRecord]:
+    """The records with the splits of a file; whether a patient is in two of them is checked where splits are completed.
+
+    Args:
+        records: The slides; their names without extension are those of the file.
+        path: CLAM's splits_0.csv or splits_0_bool.csv, or a table of Patho-Bench such as k=all.tsv.
+        fold: Which, where the file has several.
+
+    Raises:
+        UserError: The file is none of these, lacks a slide, or has one in two splits.
+    """
+    known = published_splits(path, fold)
+    found = []
+    for record in records:
+        names = (record.slide, plain_name(Path(record.slide)), plain_name(record.path))
+        name = next((name for name in names if name in known), None)
+        if name is None:
+            raise UserError(f"{path} lacks slide {record.slide}; leave it out of the manifest, or give its split")
+        found.append(replace(record, split=known.pop(name)))
+    if known:
+        log.warning(
+            "%s has %d slides that the manifest lacks, the first is %s", path, len(known), clean(next(iter(known)))
+        )
+    return found
+
+
+def published_splits(path: Path, fold: int = 0) -> dict[str, str]:
+    """The split of each slide of a file, by the slide's name."""
+    table = read_table(path, "\t" if path.suffix == ".tsv" else ",")
+    if "slide_id" in table.columns:
+        return _by_fold(table, f"fold_{fold}")
+    if set(SPLITS) - set(table.columns):
+        raise UserError(
+            f"{path} is no file of splits: it has neither the columns slide_id and fold_0, nor train, val, test"
+        )
+    if fold:
+        raise UserError(f"{path} is one fold of CLAM's; give the file of fold {fold}, and leave out data.fold")
+    return _by_column(table)
+
+
+def _by_fold(table: Table, column: str) -> dict[str, str]:
+    """Patho-Bench: a line for each slide, a column for each fold. A slide without a split is in none."""
+    table.need(column)
+    found: dict[str, str] = {}
+    for line, row in table.rows:
+        if row[column]:
+            _put(found, row["slide_id"], row[column], f"{table.path}, line {line}")
+    return found
+
+
+def _by_column(table: Table) -> dict[str, str]:
+    """CLAM: a column for each split, with slides below each other, or True where the slide of the line is in it."""
+    found: dict[str, str] = {}
+    first = table.columns[0]
+    marks = {row[split].lower() for _, row in table.rows for split in SPLITS}
+    for line, row in table.rows:
+        for split in SPLITS:
+            marked = row[first] if row[split].lower() == YES else ""
+            if name := marked if marks <= {YES, NO} else row[split]:
+                _put(found, name, split, f"{table.path}, line {line}")
+    return found
+
+
+def _put(found: dict[str, str], name: str, split: str, where: str) -> None:
+    if split not in SPLITS:
+        raise UserError(f"{where}: slide {name} is in {split!r}; expected {', '.join(SPLITS)}")
+    if found.setdefault(name, split) != split:
+        raise UserError(f"{where}: slide {name} is in {split} and in {found[name]}: a model would be tested on it")

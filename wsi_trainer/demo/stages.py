@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from wsi_trainer.demo.settings import SPLITS, DemoSettings
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import write_heatmaps
-from wsi_trainer.explain.regions import sentence_on_regions
+from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.fit import run_fit
 from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.run import Run

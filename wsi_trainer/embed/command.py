@@ -1,16 +1,24 @@
-"""The command `embed`."""
+"""The command `embed`: features of patches by an encoder that is not trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
+from torch import nn
 
-from wsi_trainer.data import DataConfig, check_files
-from wsi_trainer.embed.layouts import Layout
-from wsi_trainer.embed.slides import Embedder
+from lightning_plugin import Box
+from wsi_trainer.data.dataset import DataConfig
+from wsi_trainer.data.manifest import SlideRecord, check_files
+from wsi_trainer.data.patches import PatchConfig, open_bag
+from wsi_trainer.embed.files import Layout, Written, made_with, origin_of, write
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import device_of
 from wsi_trainer.fit.config import TrainConfig
@@ -18,10 +26,136 @@ from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, make_parser, parse
 from wsi_trainer.fit.trainer import precision_of
 from wsi_trainer.foreign.arrays import import_h5py
-from wsi_trainer.models import SlideClassifier
-from wsi_trainer.models.checkpoint import load_weights
-from wsi_trainer.models.low_rank import merge_low_rank
+from wsi_trainer.models import PatchEncoder, SlideClassifier
+from wsi_trainer.models.finetune import merge_low_rank
+from wsi_trainer.models.pretrained import load_weights
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import Bag
+from wsi_trainer.slides.staging import Locked, lock
+from wsi_trainer.store.identity import plain_name
 from wsi_trainer.terminal import say
+
+
+@dataclass
+class Embedder:
+    """Writes a file of features for each slide; those that are there are not made again."""
+
+    model: SlideClassifier
+    patches: PatchConfig
+    out: Path
+    layout: Layout
+    batch: int
+    half: bool
+    """Whether the encoder works in bfloat16; features are float32 in any case."""
+    skip: bool
+    """Whether slides that cannot be read are left out."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    kept: int = 0
+
+    def __post_init__(self) -> None:
+        encoder = self.model.backbone
+        assert isinstance(encoder, PatchEncoder)
+        self.encoder = encoder
+        self.weights = digest(self.model)
+
+    def embed(self, records: Iterable[SlideRecord]) -> Iterator[tuple[str, int]]:
+        """Each slide's name and how many patches were encoded for it, as they are done."""
+        self.model.eval()
+        for record in records:
+            try:
+                yield record.slide, self._slide(record)
+            except SlideError as error:
+                if not self.skip:
+                    raise
+                self.skipped[record.slide] = str(error)
+
+    def _slide(self, record: SlideRecord) -> int:
+        name = plain_name(record.path)
+        path = self.out / f"{name}.h5"
+        try:
+            with lock(self.out, name):
+                return self._kept(record, path) if path.is_file() else self._made(record, path)
+        except Locked as error:
+            raise UserError(
+                f"{path} is being made by another run; give the same command again when that has ended"
+            ) from error
+
+    def _kept(self, record: SlideRecord, path: Path) -> int:
+        """Keep a file, if it is the one that would be made."""
+        weights, origin = made_with(path)
+        if weights != self.weights:
+            raise UserError(f"{path} was made with another encoder or other weights; choose another --out")
+        if origin and origin != origin_of(record, self.patches, self.half):
+            raise UserError(
+                f"{path} was made of other pixels, of other patches or in another precision than {record.slide} has "
+                "now; choose another --out, or remove it, and it is made again"
+            )
+        self.kept += 1
+        return 0
+
+    def _made(self, record: SlideRecord, path: Path) -> int:
+        origin = origin_of(record, self.patches, self.half)
+        try:
+            bag = open_bag(record.path, self.patches, source_mpp=record.mpp, name=record.slide)
+        except OSError as error:
+            raise SlideError(record.path, f"cannot be read: {error.strerror or error}") from error
+        about = self._about(record, bag, origin)
+        if about.mpp is None and self.layout == "stamp":
+            bag.close()
+            raise SlideError(
+                record.slide, "STAMP counts in micrometres, which are not known; fill in the manifest's column mpp"
+            )
+        try:
+            write(path, (bag.shape[0], self.encoder.out_channels), self._batches(bag), about, self.layout)
+        finally:
+            bag.close()
+        return bag.shape[0]
+
+    def _batches(self, bag: Bag) -> Iterator[NDArray[np.float32]]:
+        count, _, size, _ = bag.shape
+        boxes = [
+            Box((start, 0, 0), (min(start + self.batch, count), size, size)) for start in range(0, count, self.batch)
+        ]
+        for box, following in zip(boxes, [*boxes[1:], None]):
+            patches = bag.read(box).to(self.model.device)
+            if following is not None:
+                bag.prefetch([following])
+            device = self.model.device.type
+            with torch.inference_mode(), torch.autocast(device, torch.bfloat16) if self.half else nullcontext():
+                features = self.encoder(self.model.normalise(patches))[0, :, :, 0].t()
+            rows = features.float().cpu().numpy()
+            if not np.isfinite(rows).all():
+                raise UserError(
+                    f"{self.out}: the encoder makes numbers that are not finite; set train.precision: 32-true"
+                )
+            yield rows
+
+    def _about(self, record: SlideRecord, bag: Bag, origin: str) -> Written:
+        published = self.encoder.published
+        return Written(
+            name=plain_name(record.path),
+            corners=bag.place.to_slide(bag.positions[:, ::-1]),
+            slide=bag.place.shape,
+            scale=sum(bag.place.scale) / 2,
+            size=bag.side,
+            step=self.patches.step,
+            mpp=None if bag.mpp is None else sum(bag.mpp) / 2,
+            encoder=type(self.encoder.network).__name__ if published is None else published.name,
+            weights=self.weights,
+            origin=origin,
+        )
+
+
+def digest(model: nn.Module) -> str:
+    """A checksum of the weights of an encoder and of the colours by which patches are normalised."""
+    found = hashlib.sha256()
+    backbone: nn.Module = model.backbone  # type: ignore[assignment]
+    named = {**backbone.state_dict(), "mean": model.mean, "std": model.std}
+    for name, value in named.items():
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
 
 BATCH = 64
 """Patches that are encoded at a time."""
@@ -34,7 +168,7 @@ def embed(words: Sequence[str]) -> int:
         "embed",
         "Write the features of each slide's patches (data.patches) by an encoder that is not trained (model.backbone "
         "PatchEncoder, with its weights as model.pretrained), one HDF5 file for each slide of the manifest, in the "
-        "folder --out. Files that are there are kept; a slide that was cut short goes on where it was.",
+        "folder --out. Files that are there are kept.",
     )
     parser.add_argument("--batch", type=int, default=BATCH, help="patches that are encoded at a time")
     parser.add_argument(

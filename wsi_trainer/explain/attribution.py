@@ -1,18 +1,181 @@
-"""Maps of what a score comes from, at the network's stride, without holding a slide."""
+"""Attribution: maps of the positions that a score comes from, at the network's stride, without holding a slide.
+
+The gradient of the score with respect to a gate of ones is the map. A gate multiplies what it is put on, one number for
+each position of the network's map. By the chain rule its gradient is the sum of gradient × value over all that it
+multiplies, so gradient × input of each cell is had without the gradient of any pixel: it is as large as the map, and
+the slide is nowhere held.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lightning_plugin import TiledModule, materialize
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.probe import AttentionScores, GatedFeatures, GatedPixels, at_rest
 from wsi_trainer.models import AttentionPooling, SlideClassifier
+from wsi_trainer.models.tasks import BinaryTask, Task
+
+
+def targets_of(task: Task) -> tuple[str, ...]:
+    """What can be explained: the classes, or else the one number that is predicted."""
+    return task.classes or task.names[:1]
+
+
+def index_of(task: Task, name: str | None) -> int:
+    """The place of a target; without a name the second class of two, the last of an order, or the first of others."""
+    names = targets_of(task)
+    if name is None:
+        return 0 if len(names) == task.outputs else len(names) - 1
+    if name not in names:
+        raise UserError(f"--target is {name!r}; this model has {', '.join(names)}")
+    return names.index(name)
+
+
+def score(task: Task, logits: Tensor, target: int) -> Tensor:
+    """The score of one slide's target, from its (1, outputs) logits.
+
+    The logit of a class; of the negative class of two the negated one; of a class of an order the logarithm of its
+    probability; of a task without classes the number it predicts.
+    """
+    if isinstance(task, BinaryTask):
+        return logits[0, 0] if target == 1 else -logits[0, 0]
+    if not task.classes:
+        return task.predict(logits)[0, 0]
+    if len(task.classes) == task.outputs:
+        return logits[0, target]
+    return task.predict(logits)[0, target].log()
+
+
+GLASS = 255
+"""The pixel that stands for nothing: what is not tissue is white."""
+
+
+class GatedFeatures(nn.Module):
+    """The score of a slide whose features, at the finest magnification, are multiplied by the gate."""
+
+    def __init__(self, model: SlideClassifier, target: int) -> None:
+        super().__init__()
+        self.model = model
+        self.target = target
+
+    def forward(self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor]) -> Tensor:
+        with _once(self.model.backbone, lambda x: x, lambda features: features * _fitted(gate, features)):
+            logits = self.model(image, context, tissue)
+        return score(self.model.task, logits, self.target)
+
+
+class GatedPixels(GatedFeatures):
+    """The score of a slide whose pixels, at the finest magnification, are mixed with glass: glass + gate · (x − glass).
+
+    A gate of ones is the slide, one of zeros is glass.
+    """
+
+    def forward(self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor]) -> Tensor:
+        model = self.model
+        glass = model.normalise(torch.full((1, 3, 1, 1), GLASS, dtype=torch.uint8, device=model.device))
+
+        def mixed(x: Tensor) -> Tensor:
+            if getattr(model.backbone, "bags", False):
+                return glass + gate.permute(2, 0, 1, 3) * (x - glass)
+            large = functional.interpolate(gate, scale_factor=model.stride, mode="nearest")
+            return glass + large[:, :, : x.shape[2], : x.shape[3]] * (x - glass)
+
+        with _once(model.backbone, mixed, lambda features: features):
+            logits = model(image, context, tissue)
+        return score(model.task, logits, self.target)
+
+
+class AttentionScores(nn.Module):
+    """The logits of attention at the finest magnification, (1, branches, h, w)."""
+
+    def __init__(self, model: SlideClassifier) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        head: Any = self.model.head
+        scores: Tensor = head.scores(self.model.backbone(self.model.normalise(image)))
+        return scores
+
+
+@contextmanager
+def _once(backbone: nn.Module, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Change what the backbone takes and returns in its first call: later ones are of coarser magnifications."""
+    calls = {"before": 0, "after": 0}
+
+    def enter(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        calls["before"] += 1
+        return (before(args[0]), *args[1:]) if calls["before"] == 1 else None
+
+    def leave(_: nn.Module, args: tuple[Tensor, ...], features: Tensor) -> Tensor | None:
+        calls["after"] += 1
+        return after(features) if calls["after"] == 1 else None
+
+    handles = [backbone.register_forward_pre_hook(enter), backbone.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _fitted(gate: Tensor, features: Tensor) -> Tensor:
+    """The gate in the size of the features: a network that rounds down has a position less at the end."""
+    height, width = features.shape[2:]
+    if gate.shape[2] < height or gate.shape[3] < width:
+        raise ValueError(
+            f"the backbone returns {height} × {width} positions where its stride gives {gate.shape[2]} × "
+            f"{gate.shape[3]}; correct its attribute stride"
+        )
+    return gate[:, :, :height, :width]
+
+
+@contextmanager
+def at_rest(model: SlideClassifier) -> Iterator[None]:
+    """Evaluation mode, and no gradient of any parameter: only that of the gate is asked for."""
+    training = model.training
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.eval()
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+        model.train(training)
+
+
+def receptive_field(backbone: nn.Module, size: int = 512, most: int = 2048) -> int:
+    """How many pixels across the backbone looks at for one position, found by asking for the gradient.
+
+    The image that is asked with grows until the field fits into it; a network that sees more than `most` pixels is
+    said to see `most`.
+    """
+    field = _extent(backbone, size)
+    return field if field < size or size >= most else receptive_field(backbone, 2 * size, most)
+
+
+def _extent(backbone: nn.Module, size: int) -> int:
+    backbone.eval()
+    generator = torch.Generator().manual_seed(0)
+    reference = next(backbone.parameters())
+    image = torch.rand(1, 3, size, size, generator=generator).to(reference).requires_grad_()
+    features = backbone(image)
+    rows, columns = features.shape[2:]
+    (gradient,) = torch.autograd.grad(features[0, :, rows // 2, columns // 2].sum(), image)
+    seen = gradient.abs().sum(dim=(0, 1)) > 0
+    extents = [int(line.nonzero().max() - line.nonzero().min()) + 1 for line in (seen.any(0), seen.any(1))]
+    return max(extents)
+
 
 Method = Literal["activation", "attention", "gradient", "integrated"]
 METHODS: tuple[str, ...] = get_args(Method)

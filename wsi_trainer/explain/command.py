@@ -10,8 +10,8 @@ from rich.console import Console
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import write_heatmaps
-from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.regions import sentence_on_regions
+from wsi_trainer.explain.outputs import sentence_on_regions
+from wsi_trainer.explain.slide_map import MapOptions
 from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser

@@ -2,38 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shapely
 import torch
 from rich.progress import track
 
 from lightning_plugin import LazyImage
-from wsi_trainer.data import SlideDataset, SlideRecord
-from wsi_trainer.data.loader import opened
-from wsi_trainer.data.sampling import Visit
-from wsi_trainer.explain.bag_map import BagPlaces
-from wsi_trainer.explain.detected import is_known, marks_of, write_detected
+from wsi_trainer.data.dataset import SlideDataset
+from wsi_trainer.data.loader import Visit, opened
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.explain.attribution import index_of, receptive_field, targets_of
 from wsi_trainer.explain.dicom import need_highdicom, results_as_dicom
-from wsi_trainer.explain.field import receptive_field
-from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.qupath import write_script
-from wsi_trainer.explain.regions import Rings, rings_of
-from wsi_trainer.explain.score import index_of, targets_of
-from wsi_trainer.explain.slide_map import MapFiles, SlideMap, compute
+from wsi_trainer.explain.outputs import write_script
+from wsi_trainer.explain.slide_map import BagPlaces, MapFiles, MapOptions, SlideMap, compute
 from wsi_trainer.fit.config import AUTO, TrainConfig
-from wsi_trainer.fit.run import MAPS, Run
+from wsi_trainer.fit.evaluate import write_lesions
+from wsi_trainer.fit.run import LESION_SCORES, LESIONS, MAPS, Run
 from wsi_trainer.fit.trainer import tissue_stride
 from wsi_trainer.io.files import write_json
-from wsi_trainer.metrics import Marks
-from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.metrics import MISSED, Marks
 from wsi_trainer.places.originals import Originals
-from wsi_trainer.regions import read_regions
+from wsi_trainer.regions.geojson import PathClass
+from wsi_trainer.regions.outlines import Region, read_regions
+from wsi_trainer.regions.shapes import Outline, Rings, hits, regions_joined
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import Bag, Image
 from wsi_trainer.store.identity import result_names
+
+
+def is_known(record: SlideRecord, regions: Sequence[Rings], target: str, classes: Sequence[str]) -> bool:
+    """Whether all lesions of a slide are drawn: some are, or its label says that it has none."""
+    return bool(regions) or (record.label in classes and record.label != target)
+
+
+def marks_of(found: Sequence[Outline], regions: Sequence[Rings], stride: int) -> Marks:
+    """Lesions that outlines detect: the position with the largest value of an outline meets them.
+
+    Args:
+        found: The outlines of a map.
+        regions: Drawn regions in pixels of the image; those that overlap are one lesion.
+        stride: Pixels of the image for one position.
+    """
+    x, y = np.array([one.at for one in found]).reshape(-1, 2).T
+    values = np.array([one.largest for one in found])
+    reach = stride / 2
+    squares = shapely.box(x - reach, y - reach, x + reach, y + reach)
+    scores, outside = hits(regions_joined(regions), squares, values, MISSED)
+    return Marks(scores, values[outside])
+
+
+def write_detected(
+    folder: Path, records: Sequence[SlideRecord], marks: Mapping[str, Marks], target: str, split: str, resamples: int
+) -> None:
+    """Write lesions.csv and scores.json of the slides on which all lesions are known; those of earlier maps go."""
+    for name in (LESIONS, LESION_SCORES):
+        (folder / name).unlink(missing_ok=True)
+    known = [record for record in records if record.slide in marks]
+    if any(len(marks[record.slide].lesions) for record in known):
+        found = write_lesions(folder, known, [(marks[record.slide],) for record in known], [target], resamples)
+        write_json(folder / LESION_SCORES, {"split": split, "lesions": found})
+
 
 CPU_BUDGET = "2GiB"
 """What maps use without a budget on a machine without an accelerator."""
@@ -47,7 +80,7 @@ def write_heatmaps(
     options: MapOptions | None = None,
     regions: Path | None = None,
 ) -> dict[str, Any]:
-    """Write the map of each slide of the split, tile by tile; returns what is also in heatmaps.json of its folder.
+    """Write the map of each slide of the split, tile by tile; returns the content of heatmaps.json of its folder.
 
     Args:
         run: The run, or one of its cohorts, which gets the maps.
@@ -102,9 +135,8 @@ def write_heatmaps(
         if regions is not None and is_known(record, drawn, shown_as.name, model.task.classes):
             marks[record.slide] = marks_of(files.outlines, drawn, one.stride)
     for slide, one in maps.items():
-        entries[slide] |= one.overlay(
-            None if options.method == "attention" else largest, _regions_of(one.record, regions), field
-        )
+        scale = None if options.method == "attention" else largest
+        entries[slide] |= one.overlay(scale, _regions_of(one.record, regions), field)
     write_detected(folder, records, marks, shown_as.name, split, config.resamples)
     facts = _facts(shown_as.name, options, field, entries, skipped, maps)
     write_json(folder / MAPS, facts)
@@ -152,8 +184,8 @@ def _facts(
     return facts
 
 
-def _regions_of(record: SlideRecord, folder: Path | None) -> list[Rings]:
+def _regions_of(record: SlideRecord, folder: Path | None) -> list[Region]:
     if folder is None:
         return []
     path = folder / f"{Path(record.slide).stem}.geojson"
-    return [rings_of(region) for region in read_regions(path)] if path.is_file() else []
+    return read_regions(path) if path.is_file() else []

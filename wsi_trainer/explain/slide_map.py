@@ -1,36 +1,127 @@
-"""The map of one slide, and all that is written of it."""
+"""The map of one slide, and its files."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lightning_plugin import Box
-from wsi_trainer.data import SlideRecord
-from wsi_trainer.explain.attribution import Attribution, attribute
-from wsi_trainer.explain.layer import write_layer
-from wsi_trainer.explain.options import NGFF, MapOptions
-from wsi_trainer.explain.outlines import Outline, objects_of, outlines
-from wsi_trainer.explain.overlay import draw_overlay
-from wsi_trainer.explain.regions import Rings, shares_inside
-from wsi_trainer.explain.tiles import positions_with_tissue, tiles
-from wsi_trainer.explain.top import Peak, crop, peaks
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.patches import PatchConfig
+from wsi_trainer.errors import UserError
+from wsi_trainer.explain.attribution import METHODS, Attribution, Method, attribute
+from wsi_trainer.explain.outputs import (
+    Peak,
+    crop,
+    draw_overlay,
+    peaks,
+    positions_with_tissue,
+    shares_inside,
+    tiles,
+)
 from wsi_trainer.foreign.arrays import load_array
 from wsi_trainer.io.files import save_array, save_picture
 from wsi_trainer.models import SlideBatch, SlideClassifier
-from wsi_trainer.places.geojson import Objects, PathClass
+from wsi_trainer.regions.geojson import PathClass, objects_of, write_objects
+from wsi_trainer.regions.ngff import write_map
+from wsi_trainer.regions.outlines import Region
+from wsi_trainer.regions.shapes import Outline, Rings, outlines
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.slide.views import Image
+from wsi_trainer.slide.views import Bag, Image, Positions
 from wsi_trainer.slides.staging import NGFF04
 
-SIDE = 512
+NGFF: Mapping[str, tuple[str, ...]] = {"both": ("0.5", "0.4"), "0.5": ("0.5",), "0.4": ("0.4",)}
+"""What is written for each choice of `ngff`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapOptions:
+    """The options of `wsi-train heatmap`."""
+
+    method: Method = "activation"
+    """activation: gradient × activation of the features before the head; attention: the weights of an attention head;
+    gradient: gradient × (pixel − glass), summed over each position; integrated: integrated gradients from glass.
+    """
+    target: str | None = None
+    """The class that the maps speak for; by default the positive or highest one of two or of an order, else the
+    first.
+    """
+    steps: int = 16
+    """Steps from glass to the slide, of integrated gradients; each is a forward and a backward pass."""
+    threshold: float = 0.5
+    """Where outlines are drawn in the GeoJSON file, as a share of the slide's largest value."""
+    top: int = 3
+    """How many regions with the largest values are cropped as PNG; 0 for none."""
+    size: int = 512
+    """Side of a cropped region, in pixels of the slide as the model sees it."""
+    tiles: int = 20000
+    """At most how many tiles with measurements the GeoJSON of tiles has, for QuPath's measurement maps; where a map has
+    more positions with tissue, a tile is several of them. 0 for none.
+    """
+    ngff: Literal["both", "0.5", "0.4"] = "both"
+    """Versions of OME-Zarr that the layer is written in: QuPath reads 0.4, newer software 0.5."""
+    dicom: bool = False
+    """Also write a Parametric Map, a Segmentation and bulk annotations for slides that are DICOM (needs highdicom: the
+    extra dicom). They carry the patient's data that the slide's own files have.
+    """
+    originals: Path | None = None
+    """Folder of the slides from which stores were made, where training used stores: DICOM results refer to these, and
+    the QuPath script opens them.
+    """
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UserError(f"--method is {self.method!r}; it must be one of {', '.join(METHODS)}")
+        if not 0 < self.threshold < 1:
+            raise UserError(f"--threshold is {self.threshold}; it must be above 0 and below 1")
+        if self.ngff not in NGFF:
+            raise UserError(f"--ngff is {self.ngff!r}; it must be one of {', '.join(NGFF)}")
+        for name, least in (("steps", 1), ("top", 0), ("size", 1), ("tiles", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name} is {getattr(self, name)}; it must be {least} or more")
+
+
+@dataclass(frozen=True, eq=False)
+class BagPlaces:
+    """Where the patches of a bag lie in the image that they were cut from."""
+
+    image: Image
+    positions: Positions
+    size: int
+    stride: int
+    """Pixels of the image for one position of the map: from one patch of the grid to the next, or a patch where it has
+    gaps, so that each patch covers the middle of one position at least.
+    """
+
+    @staticmethod
+    def of(bag: Bag, patches: PatchConfig) -> BagPlaces:
+        """Those of a slide's bag."""
+        return BagPlaces(bag.whole(), bag.positions, bag.side, min(patches.step, patches.size))
+
+    def paint(self, values: Tensor) -> Tensor:
+        """The map, (rows, columns): the mean of the patches over the middle of each position, 0 where there is none."""
+        rows, columns = (-(-side // self.stride) for side in self.image.shape[2:])
+        total, count = np.zeros((rows, columns)), np.zeros((rows, columns))
+        first = np.ceil(self.positions / self.stride - 0.5).astype(int)
+        last = np.ceil((self.positions + self.size) / self.stride - 0.5).astype(int)
+        for value, (top, left), (bottom, right) in zip(
+            values.flatten().double().tolist(), np.maximum(first, 0).tolist(), last.tolist(), strict=True
+        ):
+            total[top:bottom, left:right] += value
+            count[top:bottom, left:right] += 1
+        return torch.from_numpy(np.divide(total, count, out=np.zeros_like(total), where=count > 0))
+
+
+OVERLAY = 512
 """Longest side of an overlay."""
 DICOM = "dicom"
 """Folder of the DICOM files, one folder for each slide."""
@@ -91,7 +182,7 @@ class SlideMap:
             "place": self.place.record(),
             "stride": self.stride,
         }
-        Objects("annotation", seed).write(self.folder / entry["outlines"], objects_of(found, target), self.place)
+        write_objects(self.folder / entry["outlines"], objects_of(found, target), self.place, seed)
         if options.tiles:
             path = self.folder / TILES / f"{self.name}.geojson"
             path.parent.mkdir(exist_ok=True)
@@ -99,7 +190,7 @@ class SlideMap:
             cut = tiles(double, self.stride, self.size, wanted, options.tiles)
             entry |= {
                 "tiles": f"{TILES}/{path.name}",
-                "tiles_count": Objects("tile", seed).write(path, cut, self.place),
+                "tiles_count": write_objects(path, cut, self.place, seed, tiles=True),
             }
         return MapFiles(entry, single, found)
 
@@ -114,7 +205,7 @@ class SlideMap:
         """The map in each version of NGFF that is wanted."""
         names = {version: f"{LAYERS[version]}{self.name}.ome.zarr" for version in NGFF[options.ngff]}
         for version, name in names.items():
-            write_layer(self.folder / name, values, self.place.coarser(self.stride), facts, version)
+            write_map(self.folder / name, values, self.place.coarser(self.stride), facts, version)
         return {"layer": next(iter(names.values())), "layers": names}
 
     def _crop(self, source: Image, peak: Peak, number: int) -> dict[str, Any]:
@@ -126,15 +217,15 @@ class SlideMap:
         at = {"x": left, "y": top, "width": right - left, "height": bottom - top}
         return {"picture": picture, "value": peak.value, **at}
 
-    def in_image(self, regions: list[Rings]) -> list[Rings]:
+    def in_image(self, regions: Sequence[Region]) -> list[Rings]:
         """Regions, which are drawn on the original slide, in pixels of the image."""
-        return [[[(x, y) for x, y in self.place.to_image(ring).tolist()] for ring in rings] for rings in regions]
+        return [[self.place.to_image(ring) for ring in region.rings] for region in regions]
 
-    def overlay(self, scale: float | None, regions: list[Rings], field: int) -> dict[str, Any]:
+    def overlay(self, scale: float | None, regions: Sequence[Region], field: int) -> dict[str, Any]:
         """Draw the overlay; returns its name, and the shares of the map in the true regions where there are any."""
         attribution, scaled = self.load(), self.in_image(regions)
         with Slide.open(self.record.path) as slide:
-            picture = slide.thumbnail(SIDE)
+            picture = slide.thumbnail(OVERLAY)
         drawn = draw_overlay(picture, attribution, self.size, scale, scaled)
         save_picture(drawn, self.folder / f"{self.name}.png", "PNG")
         entry: dict[str, Any] = {"picture": f"{self.name}.png"}

@@ -17,8 +17,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from lightning_plugin import Plan, SFTDDPStrategy, SFTStrategy
-from wsi_trainer.data import SlideData, SlideRecord, open_bag, open_image
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import open_image
 from wsi_trainer.data.loader import TrainLoader
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.patches import open_bag
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.events import EventLog

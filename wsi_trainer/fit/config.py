@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from wsi_trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from wsi_trainer.data import DataConfig
+    from wsi_trainer.data.dataset import DataConfig
     from wsi_trainer.models import SlideClassifier
 
 AUTO = "auto"

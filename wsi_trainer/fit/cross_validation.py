@@ -13,9 +13,8 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 from rich.table import Table
 
-from wsi_trainer.data import DataConfig, read_splits, write_folds
-from wsi_trainer.data.datamodule import target_of
-from wsi_trainer.data.folds import folds
+from wsi_trainer.data.dataset import DataConfig, target_of
+from wsi_trainer.data.splits import folds, read_splits, write_folds
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.parser import instantiate, trust_words, with_whole_paths
 from wsi_trainer.fit.run import Run

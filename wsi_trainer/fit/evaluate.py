@@ -16,10 +16,11 @@ from pytorch_lightning.callbacks import Callback
 from rich.console import Console
 from torch import Tensor
 
-from wsi_trainer.data import SlideData, SlideDataset, SlideRecord, check_files, read_manifest
-from wsi_trainer.data.datamodule import grouped
-from wsi_trainer.data.folds import first_names
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import SlideDataset, grouped
 from wsi_trainer.data.loader import in_order
+from wsi_trainer.data.manifest import SlideRecord, check_files, read_manifest
+from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import FailureLog
 from wsi_trainer.fit.events import at_work, logged_to
@@ -30,8 +31,8 @@ from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
 from wsi_trainer.models import Task
-from wsi_trainer.models.checkpoint import encoder_of
-from wsi_trainer.models.tasks.base import Owners
+from wsi_trainer.models.pretrained import encoder_of
+from wsi_trainer.models.tasks import Owners
 from wsi_trainer.models.weights import write_weights
 from wsi_trainer.slides.inputs import list_slides
 from wsi_trainer.store.identity import plain_name
@@ -120,7 +121,7 @@ def export(words: Sequence[str]) -> int:
         raise UserError(f"--file is {file}; give a name that ends in .pt or .safetensors")
     if file.exists():
         raise UserError(f"--file is {file}, which is there already; choose another name")
-    weights = encoder_of(run.loaded.model).state_dict()
+    weights = encoder_of(run.loaded.model.backbone).state_dict()
     write_weights(file, weights)
     say(Console(), f"{len(weights)} tensors: {file}")
     return 0

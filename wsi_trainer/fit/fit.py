@@ -14,7 +14,8 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from rich.console import Console
 
 from wsi_trainer import __version__
-from wsi_trainer.data import SlideData, pixels_of
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import pixels_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import Estimate, Events, FailureLog, MemoryWatch, ReadAhead, memory_facts
 from wsi_trainer.fit.checkpoints import RandomState, StepCheckpoint

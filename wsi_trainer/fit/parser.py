@@ -22,16 +22,17 @@ from jsonargparse._common import parsing_settings
 from rich.console import Console
 from torch import nn
 
-from wsi_trainer import data, models
+from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser, about_refusal, explain, read_texts_safely, refuse_empty, suggest
-from wsi_trainer.data import DataConfig, PatchConfig
+from wsi_trainer.data.dataset import DataConfig
+from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.run import Run
 from wsi_trainer.foreign import read_yaml
 from wsi_trainer.models import FrozenFeatures, PatchEncoder, SlideClassifier
-from wsi_trainer.models.checkpoint import load_weights
 from wsi_trainer.models.encoders import is_encoder
+from wsi_trainer.models.pretrained import load_weights
 from wsi_trainer.terminal import say
 
 # The text under each field of a config is its help.
@@ -383,7 +384,7 @@ def own_paths() -> list[str]:
 
 def settings_paths() -> list[str]:
     """The import paths of settings that may be left out, which the parser looks up by name like classes."""
-    return [f"{data.__name__}.{PatchConfig.__name__}", f"{PatchConfig.__module__}.{PatchConfig.__qualname__}"]
+    return [f"{PatchConfig.__module__}.{PatchConfig.__qualname__}"]
 
 
 @contextmanager

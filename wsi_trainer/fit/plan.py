@@ -24,7 +24,7 @@ from lightning_plugin import BudgetError, LazyImage, Plan, make_plan, sweep
 from lightning_plugin.planner.analysis.recorded import Blank
 from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser
-from wsi_trainer.data import DataConfig
+from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO
 from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, make_parser, parse

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from wsi_trainer.data.folds import first_names
 from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_json
 from wsi_trainer.slide.errors import SlideError

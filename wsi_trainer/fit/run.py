@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from wsi_trainer.data.folds import changes_since, first_names, read_splits
 from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_manifest, write_manifest
+from wsi_trainer.data.splits import changes_since, first_names, read_splits
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.resolution import Seen
 from wsi_trainer.foreign import read_json as read_foreign
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from wsi_trainer.data import DataConfig
+    from wsi_trainer.data.dataset import DataConfig
     from wsi_trainer.fit.config import Loaded
 
 SEARCHING = 10.0
@@ -380,7 +380,7 @@ class Run:
 
     def holding(self, loaded: Loaded) -> Run:
         """The run with a model that is in memory already; its weights become those of the checkpoint."""
-        from wsi_trainer.models.checkpoint import load_weights
+        from wsi_trainer.models.pretrained import load_weights
 
         load_weights(loaded.model, self.checkpoint())
         other = replace(self)
@@ -428,9 +428,9 @@ class Run:
     @property
     def encoder(self) -> nn.Module:
         """The trained backbone, or the network within it that encodes patches."""
-        from wsi_trainer.models.checkpoint import encoder_of
+        from wsi_trainer.models.pretrained import encoder_of
 
-        return encoder_of(self.loaded.model)
+        return encoder_of(self.loaded.model.backbone)
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 from lightning_plugin import LazyImage, SFTDDPStrategy, SFTStrategy, TileSource
-from wsi_trainer.data import dense
+from wsi_trainer.data.dataset import dense
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.checkpoints import Checkpoints
 from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig

@@ -1,19 +1,22 @@
 """Slide classifiers: backbones, heads, tasks, and the LightningModule that joins them."""
 
 from wsi_trainer.models.backbones import VGG, Backbone, FrozenFeatures, ResNet, SegmentationBackbone, TimmBackbone, UNet
-from wsi_trainer.models.bag_heads import DualStreamPooling, MeanMLP, TransformerPooling, TransMILPooling
-from wsi_trainer.models.batch import SlideBatch
-from wsi_trainer.models.classifier import SlideClassifier
+from wsi_trainer.models.classifier import SlideBatch, SlideClassifier
+from wsi_trainer.models.encoders import PatchEncoder
 from wsi_trainer.models.heads import (
     AttentionPooling,
     AveragePooling,
     ClassAttentionPooling,
+    DualStreamPooling,
     GeneralisedMeanPooling,
     MaxPooling,
+    MeanMLP,
     Pooling,
     TopKPooling,
+    TransformerPooling,
+    TransMILPooling,
 )
-from wsi_trainer.models.patch_encoder import PatchEncoder
+from wsi_trainer.models.segmentation import SegmentationTask
 from wsi_trainer.models.tasks import (
     BinaryTask,
     ClassTask,
@@ -23,7 +26,6 @@ from wsi_trainer.models.tasks import (
     MultiLabelTask,
     OrdinalTask,
     RegressionTask,
-    SegmentationTask,
     SurvivalTask,
     Task,
 )

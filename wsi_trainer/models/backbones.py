@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.blocks import NormKind, StandardisedConv2d, conv3x3, conv_norm_relu, make_norm
+from wsi_trainer.models.layers import NormKind, StandardisedConv2d, conv3x3, conv_norm_relu, make_norm
 from wsi_trainer.models.network_facts import describe, stages_of
 
 INSTALL = "pip install 'wsi-trainer[networks]'"

@@ -7,32 +7,99 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from lightning_plugin import materialize
 from wsi_trainer.errors import UserError
 from wsi_trainer.metrics import PredictionsError
 from wsi_trainer.models.backbones import fitted, make_backbone
-from wsi_trainer.models.batch import SlideBatch
-from wsi_trainer.models.gathered import Gathered
+from wsi_trainer.models.finetune import Trained, freeze, parameter_groups, train_only, warmup_cosine
 from wsi_trainer.models.heads import AveragePooling, Pooling
-from wsi_trainer.models.layers import BranchLinear
+from wsi_trainer.models.layers import BranchLinear, RunningStandardise
 from wsi_trainer.models.network_facts import describe
-from wsi_trainer.models.optimizer import freeze, parameter_groups
 from wsi_trainer.models.pretrained import Match, load_pretrained
-from wsi_trainer.models.schedule import warmup_cosine
-from wsi_trainer.models.standardise import RunningStandardise
-from wsi_trainer.models.tasks import BinaryTask, SegmentationTask, Task
-from wsi_trainer.models.tasks.base import Owners
+from wsi_trainer.models.segmentation import SegmentationTask
+from wsi_trainer.models.tasks import BinaryTask, Owners, Task
 from wsi_trainer.models.tissue_norm import over_tissue
-from wsi_trainer.models.trained import Trained, train_only
-from wsi_trainer.models.undo import Snapshot
 from wsi_trainer.slide.errors import SlideError
+
+
+class SlideBatch(TypedDict):
+    """One slide: its pixels (uint8, or already float in 0..1), its target, and its name."""
+
+    image: Tensor
+    label: Tensor
+    """As the task's `target` makes it; where each pixel has a class, the map of them, (1, 1, height, width)."""
+    slide: str
+    context: NotRequired[list[Tensor]]
+    """The same slide at further magnifications, from fine to coarse."""
+    beside: NotRequired[Tensor]
+    """The target of the slide, where one is learnt beside that of each pixel."""
+    tissue: NotRequired[list[Tensor]]
+    """Which positions of the map count, (1, 1, h, w), for the image and for each of its context."""
+    failure: NotRequired[str]
+    """Why the slide could not be opened; there is no image then."""
+
+
+class Gathered(Metric):
+    """Keeps targets and predictions until the end of the epoch; with several devices those of all."""
+
+    full_state_update = False
+    targets: list[Tensor]
+    predicted: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("targets", default=[], dist_reduce_fx="cat")
+        self.add_state("predicted", default=[], dist_reduce_fx="cat")
+
+    def update(self, target: Tensor, predicted: Tensor) -> None:
+        self.targets.append(target.detach())
+        self.predicted.append(predicted.detach())
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        """(rows, ...) targets and (rows, names) predictions."""
+        if isinstance(self.targets, list) and not self.targets:  # several devices have joined them to tensors
+            return torch.empty(0), torch.empty(0)
+        return dim_zero_cat(self.targets), dim_zero_cat(self.predicted)
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """What `compute` says, but a single row stays a row: a Metric makes a scalar of it."""
+        with self.sync_context():
+            return type(self).compute(self)
+
+
+class Snapshot:
+    """Gradients and buffers of a module before a step.
+
+    Gradients are there only between the slides of one step of the optimizer. They are kept on the host: they do not
+    count against the device's budget.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.gradients = [None if p.grad is None else _kept(p.grad) for p in module.parameters()]
+        self.buffers = [_kept(buffer) for buffer in module.buffers()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Undo what the step did to gradients and buffers."""
+        for parameter, gradient in zip(self.module.parameters(), self.gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        for buffer, value in zip(self.module.buffers(), self.buffers, strict=True):
+            buffer.copy_(value)
+
+
+def _kept(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
 
 COLOURS = (0.8, 0.7, 0.8), (0.2, 0.2, 0.2)
 """Mean and standard deviation of each colour of stained tissue and glass, about."""

@@ -1,12 +1,15 @@
 """Heads: from the map of features of a whole slide to one vector for it.
 
 Each head is built with the number of channels of the map: `AveragePooling(64)`. The vector it returns has
-`out_channels` entries. They are written with the plain operators of PyTorch, and reduce over space once. Each takes
-the positions that count as a second map: 1 where a position counts and 0 where not (`pool_over: tissue`); what it
-returns is then what it would return had the slide no other positions.
+`out_channels` entries. They are written with the plain operators of PyTorch. Each takes the positions that count as a
+second map: 1 where a position counts and 0 where not (`pool_over: tissue`); the vector is then that of a slide without
+the other positions. The heads after `TopKPooling` are those of papers on bags of patches, of which each position of
+the map is one.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -160,3 +163,201 @@ def attended(features: Tensor, scores: Tensor) -> Tensor:
     """The mean of the features, weighted by the softmax of one map of scores."""
     weights = functional.softmax(scores.flatten(2), dim=-1)
     return (features.flatten(2) * weights).sum(dim=-1)
+
+
+def as_tokens(features: Tensor) -> Tensor:
+    """From (N, channels, h, w) to (N, positions, channels)."""
+    return features.flatten(2).transpose(1, 2)
+
+
+def refuse_counts(head: object, counts: Tensor | None) -> None:
+    """Refuse a map of which only some positions count, for a head whose tokens stand in relation to each other."""
+    if counts is not None:
+        raise ValueError(
+            f"model.head {type(head).__name__} is for bags of patches (data.patches, data.features), all of which "
+            "count; leave out pool_over: tissue, or choose a head that pools"
+        )
+
+
+class MeanMLP(AveragePooling):
+    """The mean over the slide of max(0, W h + b): what attention has to beat."""
+
+    def __init__(self, channels: int, hidden: int = 512, dropout: float = 0.0) -> None:
+        """Build the head.
+
+        Args:
+            channels: Channels of the map.
+            hidden: Rows of W.
+            dropout: Dropout of what is averaged.
+        """
+        super().__init__(channels)
+        self.out_channels = hidden
+        self.project = nn.Conv2d(channels, hidden, 1)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        return super().forward(self.drop(functional.relu(self.project(features))), counts)
+
+
+class DualStreamPooling(Pooling):
+    """DSMIL's two streams, for each output of the task.
+
+    The first scores each patch by itself, w·h; the patch with the highest score is the critical one, m. The second is
+    a mean of V h over all patches, its weights the softmax of the products of queries, (Q h)·(Q hₘ). The vector of an
+    output is that mean, and beside it the score of the critical patch: the last layer weighs the two, where the paper
+    takes the half of each. Patches that share the highest score are critical together, in equal parts.
+    """
+
+    def __init__(self, channels: int, queries: int = 128) -> None:
+        """Build the head.
+
+        Args:
+            channels: Channels of the map.
+            queries: Entries of a query.
+        """
+        super().__init__(channels)
+        self.score = nn.Conv2d(channels, 1, 1)
+        self.query = nn.Conv2d(channels, queries, 1)
+        self.value = nn.Conv2d(channels, channels, 1)
+        self.out_channels = channels + 1
+
+    def attach(self, outputs: int) -> None:
+        self.branches = outputs
+        self.out_channels *= outputs
+        self.score = nn.Conv2d(self.score.in_channels, outputs, 1)
+
+    def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        scores = lowered(self.score(features), counts)
+        queries, values = self.query(features), self.value(features)
+        vectors = []
+        for branch in range(self.branches):
+            own = scores[:, branch : branch + 1]
+            highest = own.amax(dim=(2, 3), keepdim=True)
+            critical = (own == highest).to(queries.dtype)
+            middle = (queries * critical).sum(dim=(2, 3), keepdim=True) / critical.sum(dim=(2, 3), keepdim=True)
+            alike = lowered((queries * middle).sum(dim=1, keepdim=True), counts)
+            vectors += [attended(values, alike), highest.flatten(1)]
+        return torch.cat(vectors, dim=1)
+
+
+class TransformerPooling(Pooling):
+    """A class token that attends, with all patches, to all patches; it knows nothing of where they lie."""
+
+    def __init__(self, channels: int, width: int = 512, heads: int = 8, layers: int = 2, dropout: float = 0.0) -> None:
+        """Build the head.
+
+        Args:
+            channels: Channels of the map.
+            width: Entries of a token, and of the vector.
+            heads: Heads of the attention.
+            layers: How many layers, normalised before attention and before their own network of `4 * width`.
+            dropout: Dropout in the layers.
+        """
+        super().__init__(channels)
+        if width % heads:
+            raise ValueError(f"width is {width}; it must be a multiple of heads, {heads}")
+        self.out_channels = width
+        self.project = nn.Linear(channels, width)
+        self.token = nn.Parameter(0.02 * torch.randn(1, 1, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+
+    def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        refuse_counts(self, counts)
+        tokens = self.project(as_tokens(features))
+        return self.layers(torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1))[:, 0]
+
+
+class NystromAttention(nn.Module):
+    """softmax(q k̃ᵀ) · pinv(softmax(q̃ k̃ᵀ)) · softmax(q̃ kᵀ) v, and a convolution of v along the tokens beside it.
+
+    Landmarks q̃ and k̃ are means of tokens that follow each other. Tokens are filled up with zeros at their beginning to
+    a multiple of the landmarks.
+    """
+
+    def __init__(self, width: int, heads: int, landmarks: int, kernel: int = 33, iterations: int = 6) -> None:
+        """Build the layer.
+
+        Args:
+            width: Entries of a token.
+            heads: Heads of the attention.
+            landmarks: How many.
+            kernel: Tokens that the convolution sees.
+            iterations: Steps towards the pseudoinverse.
+        """
+        super().__init__()
+        self.heads, self.landmarks, self.iterations = heads, landmarks, iterations
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.beside = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.shape[1]
+        x = functional.pad(x, (0, 0, -count % self.landmarks, 0))
+        n, length, width = x.shape
+        q, k, v = (t.view(n, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q = q * (width // self.heads) ** -0.5
+        few_q, few_k = (t.reshape(n, self.heads, self.landmarks, -1, t.shape[-1]).mean(3) for t in (q, k))
+        down = torch.softmax(q @ few_k.transpose(-2, -1), -1)
+        middle = torch.softmax(few_q @ few_k.transpose(-2, -1), -1)
+        up = torch.softmax(few_q @ k.transpose(-2, -1), -1)
+        found = down @ pseudoinverse(middle, self.iterations) @ (up @ v) + self.beside(v)
+        return self.out(found.transpose(1, 2).reshape(n, length, width))[:, -count:]
+
+
+def pseudoinverse(a: Tensor, iterations: int) -> Tensor:
+    """The Moore-Penrose inverse, by an iteration of third order."""
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    z = a.transpose(-2, -1) / (a.abs().sum(-2).max() * a.abs().sum(-1).max())
+    for _ in range(iterations):
+        az = a @ z
+        z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
+    return z
+
+
+class TransMILPooling(Pooling):
+    """TransMIL's class token.
+
+    Patches are projected, and the first are repeated until they fill a square; a layer of Nyström attention, three
+    convolutions of 7, 5 and 3 over the square beside the patches themselves, another layer, and the class token.
+    Patches stand in the square in the order in which they come.
+    """
+
+    def __init__(
+        self, channels: int, width: int = 512, heads: int = 8, landmarks: int = 256, dropout: float = 0.1
+    ) -> None:
+        """Build the head.
+
+        Args:
+            channels: Channels of the map.
+            width: Entries of a token, and of the vector.
+            heads: Heads of the attention.
+            landmarks: Landmarks of the attention; the paper takes the half of width.
+            dropout: Dropout of what attention returns.
+        """
+        super().__init__(channels)
+        if width % heads:
+            raise ValueError(f"width is {width}; it must be a multiple of heads, {heads}")
+        self.out_channels = width
+        self.project = nn.Linear(channels, width)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.attend = nn.ModuleList(NystromAttention(width, heads, landmarks) for _ in range(2))
+        self.convolutions = nn.ModuleList(nn.Conv2d(width, width, k, padding=k // 2, groups=width) for k in (7, 5, 3))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, features: Tensor, counts: Tensor | None = None) -> Tensor:
+        refuse_counts(self, counts)
+        x = functional.relu(self.project(as_tokens(features)))
+        side = math.isqrt(x.shape[1] - 1) + 1
+        token = self.token.expand(len(x), -1, -1)
+        x = torch.cat([token, x, x[:, : side * side - x.shape[1]]], 1)
+        x = x + self.drop(self.attend[0](self.norms[0](x)))
+        x = self._mixed(x, side)
+        x = x + self.drop(self.attend[1](self.norms[1](x)))
+        return self.norms[2](x[:, 0])
+
+    def _mixed(self, x: Tensor, side: int) -> Tensor:
+        """The convolutions over the square; the class token passes."""
+        square = x[:, 1:].transpose(1, 2).reshape(len(x), -1, side, side)
+        made = square + sum(convolution(square) for convolution in self.convolutions)
+        return torch.cat([x[:, :1], made.flatten(2).transpose(1, 2)], 1)

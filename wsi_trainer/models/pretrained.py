@@ -1,7 +1,8 @@
-"""Weights from a file, and what of it matched."""
+"""Weights from files: those of a pretrained network as far as they fit, and those of a run's checkpoint."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -11,10 +12,55 @@ from typing import Any
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.models.low_rank import low_rank_names
-from wsi_trainer.models.patch_encoder import PatchEncoder
-from wsi_trainer.models.positions import as_timm, resampled, trunk_of
-from wsi_trainer.models.weights import read_weights
+from wsi_trainer.models.backbones import FrozenFeatures, import_timm
+from wsi_trainer.models.encoders import PatchEncoder
+from wsi_trainer.models.finetune import low_rank_names, merge_low_rank
+from wsi_trainer.models.weights import read_checkpoint, read_weights
+
+POSITIONS = ("pos_embed", "position_embeddings")
+
+
+def trunk_of(module: nn.Module) -> nn.Module:
+    """The network itself, out of what gives its vectors another form."""
+    while isinstance(inner := getattr(module, "trunk", None), nn.Module):
+        module = inner
+    return module
+
+
+def as_timm(given: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """Weights as they are named today, where the network is timm's and timm knows how they were named before."""
+    if type(module).__module__.partition(".")[0] != "timm":
+        return given
+    rename = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
+    return given if rename is None or not _old(given) else rename(dict(given), module)
+
+
+def _old(given: Mapping[str, Tensor]) -> bool:
+    """Whether these are weights of DINOv2's own code, or of a Swin transformer of timm before 0.9."""
+    return "mask_token" in given or any(name.endswith("relative_position_index") for name in given)
+
+
+def resampled(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The position embeddings whose square has another side than the network's, interpolated to that.
+
+    Tokens that stand before those of the patch keep theirs.
+    """
+    found = {}
+    for name, value in given.items():
+        if not name.endswith(POSITIONS) or name not in own or value.ndim != 3 or own[name].ndim != 3:
+            continue
+        there, here = value.shape[1], own[name].shape[1]
+        before = [n for n in range(16) if _is_square(there - n) and _is_square(here - n)]
+        if there != here and before and value.shape[2] == own[name].shape[2]:
+            side = round((here - before[0]) ** 0.5)
+            resample = import_timm().layers.resample_abs_pos_embed
+            found[name] = resample(value, [side, side], num_prefix_tokens=before[0])
+    return found
+
+
+def _is_square(count: int) -> bool:
+    return count > 0 and round(count**0.5) ** 2 == count
+
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "weights")
 """Under which keys files keep the weights themselves."""
@@ -149,3 +195,22 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise UserError(f"model.pretrained: {path} holds no named tensors")
     return tensors
+
+
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Put the weights of a checkpoint into the model."""
+    state = read_checkpoint(checkpoint)
+    try:
+        model.load_state_dict(state["state_dict"])
+    except RuntimeError as error:
+        raise UserError(
+            f"{checkpoint} holds the weights of another network than the config's; use a checkpoint of this run"
+        ) from error
+
+
+def encoder_of(backbone: nn.Module) -> nn.Module:
+    """The network that a run has trained, with low-rank matrices merged into its layers."""
+    if isinstance(backbone, FrozenFeatures):
+        raise UserError("model.backbone is FrozenFeatures: a run on features has no encoder to export")
+    merge_low_rank(backbone)
+    return _network_of(backbone)

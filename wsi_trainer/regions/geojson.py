@@ -1,66 +1,120 @@
-"""GeoJSON as QuPath exports it: polygons with a classification, in pixels of level 0."""
+"""GeoJSON that QuPath imports, in pixels of level 0 of the original slide."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import math
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wsi_trainer.foreign import read_json
-from wsi_trainer.regions.region import Region, RegionsError, ring
+import numpy as np
+from numpy.typing import ArrayLike
+from shapely import Polygon
 
-NO_AREA = ("Point", "MultiPoint", "LineString", "MultiLineString")
-"""Geometries that cover no pixel, such as a cell that was counted or a line that was measured: they are passed over."""
+from wsi_trainer.regions.shapes import Outline, rings_of
+from wsi_trainer.slide.geometry import SlideTransform
+
+COLOURS = (
+    (44, 160, 44), (200, 30, 30), (31, 119, 180), (255, 127, 14), (148, 103, 189), (140, 86, 75), (227, 119, 194),
+    (188, 189, 34), (23, 190, 207), (127, 127, 127),
+)  # fmt: skip
+"""Of classes, by their place in the task; after the last they begin again."""
+_DIGITS = 4
+"""Behind the point, of a position: the place of a region is kept to a ten-thousandth of a pixel."""
 
 
-def read_geojson(path: Path) -> list[Region]:
-    """The polygons of the file in the order in which they are written.
+@dataclass(frozen=True)
+class PathClass:
+    """A class as QuPath has it."""
 
-    The file holds a FeatureCollection, one feature, a list of features (QuPath writes all three), or bare geometries,
-    which have no name.
+    name: str
+    colour: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, name: str, index: int) -> PathClass:
+        """The class with this place in its task."""
+        return cls(name, COLOURS[index % len(COLOURS)])
+
+
+@dataclass(frozen=True)
+class PathObject:
+    """One object of a file, as QuPath has it."""
+
+    rings: Sequence[ArrayLike]
+    """An outline and its holes, each closed, in pixels of the image."""
+    measurements: Mapping[str, float] = field(default_factory=dict)
+    name: str | None = None
+    shown_as: PathClass | None = None
+    """None leaves it without a class: tiles are coloured by their measurements."""
+
+    def properties(self, kind: str) -> dict[str, Any]:
+        """The properties of the feature; measurements that are no number are left out."""
+        named: dict[str, Any] = {} if self.name is None else {"name": self.name}
+        if self.shown_as is not None:
+            named["classification"] = {"name": self.shown_as.name, "color": list(self.shown_as.colour)}
+        known = {name: value for name, value in self.measurements.items() if math.isfinite(value)}
+        return {"objectType": kind, **named, "measurements": known}
+
+
+def write_objects(
+    path: Path, objects: Iterable[PathObject], place: SlideTransform, seed: str, *, tiles: bool = False,
+    inside: bool = True,
+) -> int:  # fmt: skip
+    """Write a file, one object a line; returns how many there are.
+
+    Args:
+        path: The file.
+        objects: The objects, in pixels of an image.
+        place: Position of that image in the slide.
+        seed: Ids are made of it: other objects have another one.
+        tiles: Whether they are QuPath's tiles, and not annotations.
+        inside: Whether objects end where the slide does: the last pixel of an image may reach over its border. Objects
+            that are read again as pixels keep all of it.
     """
-    try:
-        content = read_json(path)
-        return [region for feature, name in geometries(content) for region in _regions(feature, name, path)]
-    except RegionsError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RegionsError(path, f"not GeoJSON with polygons ({type(error).__name__}: {error})") from error
+    about = {"pixels": "level 0 of the original slide", "place": place.record()}
+    kind = "tile" if tiles else "annotation"
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        file.write(f'{{"type": "FeatureCollection", "wsi_trainer": {json.dumps(about)}, "features": [')
+        for count, one in enumerate(objects, start=1):
+            identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{seed}#{kind}#{count}"))
+            rings = [_in_slide(ring, place, inside) for ring in one.rings]
+            feature = {"type": "Feature", "id": identity, "geometry": {"type": "Polygon", "coordinates": rings}}
+            file.write(("," if count > 1 else "") + "\n" + json.dumps(feature | {"properties": one.properties(kind)}))
+        file.write("\n]}\n")
+    return count
 
 
-def geometries(value: Any) -> Iterator[tuple[Any, str]]:
-    """Every geometry with the name of its feature's class."""
-    if isinstance(value, list):
-        for part in value:
-            yield from geometries(part)
-    elif value["type"] == "FeatureCollection":
-        yield from geometries(value["features"])
-    elif value["type"] == "Feature":
-        if value["geometry"] is not None:
-            yield value["geometry"], class_of(value.get("properties") or {})
-    else:
-        yield value, ""
+def _in_slide(ring: ArrayLike, place: SlideTransform, inside: bool) -> list[list[float]]:
+    points = place.to_slide(ring)
+    if inside:
+        points = np.clip(points, 0, place.shape[::-1])
+    return [[round(x, _DIGITS), round(y, _DIGITS)] for x, y in points.tolist()]
 
 
-def class_of(properties: Mapping[str, Any]) -> str:
-    """The name of a feature's class; parts of a derived class are joined as QuPath shows them."""
-    said = properties.get("classification")
-    if isinstance(said, Mapping):
-        said = said.get("names") or said.get("name")
-    if isinstance(said, list):
-        said = ": ".join(map(str, said))
-    return "" if said is None else str(said)
+def write_outlines(path: Path, found: Mapping[PathClass, Sequence[Polygon]], place: SlideTransform) -> None:
+    """Write the polygons of each class as annotations, with their pixels, each named by its class and a number."""
+    objects = (
+        PathObject(rings_of(polygon), {"pixels": polygon.area}, f"{shown_as.name} {count}", shown_as)
+        for shown_as, polygons in found.items()
+        for count, polygon in enumerate(polygons, start=1)
+    )
+    write_objects(path, objects, place, path.name, inside=False)
 
 
-def _regions(geometry: Any, name: str, path: Path) -> Iterator[Region]:
-    kind = geometry["type"]
-    if kind == "GeometryCollection":
-        for part in geometry["geometries"]:
-            yield from _regions(part, name, path)
-    elif kind in ("Polygon", "MultiPolygon"):
-        polygons = [geometry["coordinates"]] if kind == "Polygon" else geometry["coordinates"]
-        for rings in polygons:
-            if rings:  # an empty polygon is valid GeoJSON
-                yield Region(name, tuple(ring(points, path) for points in rings))
-    elif kind not in NO_AREA:
-        raise RegionsError(path, f"has a geometry of the type {kind!r}; regions are Polygon or MultiPolygon")
+def objects_of(found: Sequence[Outline], target: PathClass) -> list[PathObject]:
+    """Outlines of a map as numbered objects."""
+    return [
+        PathObject(
+            one.rings, {"largest value": one.largest, "share of the map": one.share}, f"{target.name} {number}", target
+        )
+        for number, one in enumerate(found, start=1)
+    ]
+
+
+def rectangle(x: float, y: float, right: float, bottom: float) -> list[list[tuple[float, float]]]:
+    """The outline of a rectangle, closed."""
+    return [[(x, y), (right, y), (right, bottom), (x, bottom), (x, y)]]

@@ -13,7 +13,7 @@ from jinja2 import UndefinedError
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from wsi_trainer.explain.regions import sentence_on_regions
+from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
 from wsi_trainer.foreign import read_text

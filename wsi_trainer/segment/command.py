@@ -16,8 +16,8 @@ from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval
+from wsi_trainer.segment.predict import SegmentOptions, Segments
 from wsi_trainer.segment.scores import write_scores
-from wsi_trainer.segment.slides import SegmentOptions, Segments
 from wsi_trainer.terminal import say
 
 

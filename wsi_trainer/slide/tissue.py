@@ -245,30 +245,12 @@ def draw_tissue(
         source_scale: Pixels of level 0 of the slide along one of the mask, y and x.
         origin: Where in level 0 of the slide the mask begins, y and x.
     """
-    # Here and not above: with outlines comes torch, 200 MiB and two seconds for each process that converts.
-    from lightning_plugin import Box
-    from wsi_trainer.regions.geojson import read_geojson
-    from wsi_trainer.regions.raster import edges_of, fill
+    from wsi_trainer.regions.outlines import read_geojson
+    from wsi_trainer.regions.shapes import mask_of
 
     regions = [region for region in read_geojson(path) if region.rings]
     if not regions:
         raise SlideError(path, "holds no polygon")
-    mask = np.zeros(shape, bool)
-    for region in regions:
-        if region.name.startswith(REMOVED):
-            continue
-        edges = edges_of(tuple((ring - origin[::-1]) / source_scale[::-1] for ring in region.rings))
-        top, left, bottom, right = _around(edges, shape)
-        if bottom > top and right > left:
-            mask[top:bottom, left:right] |= fill(edges, Box((top, left), (bottom, right)))
+    kept = [region.rings for region in regions if not region.name.startswith(REMOVED)]
+    mask = mask_of(([(ring - origin[::-1]) / source_scale[::-1] for ring in rings] for rings in kept), shape, 1)
     return TissueMask(mask, scale)
-
-
-def _around(edges: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The part of the mask that the outline can fill."""
-    if not len(edges):
-        return 0, 0, 0, 0
-    ends = edges.reshape(-1, 2)
-    low = np.clip(np.floor(ends.min(0)), 0, shape[::-1]).astype(int).tolist()
-    high = np.clip(np.ceil(ends.max(0)), 0, shape[::-1]).astype(int).tolist()
-    return low[1], low[0], high[1], high[0]

@@ -20,8 +20,8 @@ from rich.console import Console
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import read_json
 from wsi_trainer.io.files import remove_half_written, replace_file
-from wsi_trainer.places.geojson import PathClass
-from wsi_trainer.segment.outlines import joined, pieces, write_outlines
+from wsi_trainer.regions.geojson import PathClass, write_outlines
+from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import SlideTransform, resolve
 from wsi_trainer.slide.resample import ScaledImage

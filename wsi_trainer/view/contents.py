@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wsi_trainer.data import SlideRecord
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
 from wsi_trainer.foreign.arrays import load_array

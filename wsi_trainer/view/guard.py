@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from wsi_trainer.view.refusals import Forbidden
+from wsi_trainer.view.tiles import Forbidden
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}", re.ASCII)
 _HOST = re.compile(r"(\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)

@@ -1,23 +1,82 @@
-"""The page and what it asks for, over HTTP."""
+"""The page and its requests, over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.view.asked import Asked
 from wsi_trainer.view.guard import HEADERS, Guard
-from wsi_trainer.view.pages import ASSETS, PAGE, asset
-from wsi_trainer.view.refusals import NotThere, Refusal
 from wsi_trainer.view.scene import Scene, to_json
+from wsi_trainer.view.tiles import BadNumber, NotThere, Refusal
+
+PAGE = "view.html"
+ASSETS = {
+    "view.html": "text/html; charset=utf-8",
+    "view.css": "text/css; charset=utf-8",
+    "openseadragon.min.js": "text/javascript; charset=utf-8",
+    "openseadragon-license.txt": "text/plain; charset=utf-8",
+    "data.js": "text/javascript; charset=utf-8",
+    "drawing.js": "text/javascript; charset=utf-8",
+    "panes.js": "text/javascript; charset=utf-8",
+    "list.js": "text/javascript; charset=utf-8",
+    "layers.js": "text/javascript; charset=utf-8",
+    "places.js": "text/javascript; charset=utf-8",
+    "slides.js": "text/javascript; charset=utf-8",
+    "controls.js": "text/javascript; charset=utf-8",
+    "view.js": "text/javascript; charset=utf-8",
+}
+"""The files of the page. No other is served."""
+
+
+def asset(name: str) -> bytes:
+    """A file of the page."""
+    return files("wsi_trainer.view").joinpath("assets", name).read_bytes()
+
+
+_WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
+_NUMBER = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e-?[0-9]{1,2})?", re.ASCII)
+_SHOWN = 40
+"""Letters of a bad word that the error repeats."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request says, in its path and behind the question mark."""
+
+    words: Mapping[str, str]
+
+    def word(self, name: str) -> str:
+        """One word, which is not empty."""
+        found = self.words.get(name, "")
+        if not found:
+            raise BadNumber(f"{name} is missing")
+        return found
+
+    def whole(self, name: str) -> int:
+        """A whole number."""
+        found = self.word(name)
+        if not _WHOLE.fullmatch(found):
+            raise BadNumber(f"{name} is {found[:_SHOWN]!r}; it must be a whole number")
+        return int(found)
+
+    def number(self, name: str) -> float:
+        """A number."""
+        found = self.word(name)
+        if not (_NUMBER.fullmatch(found) and math.isfinite(float(found))):
+            raise BadNumber(f"{name} is {found[:_SHOWN]!r}; it must be a number")
+        return float(found)
+
 
 log = logging.getLogger("wsi_trainer")
 

@@ -18,11 +18,9 @@ from rich.progress import track
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.view.contents import Contents
-from wsi_trainer.view.layers import SIDE
-from wsi_trainer.view.pages import ASSETS, PAGE, asset
-from wsi_trainer.view.refusals import NotThere
 from wsi_trainer.view.scene import TISSUE, Scene, to_json
-from wsi_trainer.view.tiles import TILE
+from wsi_trainer.view.server import ASSETS, PAGE, asset
+from wsi_trainer.view.tiles import LAYER_TILE, TILE, NotThere
 
 LONGEST = 8192
 """Pixels of the longer side of a slide in the copy."""
@@ -127,7 +125,7 @@ class _Copy:
     def _layer(self, name: str) -> None:
         layer = self._scene.layer(self._number, name)
         for level in range(layer.levels):
-            rows, columns = (-(-size // (SIDE * 2**level)) for size in layer.values.shape)
+            rows, columns = (-(-size // (LAYER_TILE * 2**level)) for size in layer.values.shape)
             for row in range(rows):
                 for column in range(columns):
                     numbers = self._scene.numbers(self._number, name, level, row, column)
@@ -137,7 +135,7 @@ class _Copy:
         """The rank of each position of a map, in tiles like its values: nobody could count them without a server."""
         layer = self._scene.layer(self._number, name)
         ranks = replace(layer, values=layer.ranks())
-        rows, columns = (-(-size // SIDE) for size in ranks.values.shape)
+        rows, columns = (-(-size // LAYER_TILE) for size in ranks.values.shape)
         for row in range(rows):
             for column in range(columns):
                 numbers = ranks.tile(0, row, column).astype("<f4").tobytes()

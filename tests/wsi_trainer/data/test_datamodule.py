@@ -7,7 +7,9 @@ import pytest
 import tifffile
 import torch
 
-from wsi_trainer.data import DataConfig, SlideData, dense, open_image, read_manifest
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import DataConfig, dense, open_image
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.errors import UserError
 
 

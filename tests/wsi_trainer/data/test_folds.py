@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsi_trainer.data import SlideRecord, changes_since, complete_splits, read_splits, write_folds
-from wsi_trainer.data.folds import describe, folds
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.data.splits import changes_since, complete_splits, describe, folds, read_splits, write_folds
 from wsi_trainer.errors import UserError
 
 

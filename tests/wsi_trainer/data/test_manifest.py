@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from wsi_trainer.data import check_files, read_manifest, write_manifest
+from wsi_trainer.data.manifest import check_files, read_manifest, write_manifest
 from wsi_trainer.errors import UserError
 
 

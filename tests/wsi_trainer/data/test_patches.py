@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_plugin import Box
-from wsi_trainer.data import DataConfig, PatchConfig, open_bag
-from wsi_trainer.data.patches.chosen import Chosen
-from wsi_trainer.data.patches.grid import over_slide, over_tissue
+from wsi_trainer.data.dataset import DataConfig
+from wsi_trainer.data.patches import PatchConfig, open_bag, over_slide, over_tissue
+from wsi_trainer.data.positions import Chosen
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import SlideTransform

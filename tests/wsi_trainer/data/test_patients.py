@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_plugin import Box
-from wsi_trainer.data import DataConfig, PatchConfig, SlideData, SlideRecord
-from wsi_trainer.data.joined import Joined
-from wsi_trainer.data.patients import by_patient
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import DataConfig, Joined
+from wsi_trainer.data.manifest import SlideRecord, by_patient
+from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import View

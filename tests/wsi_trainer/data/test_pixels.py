@@ -17,10 +17,12 @@ from torch import Tensor
 
 from lightning_plugin import Box, TileSource
 from wsi_trainer.cli import main
-from wsi_trainer.data import DataConfig, pixels_of, read_manifest
+from wsi_trainer.data.dataset import DataConfig, pixels_of
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import SegmentationTask
-from wsi_trainer.regions import IGNORED, counted, counts
+from wsi_trainer.regions import target
+from wsi_trainer.regions.target import IGNORED, counted
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.synthetic import generate
 
@@ -52,7 +54,7 @@ sizes = st.tuples(st.integers(1, 40), st.integers(1, 40))
 
 @given(arrays(np.uint8, sizes, elements=st.sampled_from([0, 0, 0, 1, 2, IGNORED])), st.integers(1, 9))
 def test_counts_are_numpys_however_boxes_are_cut(values: np.ndarray, side: int) -> None:
-    with patch.object(counts, "SIDE", side):
+    with patch.object(target, "SIDE", side):
         parts = list(counted(Map(values), 3))
     assert sum(pixels for pixels, _ in parts) == values.size
     assert sum(part for _, part in parts).tolist() == [(values == place).sum() for place in range(3)]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from wsi_trainer.data import DataConfig, SlideData
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
 
 CLAM = ",train,val,test\n0,s0,s2,s4\n1,s1,s3,s5\n2,s6,,\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsi_trainer.data.sampling import EpochSampler
+from wsi_trainer.data.loader import EpochSampler
 
 STRATA = ["a"] * 17 + ["b"] * 3 + ["c"] * 10
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wsi_trainer.data import SlideRecord, check_leakage, complete_splits, read_manifest
-from wsi_trainer.data.splits import divide
+from wsi_trainer.data.manifest import SlideRecord, read_manifest
+from wsi_trainer.data.splits import check_leakage, complete_splits, divide
 from wsi_trainer.errors import UserError
 
 

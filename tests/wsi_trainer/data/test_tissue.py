@@ -9,8 +9,8 @@ import torch
 import zarr
 
 from lightning_plugin import Box
-from wsi_trainer.data import DataConfig, SlideData, open_image
-from wsi_trainer.data.tissue import TissueMap, tissue_of
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import DataConfig, TissueMap, open_image, tissue_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.augment import Augmentation
 from wsi_trainer.slide.errors import SlideError

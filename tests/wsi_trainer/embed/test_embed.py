@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ import zarr
 from lightning_plugin import LazyImage, TiledModule
 from tests.exactness import TOLERANCE, difference
 from wsi_trainer.cli import main
-from wsi_trainer.data import DataConfig, SlideData
+from wsi_trainer.data.datamodule import SlideData
+from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.data.features import FeatureSource, check_one_each, features_of
-from wsi_trainer.embed import slides as embedding
-from wsi_trainer.embed.layouts import checksum
+from wsi_trainer.embed.command import Embedder
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
@@ -74,7 +76,7 @@ def test_features_are_those_of_the_encoder_at_the_places_that_the_file_says(
         pixels = torch.from_numpy(zarr.open_array(slides / f"s{number}.zarr" / "0", mode="r")[:])
         with h5py.File(tmp_path / "out" / f"s{number}.h5") as file:
             features, coords, said = file["features"][:], file["coords"][:], dict(file["coords"].attrs)
-            assert file["features"].attrs["sha256"] == checksum(features)
+            assert file["features"].attrs["sha256"] == hashlib.sha256(features.tobytes()).hexdigest()
         assert features.dtype == np.float32 and coords.dtype == np.int64 and len(features) == len(coords) > BATCH
         patches = torch.stack([pixels[:, y : y + SIZE, x : x + SIZE] for x, y in coords])
         with torch.no_grad():
@@ -87,34 +89,32 @@ def test_features_are_those_of_the_encoder_at_the_places_that_the_file_says(
     assert [path.name for path in (tmp_path / "out").glob(".*")] == [".staging"], "nothing but locks is left"
 
 
-def test_work_that_is_cut_short_again_and_again_ends_the_same(
+def test_a_slide_that_was_cut_short_is_made_again_and_those_before_are_kept(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(config, tmp_path / "once") == 0
-    original = embedding.PartialRows.append
-    left = 0
+    original = Embedder._batches
+    slides = 0
 
-    def dying(self: Any, rows: Any) -> None:
-        nonlocal left
-        if not left:
-            self._file.write(b"half a row")
-            raise KeyboardInterrupt
-        left -= 1
-        original(self, rows)
+    def dying(self: Embedder, bag: Any) -> Iterator[np.ndarray]:
+        nonlocal slides
+        slides += 1
+        for number, batch in enumerate(original(self, bag)):
+            if slides == 2 and number == 1:
+                raise KeyboardInterrupt
+            yield batch
 
-    monkeypatch.setattr(embedding.PartialRows, "append", dying)
-    stops = 0
-    while True:
-        left = 2
-        if run(config, tmp_path / "often") == 0:
-            break
-        stops += 1
-    assert stops > 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Embedder, "_batches", dying)
+        assert run(config, tmp_path / "often") != 0
+    assert [path.name for path in (tmp_path / "often").glob("*.h5")] == ["s0.h5"]
+    capsys.readouterr()
+    assert run(config, tmp_path / "often") == 0
+    assert "features of 2 slides, 1 of them kept" in capsys.readouterr().out
     for number in range(2):
         files = [tmp_path / folder / f"s{number}.h5" for folder in ("once", "often")]
         assert files[0].read_bytes() == files[1].read_bytes()
-    assert run(config, tmp_path / "often") == 0
-    assert "2 of them kept" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "often").glob(".*")] == [".staging"]
 
 
 def test_other_weights_do_not_mix_into_a_folder(
@@ -188,45 +188,6 @@ def test_a_store_that_cannot_be_read_for_a_moment_is_not_taken_for_another(
         assert run(config, tmp_path / "out") == 2 and not left
     assert "s0.zarr" in (said := capsys.readouterr().err) and "Input/output error" in said
     assert run(config, tmp_path / "out") == 0
-
-
-def test_what_a_run_left_that_failed_when_all_was_written_is_removed(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(embedding.PartialRows, "close", full)
-        assert run(config, tmp_path / "out") != 0
-    assert (tmp_path / "out" / "s0.h5").is_file() and (tmp_path / "out" / ".s0.h5.rows").is_file()
-    assert run(config, tmp_path / "out") == 0
-    assert [path.name for path in (tmp_path / "out").glob(".*")] == [".staging"]
-
-
-@pytest.mark.parametrize("name", [".s0.h5.rows", ".s0.h5.json"])
-def test_rows_that_have_changed_are_made_again(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    assert run(config, tmp_path / "once") == 0
-    original, left = embedding.PartialRows.append, 2
-
-    def dying(self: Any, rows: Any) -> None:
-        nonlocal left
-        if not left:
-            raise KeyboardInterrupt
-        left -= 1
-        original(self, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(embedding.PartialRows, "append", dying)
-        assert run(config, tmp_path / "out") != 0
-    path = tmp_path / "out" / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
-    assert run(config, tmp_path / "out") == 0
-    assert (tmp_path / "out" / "s0.h5").read_bytes() == (tmp_path / "once" / "s0.h5").read_bytes()
 
 
 def test_an_encoder_that_a_run_has_trained(slides: Path, config: Path, tmp_path: Path) -> None:

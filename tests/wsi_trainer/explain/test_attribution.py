@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.attribution import attribute
-from wsi_trainer.explain.field import receptive_field
+from wsi_trainer.explain.attribution import attribute, receptive_field
 from wsi_trainer.models import VGG, AveragePooling, MaxPooling, MultiClassTask, ResNet, SlideClassifier
 
 

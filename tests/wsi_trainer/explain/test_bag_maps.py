@@ -12,13 +12,13 @@ import yaml
 
 from lightning_plugin import LazyImage
 from wsi_trainer.cli import main
-from wsi_trainer.data import PatchConfig, dense, open_bag
-from wsi_trainer.explain.attribution import attribute
-from wsi_trainer.explain.bag_map import BagPlaces
-from wsi_trainer.explain.probe import GLASS
+from wsi_trainer.data.dataset import dense
+from wsi_trainer.data.patches import PatchConfig, open_bag
+from wsi_trainer.explain.attribution import GLASS, attribute
+from wsi_trainer.explain.slide_map import BagPlaces
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
-from wsi_trainer.models.checkpoint import load_weights
+from wsi_trainer.models.pretrained import load_weights
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide

@@ -8,11 +8,10 @@ import scipy.ndimage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wsi_trainer.data import SlideRecord
-from wsi_trainer.explain.detected import is_known, marks_of
-from wsi_trainer.explain.outlines import outlines
-from wsi_trainer.explain.regions import Rings
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.explain.heatmaps import is_known, marks_of
 from wsi_trainer.metrics import MISSED
+from wsi_trainer.regions.shapes import Rings, outlines
 
 STRIDE = 8
 SHAPE = (12, 15)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run
-from wsi_trainer.regions import read_regions
+from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.report.contents import RunResults, slide_rows
 from wsi_trainer.synthetic import generate
 from wsi_trainer.view.contents import contents_of

@@ -11,15 +11,14 @@ import zarr
 
 from lightning_plugin import Box, TensorSource
 from wsi_trainer.errors import UserError
-from wsi_trainer.explain.layer import write_layer
-from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.outlines import objects_of, outlines
-from wsi_trainer.explain.regions import mask_of, rings_of
-from wsi_trainer.explain.score import index_of, targets_of
-from wsi_trainer.explain.top import crop, peaks
+from wsi_trainer.explain.attribution import index_of, targets_of
+from wsi_trainer.explain.outputs import crop, peaks
+from wsi_trainer.explain.slide_map import MapOptions
 from wsi_trainer.models import BinaryTask, CoxTask, MultiClassTask, OrdinalTask
-from wsi_trainer.places.geojson import Objects, PathClass
-from wsi_trainer.regions import read_regions
+from wsi_trainer.regions.geojson import PathClass, objects_of, write_objects
+from wsi_trainer.regions.ngff import write_map
+from wsi_trainer.regions.outlines import read_regions
+from wsi_trainer.regions.shapes import mask_of, outlines
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 
@@ -29,10 +28,10 @@ def test_the_layer_is_ngff_and_lies_over_the_slide(tmp_path: Path) -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     for mpp in ((0.5, 0.25), None):
         path = tmp_path / "slide.ome.zarr"
-        write_layer(path, values, SlideTransform((24, 32), mpp=mpp).coarser(8), {"method": "gradient"})
+        write_map(path, values, SlideTransform((24, 32), mpp=mpp).coarser(8), {"method": "gradient"})
         models.open_ome_zarr(zarr.open_group(path, mode="r"))
         np.testing.assert_array_equal(zarr.open_array(path / "0", mode="r")[:], values)
-    write_layer(path, values, SlideTransform((24, 32), mpp=(0.5, 0.25)).coarser(8), {"method": "gradient"})
+    write_map(path, values, SlideTransform((24, 32), mpp=(0.5, 0.25)).coarser(8), {"method": "gradient"})
     attributes = json.loads((path / "zarr.json").read_text())["attributes"]
     scale, shift = attributes["ome"]["multiscales"][0]["datasets"][0]["coordinateTransformations"]
     assert scale["scale"] == [4.0, 2.0] and shift["translation"] == [0.5 * 3.5, 0.25 * 3.5]
@@ -52,8 +51,8 @@ def test_outlines_enclose_what_is_above_the_threshold(tmp_path: Path) -> None:
     assert sum(one.share for one in found) == pytest.approx(1 - 1 / values.clip(0).sum())
     path = tmp_path / "slide.geojson"
     objects = objects_of(found, PathClass.of("tumour", 1))
-    assert Objects("annotation", "a seed").write(path, objects, SlideTransform((320, 476), scale=(2.0, 2.0))) == 2
-    regions = [rings_of(region) for region in read_regions(path)]
+    assert write_objects(path, objects, SlideTransform((320, 476), scale=(2.0, 2.0)), "a seed") == 2
+    regions = [region.rings for region in read_regions(path)]
     np.testing.assert_array_equal(mask_of(regions, values.shape, 16), values >= 2)
     assert max(x for outline, *_ in regions for x, _ in outline) == 476
     features = json.loads(path.read_text())["features"]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from wsi_trainer.explain.attribution import Attribution
-from wsi_trainer.explain.overlay import draw_overlay
-from wsi_trainer.explain.regions import Rings, mask_of, rings_of, shares_inside
-from wsi_trainer.regions import read_regions
+from wsi_trainer.explain.outputs import draw_overlay, shares_inside
+from wsi_trainer.regions.outlines import read_regions
+from wsi_trainer.regions.shapes import Rings, mask_of
 
 
 def square(x: float, y: float, side: float) -> list[tuple[float, float]]:
@@ -24,7 +24,8 @@ def test_polygons_of_a_file_become_rings(tmp_path: Path) -> None:
         ("MultiPolygon", [[one], [other]], [[one], [other]]),
     ):
         (tmp_path / "a.geojson").write_text(json.dumps({"type": kind, "coordinates": coordinates}))
-        assert [rings_of(region) for region in read_regions(tmp_path / "a.geojson")] == expected
+        found = [[[*map(tuple, ring)] for ring in region.rings] for region in read_regions(tmp_path / "a.geojson")]
+        assert found == expected
 
 
 def test_a_region_covers_the_positions_whose_centre_it_holds() -> None:
@@ -44,8 +45,10 @@ def test_holes_are_not_inside() -> None:
 
 def test_the_margin_reaches_as_far_as_it_says() -> None:
     regions: list[Rings] = [[square(80, 80, 8)]]
-    mask = mask_of(regions, (21, 21), stride=8, margin=24)
-    assert mask[10, 13] and mask[7, 10] and not mask[10, 15] and not mask[13, 13]
+    for position, inside in (((10, 13), 1), ((7, 10), 1), ((10, 15), 0), ((13, 13), 0)):
+        values = torch.zeros(21, 21)
+        values[position] = 2.0
+        assert shares_inside(Attribution(values, 8), regions, margin=24).mass == inside
 
 
 def test_a_map_without_aim_has_the_share_of_the_area() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from lightning_plugin import Box
 from wsi_trainer.cli import main
-from wsi_trainer.data import read_manifest
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.callbacks import ReadAhead
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.slide.views import View

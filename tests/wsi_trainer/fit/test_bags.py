@@ -13,7 +13,7 @@ import yaml
 from lightning_plugin import LazyImage, TiledModule, materialize
 from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, SPLITS, STRIDE, TRAINED_ON, resnet, train_whole, whole_bag
 from wsi_trainer.cli import main
-from wsi_trainer.data import PatchConfig, open_bag
+from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier

@@ -10,7 +10,7 @@ from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from wsi_trainer.cli import main
-from wsi_trainer.data import read_manifest
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.fit.trainer import Bar, make_trainer

@@ -11,7 +11,7 @@ import yaml
 
 from tests.wsi_trainer.fit.whole_bags import SHARE, SIZE, resnet
 from wsi_trainer.cli import main
-from wsi_trainer.data import read_manifest
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.compare import Cost, costing
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import Interval, auc, paired_difference, read_predictions

@@ -14,7 +14,7 @@ from tests.wsi_trainer.fit.whole_bags import VIT, vit
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
-from wsi_trainer.models.low_rank import LowRankLinear
+from wsi_trainer.models.finetune import LowRankLinear
 from wsi_trainer.models.pretrained import load_pretrained
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="timm is absent")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from wsi_trainer.cli import main
-from wsi_trainer.data import read_manifest
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.events import EventLog, older, read_events, recorded
 from wsi_trainer.fit.run import Run
 from wsi_trainer.fit.status import status_of

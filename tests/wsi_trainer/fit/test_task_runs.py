@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.data import read_manifest
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import read_predictions
 

@@ -10,9 +10,9 @@ import torch
 import zarr
 from torch import Tensor
 
-from wsi_trainer.data.sampling import EpochSampler
+from wsi_trainer.data.loader import EpochSampler
 from wsi_trainer.models import SlideClassifier
-from wsi_trainer.models.schedule import warmup_cosine
+from wsi_trainer.models.finetune import warmup_cosine
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide

@@ -18,15 +18,15 @@ from PIL import Image
 
 from lightning_plugin import Box
 from wsi_trainer.data.features import FeatureSource
-from wsi_trainer.data.patches.hdf5 import read_coords
-from wsi_trainer.embed.layouts import Written, write
+from wsi_trainer.data.positions import read_coords
+from wsi_trainer.embed.files import Written, write
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign import TEXT, Limit, Unreadable, read_bytes, read_json, read_text, read_yaml
 from wsi_trainer.foreign.arrays import load_array, open_zarr_array
 from wsi_trainer.foreign.pictures import DECODED, read_picture
 from wsi_trainer.foreign.xml import read_xml
 from wsi_trainer.models.weights import read_weights, write_weights
-from wsi_trainer.regions.labels import open_labels
+from wsi_trainer.regions.target import open_labels
 from wsi_trainer.slide.errors import SlideError
 
 ROWS = np.random.default_rng(3).normal(size=(30, 16)).astype(np.float32)
@@ -181,7 +181,7 @@ def test_a_changed_feature_is_found(tmp_path: Path) -> None:
     about = Written(name="s", corners=corners, slide=(9, 9), scale=1.0, size=8, step=8, mpp=None, encoder="e",
                     weights="w", origin="o")  # fmt: skip
     path = tmp_path / "slide.h5"
-    write(path, ROWS, about, "trident")
+    write(path, ROWS.shape, [ROWS], about, "trident")
     assert torch.equal(FeatureSource(path).read(Box((0, 0), (30, 1)))[0, :, :, 0].T, torch.from_numpy(ROWS))
     data = bytearray(path.read_bytes())
     at = data.index(ROWS[7].tobytes())
@@ -200,7 +200,7 @@ def test_a_hole_in_a_file_is_no_zeros(tmp_path: Path, name: str) -> None:
     about = Written(name="s", corners=np.ones((30, 2)), slide=(9, 9), scale=1.0, size=8, step=8, mpp=None, encoder="e",
                     weights="w", origin="o")  # fmt: skip
     path = tmp_path / "slide.h5"
-    write(path, ROWS, about, "trident")
+    write(path, ROWS.shape, [ROWS], about, "trident")
     with h5py.File(path) as file:
         chunk = file[name].id.get_chunk_info(0)
     data = bytearray(path.read_bytes())

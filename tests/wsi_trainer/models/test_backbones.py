@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wsi_trainer.models import VGG, Backbone, ResNet, UNet
-from wsi_trainer.models.blocks import NormKind, StandardisedConv2d
+from wsi_trainer.models.layers import NormKind, StandardisedConv2d
 from wsi_trainer.models.network_facts import describe, stages_of
 
 BACKBONES = (

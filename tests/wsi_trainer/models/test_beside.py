@@ -25,7 +25,7 @@ from wsi_trainer.models import (
     Task,
     UNet,
 )
-from wsi_trainer.models.tasks.base import Owners
+from wsi_trainer.models.tasks import Owners
 
 CLASSES = ["normal", "tumour"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from wsi_trainer.models import VGG, BinaryTask, MaxPooling, MultiClassTask, SlideClassifier
-from wsi_trainer.models.schedule import warmup_cosine
-from wsi_trainer.models.standardise import RunningStandardise
+from wsi_trainer.models.finetune import warmup_cosine
+from wsi_trainer.models.layers import RunningStandardise
 
 
 def small(**options: object) -> SlideClassifier:

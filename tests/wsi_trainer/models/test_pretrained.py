@@ -7,7 +7,7 @@ import torch
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import VGG, ResNet, SlideClassifier, UNet
-from wsi_trainer.models.optimizer import parameter_groups
+from wsi_trainer.models.finetune import parameter_groups
 from wsi_trainer.models.pretrained import load_pretrained
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from lightning_plugin import LazyImage, TensorSource, TiledModule, materialize
 from wsi_trainer.models import ResNet, SegmentationTask, SlideClassifier, UNet
-from wsi_trainer.regions import IGNORED
+from wsi_trainer.regions.target import IGNORED
 
 MiB = 2**20
 CLASSES = ["normal", "tumour", "fat"]

@@ -23,8 +23,7 @@ from wsi_trainer.models import (
     RegressionTask,
     Task,
 )
-from wsi_trainer.models.tasks.base import Owners
-from wsi_trainer.models.tasks.survival import partial_likelihood
+from wsi_trainer.models.tasks import Owners, partial_likelihood
 
 TASKS: list[tuple[Task, list[dict[str, str]], type]] = [
     (BinaryTask(["no", "yes"]), [{"label": "no"}, {"label": "yes"}], ClassPredictions),

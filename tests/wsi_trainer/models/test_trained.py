@@ -12,8 +12,7 @@ from torch import nn
 
 from lightning_plugin import LazyImage, TiledModule
 from wsi_trainer.models import AttentionPooling, PatchEncoder, SlideClassifier
-from wsi_trainer.models.low_rank import LowRankLinear, merge_low_rank
-from wsi_trainer.models.optimizer import parameter_groups
+from wsi_trainer.models.finetune import LowRankLinear, merge_low_rank, parameter_groups
 from wsi_trainer.models.pretrained import load_pretrained
 
 timm = pytest.importorskip("wsi_trainer.models.backbones")

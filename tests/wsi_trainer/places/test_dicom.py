@@ -10,12 +10,11 @@ import pytest
 from pydicom.dataset import Dataset
 
 from tests.wsi_trainer.slides import dicom_files
-from wsi_trainer.data import SlideRecord
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.explain.dicom import results_as_dicom
-from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.outlines import Outline
-from wsi_trainer.explain.slide_map import MapFiles, SlideMap
-from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.explain.slide_map import MapFiles, MapOptions, SlideMap
+from wsi_trainer.regions.geojson import PathClass
+from wsi_trainer.regions.shapes import Outline
 from wsi_trainer.slide.geometry import SlideTransform
 
 highdicom = pytest.importorskip("highdicom", reason="extra dicom is not installed")

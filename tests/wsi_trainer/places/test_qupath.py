@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from wsi_trainer.data import SlideRecord
-from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.qupath import write_script
-from wsi_trainer.explain.slide_map import SlideMap
-from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.explain.outputs import write_script
+from wsi_trainer.explain.slide_map import MapOptions, SlideMap
+from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.convert import Job, convert

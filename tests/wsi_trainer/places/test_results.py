@@ -17,10 +17,10 @@ import zarr
 from PIL import Image
 
 from lightning_plugin import Box
-from wsi_trainer.data import SlideRecord, open_image
-from wsi_trainer.explain.options import MapOptions
-from wsi_trainer.explain.slide_map import SlideMap
-from wsi_trainer.places.geojson import PathClass
+from wsi_trainer.data.dataset import open_image
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.explain.slide_map import MapOptions, SlideMap
+from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
 

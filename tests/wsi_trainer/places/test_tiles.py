@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_plugin import Box
-from wsi_trainer.data.tissue import TissueMap
-from wsi_trainer.explain.tiles import side_of_tiles, tiles, with_tissue
+from wsi_trainer.data.dataset import TissueMap
+from wsi_trainer.explain.outputs import side_of_tiles, tiles, with_tissue
 from wsi_trainer.slide.tissue import TissueMask
 
 

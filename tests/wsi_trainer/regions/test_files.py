@@ -11,7 +11,8 @@ import zarr
 
 from lightning_plugin import Box
 from wsi_trainer.errors import UserError
-from wsi_trainer.regions import IGNORED, Legend, open_target, read_regions
+from wsi_trainer.regions.outlines import read_regions
+from wsi_trainer.regions.target import IGNORED, Legend, open_target
 from wsi_trainer.slide.geometry import SlideTransform
 
 CAMELYON = """<?xml version="1.0"?>

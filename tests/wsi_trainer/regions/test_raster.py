@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_plugin import Box, TileSource
-from wsi_trainer.regions import IGNORED, DrawnSource, Legend, Region
+from wsi_trainer.regions.outlines import Region
+from wsi_trainer.regions.target import IGNORED, DrawnSource, Legend
 from wsi_trainer.slide.augment import Augmented, Augmenter
 from wsi_trainer.slide.geometry import SlideTransform
 

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.wsi_trainer.report.conftest import SLIDES, MakeRun
 from tests.wsi_trainer.slides.artefacts import Spoilt, ink, stroke
 from wsi_trainer.cli import main
-from wsi_trainer.data import read_manifest, write_manifest
+from wsi_trainer.data.manifest import read_manifest, write_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.report.render import write_report
 from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture

@@ -20,8 +20,8 @@ from skimage.segmentation import find_boundaries
 
 from lightning_plugin import Box, LazyImage, TensorSource
 from wsi_trainer.cli import main
-from wsi_trainer.data import open_image, read_manifest
-from wsi_trainer.data.images import dense
+from wsi_trainer.data.dataset import dense, open_image
+from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import (
     AREA_SCORES,
@@ -33,12 +33,13 @@ from wsi_trainer.metrics import (
     read_predictions,
 )
 from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
-from wsi_trainer.places.geojson import PathClass
-from wsi_trainer.regions import Legend, open_target, read_regions
-from wsi_trainer.segment import store
-from wsi_trainer.segment.blocks import blocks_of, predicted
-from wsi_trainer.segment.outlines import joined, pieces, write_outlines
-from wsi_trainer.segment.store import add_levels, create_labels
+from wsi_trainer.regions import ngff
+from wsi_trainer.regions.geojson import PathClass, write_outlines
+from wsi_trainer.regions.ngff import add_levels, create_labels
+from wsi_trainer.regions.outlines import read_regions
+from wsi_trainer.regions.shapes import joined, pieces
+from wsi_trainer.regions.target import Legend, blocks_of, open_target
+from wsi_trainer.segment.predict import predicted
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.synthetic import generate
 
@@ -160,7 +161,7 @@ def test_coarser_levels_take_every_second_label(height: int, width: int, seed: i
         path = Path(folder) / "s.ome.zarr"
         create_labels(path, values.shape, ["a", "b", "c"], place)[:] = values
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store, "BAND", 128)
+            patch.setattr(ngff, "BAND", 128)
             add_levels(path, place)
         datasets = read_json(path / "zarr.json")["attributes"]["ome"]["multiscales"][0]["datasets"]
         for level, dataset in enumerate(datasets):
@@ -235,7 +236,8 @@ def test_outlines_are_in_pixels_of_level_0(tmp_path: Path) -> None:
 
 
 def test_regions_reach_the_network_turned_as_the_slide_is(run: Run) -> None:
-    from wsi_trainer.data import DataConfig, SlideData
+    from wsi_trainer.data.datamodule import SlideData
+    from wsi_trainer.data.dataset import DataConfig
 
     manifest = run.path.parent / "manifest.csv"
     task = SegmentationTask(["normal", "lesion"])

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from lightning_plugin import Box, TileSource
 from wsi_trainer.metrics import MISSED
-from wsi_trainer.regions import IGNORED
-from wsi_trainer.segment.blocks import blocks_of
-from wsi_trainer.segment.borders import border_pixels
-from wsi_trainer.segment.lesions import detections, drawn_lesions, highest, marked, near_joined
-from wsi_trainer.segment.outlines import joined, pieces
+from wsi_trainer.regions.shapes import joined, pieces
+from wsi_trainer.regions.target import IGNORED, blocks_of
+from wsi_trainer.segment.scores import border_pixels, detections, drawn_lesions, highest, marked, near_joined
 
 CLASSES = 3
 

@@ -14,8 +14,7 @@ import shapely
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from lightning_plugin import Box
-from wsi_trainer.regions.raster import edges_of, fill
+from wsi_trainer.regions.shapes import edges_of, fill
 
 Pixels = NDArray[np.uint8]
 Light = NDArray[np.float32]
@@ -80,7 +79,7 @@ class Spoilt:
         if not part.size:
             return
         corner = (top + first, left + begin)
-        cover = fill(self._edges[number], Box(corner, (corner[0] + part.shape[0], corner[1] + part.shape[1])))
+        cover = fill(self._edges[number], corner, (corner[0] + part.shape[0], corner[1] + part.shape[1]))
         weight = cover.astype(np.float32)
         if one.soft:
             weight = gaussian_filter(weight, one.soft)

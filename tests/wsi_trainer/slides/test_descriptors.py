@@ -14,7 +14,8 @@ import tifffile
 from PIL import Image as Picture
 
 from lightning_plugin import Box
-from wsi_trainer.data import PatchConfig, open_bag, open_image
+from wsi_trainer.data.dataset import open_image
+from wsi_trainer.data.patches import PatchConfig, open_bag
 from wsi_trainer.report.pictures import slide_picture
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.slide import Slide
@@ -90,7 +91,9 @@ def test_files_are_closed(any_slide: Path, way: Callable[[Path], object]) -> Non
 COHORT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
-from wsi_trainer.data import DataConfig, PatchConfig, SlideData
+from wsi_trainer.data.dataset import DataConfig
+from wsi_trainer.data.patches import PatchConfig
+from wsi_trainer.data.datamodule import SlideData
 from lightning_plugin import LazyImage, Box
 from pathlib import Path
 patches = PatchConfig(size=64, mpp=1.0, over="slide") if sys.argv[2] == "bags" else None

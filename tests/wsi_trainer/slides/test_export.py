@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from wsi_trainer.cli import main
-from wsi_trainer.data.images import open_image
+from wsi_trainer.data.dataset import open_image
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.chunks import CorruptChunk, ZstdCodec, codec_of

@@ -15,7 +15,7 @@ import pytest
 
 from lightning_plugin import Box
 from wsi_trainer.cli import main
-from wsi_trainer.data.images import open_image
+from wsi_trainer.data.dataset import open_image
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image

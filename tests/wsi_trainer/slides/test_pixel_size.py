@@ -12,7 +12,7 @@ import pytest
 import tifffile
 
 from wsi_trainer.cli import main
-from wsi_trainer.data import open_image
+from wsi_trainer.data.dataset import open_image
 from wsi_trainer.slide.errors import UnknownResolution
 from wsi_trainer.slide.formats.tiff_pages import MICROMETRES, number
 from wsi_trainer.slide.geometry import resolve

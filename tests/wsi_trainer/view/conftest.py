@@ -17,11 +17,11 @@ import pytest
 import tifffile
 from aiohttp import web
 
-from wsi_trainer.data import SlideRecord, write_manifest
-from wsi_trainer.explain.layer import write_layer
+from wsi_trainer.data.manifest import SlideRecord, write_manifest
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import ClassPredictions
+from wsi_trainer.regions.ngff import write_map
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.view.contents import Contents, contents_of
 from wsi_trainer.view.guard import Guard
@@ -75,7 +75,7 @@ def make_run(folder: Path, slides: Path, positive: tuple[float, ...] = POSITIVE)
         name = f"map {index}"
         run.maps("activation").mkdir(parents=True, exist_ok=True)
         np.save(run.maps("activation") / f"{name}.npy", maps[-1])
-        write_layer(
+        write_map(
             run.maps("activation") / f"{name}.ome.zarr",
             maps[-1],
             SlideTransform(image.shape[:2]).coarser(side),

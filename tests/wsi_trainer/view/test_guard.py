@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.wsi_trainer.view.conftest import Made, Served, serving
 from wsi_trainer.view.command import tell
 from wsi_trainer.view.guard import Guard, is_local, new_token
-from wsi_trainer.view.pages import ASSETS
 from wsi_trainer.view.scene import Scene
+from wsi_trainer.view.server import ASSETS
 
 ADDRESSES = ["/", "/contents.json", "/slides/0/about.json", "/slides/0/tiles/0/0-0.jpg", "/assets/view.js"]
 

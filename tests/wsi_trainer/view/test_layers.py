@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wsi_trainer.view.conftest import DOWNSAMPLE, STRIDE, Made
-from wsi_trainer.view.layers import SIDE, Layer, means
-from wsi_trainer.view.refusals import BadNumber, NotThere
 from wsi_trainer.view.scene import Scene
+from wsi_trainer.view.tiles import LAYER_TILE, BadNumber, Layer, NotThere, means
 
 SQUARE = STRIDE * DOWNSAMPLE
 
@@ -26,11 +25,11 @@ def test_means_are_over_what_is_there(rows: int, columns: int, side: int, seed: 
 
 
 def test_tiles_of_numbers_make_up_each_level() -> None:
-    values = np.random.default_rng(0).normal(size=(3 * SIDE + 5, SIDE + 1)).astype(np.float32)
+    values = np.random.default_rng(0).normal(size=(3 * LAYER_TILE + 5, LAYER_TILE + 1)).astype(np.float32)
     layer = Layer("map", values, 4.0)
     assert layer.levels == 3
     for level in range(layer.levels):
-        rows, columns = (-(-size // (SIDE * 2**level)) for size in values.shape)
+        rows, columns = (-(-size // (LAYER_TILE * 2**level)) for size in values.shape)
         lines = [np.concatenate([layer.tile(level, row, c) for c in range(columns)], 1) for row in range(rows)]
         np.testing.assert_allclose(np.concatenate(lines, 0), means(values, 2**level), rtol=1e-6)
     for level, row, column in ((3, 0, 0), (0, 4, 0), (0, 0, 2), (-1, 0, 0)):

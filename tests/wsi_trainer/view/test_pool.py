@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from wsi_trainer.view.pool import Pool
+from wsi_trainer.view.scene import Pool
 
 
 class Thing:

@@ -15,8 +15,7 @@ from PIL import Image
 
 from tests.wsi_trainer.view.conftest import Made, Served
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.view.refusals import BadNumber, NotThere
-from wsi_trainer.view.tiles import TILE, TiledSlide
+from wsi_trainer.view.tiles import TILE, BadNumber, NotThere, TiledSlide
 
 
 def assembled(slide: TiledSlide, level: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import pytest
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.view import vendored
-from wsi_trainer.view.pages import ASSETS
+from wsi_trainer.view.server import ASSETS
 
 
 @pytest.mark.parametrize("name", list(vendored.SHA256))

@@ -1,0 +1,199 @@
+"""Predicted classes of whole slides as label images and outlines, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import shapely
+import torch
+from numpy.typing import NDArray
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from lightning_plugin import Box, LazyImage, TiledModule, TileSource, materialize
+from wsi_trainer.data.dataset import DataConfig, SlideDataset, drawn_on
+from wsi_trainer.data.loader import Visit, opened
+from wsi_trainer.data.manifest import SlideRecord
+from wsi_trainer.errors import UserError
+from wsi_trainer.models import SegmentationTask, SlideClassifier
+from wsi_trainer.regions.geojson import PathClass, write_outlines
+from wsi_trainer.regions.ngff import add_levels, create_labels
+from wsi_trainer.regions.shapes import joined, pieces
+from wsi_trainer.regions.target import blocks_of
+from wsi_trainer.segment.scores import Judged, Points, highest, judge
+from wsi_trainer.slide.augment import Augmented
+from wsi_trainer.slide.errors import SlideError
+from wsi_trainer.slide.views import Image
+from wsi_trainer.store.identity import result_names
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What is predicted of a box of the slide."""
+
+    box: Box
+    classes: NDArray[np.uint8]
+    """The place of each pixel's most likely class."""
+    probability: NDArray[np.float32] | None
+    """Of that class, where it was asked for."""
+
+
+class OneBlock(nn.Module):
+    """The most likely class of each pixel of a box of the slide, and perhaps its probability, as maps of one number for
+    each pixel: what else the slide has is not computed.
+    """
+
+    def __init__(self, model: SlideClassifier, probability: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.probability = probability
+
+    def forward(self, image: Tensor, box: Box) -> Tensor:
+        (top, left), (bottom, right) = box.lo, box.hi
+        logits = self.model(image)[:, :, top:bottom, left:right]
+        if not self.probability:
+            return logits.argmax(dim=1).to(torch.uint8)
+        highest = logits.softmax(dim=1).amax(dim=1)
+        return torch.cat([logits.argmax(dim=1).to(highest.dtype), highest])  # one map, so that it is computed once
+
+
+def predicted(
+    model: SlideClassifier, image: Tensor, side: int, budget: int | str | None, probability: bool = False
+) -> Iterator[Found]:
+    """Block by block what is predicted: it is that of the whole slide, halos and statistics included.
+
+    Args:
+        model: The trained network.
+        image: The slide, dense or a `LazyImage`.
+        side: Pixels of a block.
+        budget: Device memory, by tile-by-tile execution; None runs plain PyTorch, each time on the whole slide.
+        probability: Whether to say how probable the class of each pixel is. A block takes more memory then.
+    """
+    model.eval()
+    step: nn.Module = OneBlock(model, probability)
+    if budget is not None:
+        step = TiledModule(step, budget=budget)
+    for box in blocks_of(image.shape[2], image.shape[3], side):
+        with torch.no_grad():
+            found = materialize(step(image, box)).cpu().numpy()
+        yield Found(box, found[0].astype(np.uint8), found[1].astype(np.float32) if probability else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentOptions:
+    """The options of `wsi-train segment`."""
+
+    block: int = 2048
+    """Side of the squares that are computed and written one after the other, in pixels: smaller ones need less memory.
+    """
+    smallest: int = 64
+    """Regions of fewer pixels get no outline in the GeoJSON file and are no detections; the label image has them."""
+    compare: bool = True
+    """Whether to compare what is found with what is drawn, where the manifest has the column regions. A block takes
+    eight bytes a pixel then, and one without.
+    """
+    tolerance: float = 10.0
+    """By how many micrometres a found border may be off the drawn one, in the scores of borders."""
+
+    join: float = 0.0
+    """Lesions within so many micrometres of each other are one, and a detection within half of that of one is in it: 75
+    scores them as CAMELYON16's program does, 0 as they are drawn.
+    """
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise UserError(f"--block is {self.block}; it must be 1 or more")
+        if not 0 <= self.tolerance < float("inf"):
+            raise UserError(f"--tolerance is {self.tolerance}; it must be 0 or more micrometres")
+        if not 0 <= self.join < float("inf"):
+            raise UserError(f"--join is {self.join}; it must be 0 or more micrometres")
+
+
+@dataclass(frozen=True)
+class Segments:
+    """What is written of slides, as it comes."""
+
+    model: SlideClassifier
+    data: DataConfig
+    folder: Path
+    options: SegmentOptions
+    budget: int | str
+    found: dict[str, Any] = field(default_factory=dict)
+    """Slide by slide the files."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Why others were left out."""
+    judged: dict[str, Judged] = field(default_factory=dict)
+    """Those that the manifest has a column `regions` for: an empty cell says that nothing is drawn."""
+
+    def write(self, records: Sequence[SlideRecord]) -> None:
+        """Write NAME.ome.zarr and NAME.geojson of each slide."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        slides = SlideDataset(records, None, self.data, LazyImage)
+        names = result_names([record.slide for record in records])
+        with Progress(transient=True) as bar:
+            for number, record in enumerate(records):
+                try:
+                    batch = slides[Visit(number, 0)]
+                    with opened(batch) as view:
+                        assert isinstance(view, Image)
+                        image = batch["image"].to(self.model.device)
+                        total = len(blocks_of(image.shape[2], image.shape[3], self.options.block))
+                        self._write(
+                            record, names[record.slide], image, view, bar, bar.add_task(record.slide, total=total)
+                        )
+                except SlideError as error:
+                    if self.data.on_error == "stop":
+                        raise
+                    self.skipped[record.slide] = error.reason
+
+    def _write(self, record: SlideRecord, name: str, image: Any, source: Image, bar: Progress, task: Any) -> None:
+        drawn = self._drawn(record, source)
+        if drawn is not None and self.options.join and source.place.mpp is None:
+            raise SlideError(
+                record.slide,
+                "does not say how large its pixels are, which --join needs; fill in the manifest's column mpp",
+            )
+        blocks = predicted(self.model, image, self.options.block, self.budget, drawn is not None)
+        classes, store = self.model.task.classes, self.folder / f"{name}.ome.zarr"
+        labels = create_labels(store, (source.shape[2], source.shape[3]), classes, source.place)
+        parts, points = _taken(bar.track(blocks, task_id=task), labels, len(classes))
+        add_levels(store, source.place)
+        regions = [joined(polygons, self.options.smallest) for polygons in parts]
+        shown = [PathClass.of(its, number) for number, its in enumerate(classes)][1:]
+        write_outlines(self.folder / f"{name}.geojson", dict(zip(shown, regions, strict=True)), source.place)
+        if drawn is not None:
+            pixel = None if source.place.mpp is None else source.place.pixel()
+            self.judged[record.slide] = judge(
+                labels, regions, points, drawn, pixel, self.options.tolerance, self.options.join
+            )
+        self.found[record.slide] = {
+            "labels": f"{name}.ome.zarr",
+            "outlines": f"{name}.geojson",
+            "regions": {its: len(polygons) for its, polygons in zip(classes[1:], regions, strict=True)},
+        }
+
+    def _drawn(self, record: SlideRecord, source: Image) -> TileSource | None:
+        task = self.model.task
+        known = self.options.compare and "regions" in record.others
+        if not known or not isinstance(task, SegmentationTask):
+            return None
+        return Augmented(drawn_on(record, source, task), name=record.slide)
+
+
+def _taken(blocks: Iterable[Found], labels: Any, classes: int) -> tuple[list[list[shapely.Polygon]], list[Points]]:
+    """Write each block to the label image; returns of each class but the first its polygons and their best points."""
+    parts: list[list[shapely.Polygon]] = [[] for _ in range(1, classes)]
+    points: list[list[Points]] = [[np.empty((0, 3))] for _ in parts]
+    for one in blocks:
+        (top, left), (bottom, right) = one.box.lo, one.box.hi
+        labels[top:bottom, left:right] = one.classes
+        for number, (polygons, best) in enumerate(zip(parts, points, strict=True), start=1):
+            mask = one.classes == number
+            polygons += pieces(mask, one.box.lo)
+            if one.probability is not None:
+                best.append(highest(mask, one.probability, one.box))
+    return parts, [np.concatenate(best) for best in points]
