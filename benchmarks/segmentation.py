@@ -57,11 +57,11 @@ def step(folder: Path, widths: list[int], budget: str) -> dict[str, Any]:
     from wsi_trainer.data.dataset import DataConfig
     from wsi_trainer.fit.config import TrainConfig
     from wsi_trainer.fit.trainer import image_of, make_trainer
-    from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
+    from wsi_trainer.models import SegmentationTask, SlideSegmenter, UNet
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = SlideClassifier(UNet(widths), task=SegmentationTask(["normal", "lesion"]))
+    model = SlideSegmenter(backbone=UNet(widths), task=SegmentationTask(["normal", "lesion"]))
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     config = TrainConfig(epochs=1, budget=budget, accelerator="cpu")
     slides = SlideData(

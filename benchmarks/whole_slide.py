@@ -44,7 +44,7 @@ from lightning_plugin.units import format_bytes
 from tests.conftest import RESULTS
 from tests.lightning_plugin.planner.peaks import CLEAR, of_status, warm_up
 from tests.zoo.resnet import BasicBlock, ResNet
-from wsi_trainer.models.classifier import COLOURS
+from wsi_trainer.models.slide_model import COLOURS
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Image
 from wsi_trainer.store.convert import Job, convert

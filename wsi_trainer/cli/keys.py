@@ -16,7 +16,7 @@ from wsi_trainer.errors import UserError
 GROUPS = {
     "data": ("wsi_trainer/data/dataset.py", "DataConfig"),
     "train": ("wsi_trainer/fit/config.py", "TrainConfig"),
-    "model": ("wsi_trainer/models/classifier.py", "SlideClassifier"),
+    "model": ("wsi_trainer/models/slide_model.py", "ModelConfig"),
 }
 """Where each group's keys are written, and in which class."""
 

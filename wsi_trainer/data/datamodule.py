@@ -16,7 +16,7 @@ from wsi_trainer.data.features import check_one_each
 from wsi_trainer.data.loader import EpochSampler, TrainLoader, in_order
 from wsi_trainer.data.manifest import SlideRecord, check_files
 from wsi_trainer.data.splits import apply_splits, complete_splits
-from wsi_trainer.models.classifier import SlideBatch
+from wsi_trainer.models.slide_model import SlideBatch
 from wsi_trainer.models.tasks import MultiClassTask, Task
 from wsi_trainer.slide.augment import Augmenter
 

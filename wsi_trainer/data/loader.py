@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_plugin import LazyImage
-from wsi_trainer.models.classifier import SlideBatch
+from wsi_trainer.models.slide_model import SlideBatch
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.views import View
 

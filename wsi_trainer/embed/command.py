@@ -26,7 +26,7 @@ from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, make_parser, parse
 from wsi_trainer.fit.trainer import precision_of
 from wsi_trainer.foreign.arrays import import_h5py
-from wsi_trainer.models import PatchEncoder, SlideClassifier
+from wsi_trainer.models import PatchEncoder, SlideModel
 from wsi_trainer.models.finetune import merge_low_rank
 from wsi_trainer.models.pretrained import load_weights
 from wsi_trainer.slide.errors import SlideError
@@ -40,7 +40,7 @@ from wsi_trainer.terminal import say
 class Embedder:
     """Writes a file of features for each slide; those that are there are not made again."""
 
-    model: SlideClassifier
+    model: SlideModel
     patches: PatchConfig
     out: Path
     layout: Layout
@@ -195,7 +195,7 @@ def embed(words: Sequence[str]) -> int:
 
 
 def write_features(
-    model: SlideClassifier,
+    model: SlideModel,
     data: DataConfig,
     config: TrainConfig,
     out: Path,

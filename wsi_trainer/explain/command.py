@@ -16,6 +16,7 @@ from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import MAPS
+from wsi_trainer.models import SlideClassifier
 from wsi_trainer.terminal import say
 
 
@@ -43,7 +44,7 @@ def heatmap(words: Sequence[str]) -> int:
     parser.add_class_arguments(MapOptions)
     run, options = open_run(parser, words)
     model, data, _ = run.loaded
-    if model.task.dense:
+    if not isinstance(model, SlideClassifier):
         raise UserError(
             "a heat map is for one prediction of a slide; `wsi-train segment` writes the class of each pixel"
         )

@@ -26,6 +26,7 @@ from wsi_trainer.fit.run import LESION_SCORES, LESIONS, MAPS, Run
 from wsi_trainer.fit.trainer import tissue_stride
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import MISSED, Marks
+from wsi_trainer.models import SlideClassifier
 from wsi_trainer.places.originals import Originals
 from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.regions.outlines import Region, read_regions
@@ -90,6 +91,7 @@ def write_heatmaps(
             shares are not computed.
     """
     model, data, config = run.loaded
+    assert isinstance(model, SlideClassifier)
     options = options or MapOptions()
     if options.dicom:
         need_highdicom()

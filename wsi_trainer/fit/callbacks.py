@@ -30,7 +30,7 @@ from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.io.tables import append_row
-from wsi_trainer.models import SlideBatch, SlideClassifier
+from wsi_trainer.models import SlideBatch, SlideModel
 from wsi_trainer.slide.views import AHEAD
 from wsi_trainer.terminal import say
 from wsi_trainer.words import clean
@@ -61,7 +61,7 @@ class Estimate(Callback):
         self.slides, self.config, self.run = slides, config, run
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, SlideClassifier)
+        assert isinstance(pl_module, SlideModel)
         if not trainer.is_global_zero or trainer.fit_loop.restarted_mid_epoch or trainer.current_epoch > 0:
             return
         sizes = {split: self._sizes(self.slides.of(split)) for split in ("train", "val", "test")}
@@ -145,7 +145,7 @@ def estimate(
     }
 
 
-def checkpoint_bytes(model: SlideClassifier) -> int:
+def checkpoint_bytes(model: SlideModel) -> int:
     """The best and the last checkpoint: weights, and the optimizer's two numbers for each trained one."""
     own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     return 2 * (own + 2 * sum(p.nbytes for p in model.parameters() if p.requires_grad))
@@ -252,12 +252,12 @@ class FailureLog(Callback):
         self._epoch = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        assert isinstance(pl_module, SlideClassifier)
+        assert isinstance(pl_module, SlideModel)
         pl_module.on_failure = self.note
         self._trainer = trainer
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        assert isinstance(pl_module, SlideClassifier)
+        assert isinstance(pl_module, SlideModel)
         pl_module.on_failure = None
 
     def note(self, batch: SlideBatch, reason: str) -> None:
@@ -365,7 +365,7 @@ class ReadAhead(Callback):
         return min(AHEAD, budget - max(strategy.plan.peak_bytes + self._beside, strategy.peak_bytes))
 
 
-def memory_facts(watch: MemoryWatch, model: SlideClassifier, slides: SlideData, config: TrainConfig) -> dict[str, Any]:
+def memory_facts(watch: MemoryWatch, model: SlideModel, slides: SlideData, config: TrainConfig) -> dict[str, Any]:
     """What the steps used, and what plain PyTorch holds for backward on the largest slide."""
     facts: dict[str, Any] = {"process_peak_bytes": process_peak()}
     if watch.plan is None:

@@ -9,7 +9,7 @@ from wsi_trainer.errors import UserError
 
 if TYPE_CHECKING:
     from wsi_trainer.data.dataset import DataConfig
-    from wsi_trainer.models import SlideClassifier
+    from wsi_trainer.models import SlideModel
 
 AUTO = "auto"
 Halo = Literal["auto", "recompute", "share", "split", "stochastic_split"]
@@ -103,6 +103,6 @@ class TrainConfig:
 class Loaded(NamedTuple):
     """The parts of a run, as its config says them."""
 
-    model: SlideClassifier
+    model: SlideModel
     data: DataConfig
     train: TrainConfig

@@ -39,7 +39,7 @@ from wsi_trainer.fit.trainer import Bar, check_trackers, image_of, make_trainer,
 from wsi_trainer.foreign import read_yaml, yaml_of
 from wsi_trainer.io.files import write_json, write_text
 from wsi_trainer.metrics import LOWER_IS_BETTER
-from wsi_trainer.models import SegmentationTask, SlideClassifier
+from wsi_trainer.models import SegmentationTask, SlideModel
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.stopping import GRACE
 from wsi_trainer.terminal import say
@@ -220,9 +220,7 @@ def make_data(run: Run, loaded: Loaded, resume: str | None) -> SlideData:
     return slides
 
 
-def callbacks_of(
-    run: Run, config: TrainConfig, model: SlideClassifier, slides: SlideData, progress: bool
-) -> list[Callback]:
+def callbacks_of(run: Run, config: TrainConfig, model: SlideModel, slides: SlideData, progress: bool) -> list[Callback]:
     """The callbacks that a run needs besides those that look on."""
     score = config.monitor.removeprefix("val_").removeprefix("label_")
     mode = "min" if score in LOWER_IS_BETTER else "max"

@@ -30,7 +30,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.run import Run
 from wsi_trainer.foreign import read_yaml
-from wsi_trainer.models import FrozenFeatures, PatchEncoder, SlideClassifier
+from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SlideModel, make_model
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.pretrained import load_weights
 from wsi_trainer.terminal import say
@@ -129,7 +129,7 @@ def make_parser(name: str, description: str) -> ArgumentParser:
         parser.add_argument("--out", type=Path, required=True, help="the folder that is written")
     else:
         parser.add_argument("--out", type=Path, default=None, help="not written to: a config may name it")
-    parser.add_class_arguments(SlideClassifier, "model")
+    parser.add_class_arguments(ModelConfig, "model")
     parser.add_class_arguments(DataConfig, "data")
     parser.add_class_arguments(TrainConfig, "train")
     for action in parser._actions:
@@ -181,9 +181,9 @@ def instantiate(parser: ArgumentParser, options: Namespace) -> Loaded:
     pl.seed_everything(options.train.seed, workers=True, verbose=False)
     try:
         objects = parser.instantiate(options)
+        return Loaded(make_model(objects.model), objects.data, objects.train)
     except (ValueError, TypeError) as error:  # how classes refuse arguments, those of this package and any other
         raise UserError(about_refusal(error)) from error
-    return Loaded(objects.model, objects.data, objects.train)
 
 
 def with_whole_paths(options: Namespace) -> Namespace:
@@ -195,7 +195,7 @@ def with_whole_paths(options: Namespace) -> Namespace:
     return kept
 
 
-def check_settings(model: SlideClassifier, data: DataConfig, config: TrainConfig) -> None:
+def check_settings(model: SlideModel, data: DataConfig, config: TrainConfig) -> None:
     """Refuse settings that do not go together, before anything is read."""
     monitors = ["val_loss", *(f"val_{name}" for name in model.task.scores)]
     if config.monitor not in monitors:
@@ -212,7 +212,7 @@ def check_settings(model: SlideClassifier, data: DataConfig, config: TrainConfig
         raise UserError("data.on_error is skip with several devices, which would wait for each other; use stop")
 
 
-def check_bags(model: SlideClassifier, data: DataConfig) -> None:
+def check_bags(model: SlideModel, data: DataConfig) -> None:
     """Refuse bags for a network that takes images, images for one that takes bags, and what bags have no use for."""
     encoder = model.backbone if isinstance(model.backbone, PatchEncoder) else None
     prepared = isinstance(model.backbone, FrozenFeatures)

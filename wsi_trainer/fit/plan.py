@@ -28,7 +28,7 @@ from wsi_trainer.data.dataset import DataConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO
 from wsi_trainer.fit.parser import check_bags, instantiate, limits_imports, make_parser, parse
-from wsi_trainer.models import Backbone, SegmentationTask, SlideClassifier
+from wsi_trainer.models import Backbone, SlideClassifier, SlideModel, SlideSegmenter
 from wsi_trainer.models.backbones import import_timm
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ def config_step(words: Sequence[str]) -> Callable[[], int]:
     return partial(report, lambda then: then(step_of(model, factors), torch.uint8), options, budget, shape)
 
 
-def shape_of(data: DataConfig, model: SlideClassifier, options: Namespace) -> tuple[int, ...]:
+def shape_of(data: DataConfig, model: SlideModel, options: Namespace) -> tuple[int, ...]:
     """What a step of a config is given: an image, or a bag of patches."""
     check_bags(model, data)
     wanted, other = ("image", "patches") if data.patches is None else ("patches", "image")
@@ -164,7 +164,7 @@ def model_step(words: Sequence[str]) -> Callable[[], int]:
 def step_of(module: nn.Module, factors: Sequence[float] = ()) -> nn.Module:
     """The module as it trains; a slide classifier with its further magnifications, each so much coarser."""
     module.train()
-    if not isinstance(module, SlideClassifier):
+    if not isinstance(module, SlideModel):
         return module
     module.standardise.eval()  # it would write the statistics of a slide that is not there
     return Step(module, factors or [4.0**level for level in range(1, module.levels)])
@@ -172,7 +172,7 @@ def step_of(module: nn.Module, factors: Sequence[float] = ()) -> nn.Module:
 
 def pixel_type(module: nn.Module) -> torch.dtype:
     """Slides have bytes; another network is given floating-point numbers."""
-    return torch.uint8 if isinstance(module, SlideClassifier) else torch.float32
+    return torch.uint8 if isinstance(module, SlideModel) else torch.float32
 
 
 def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: tuple[int, ...]) -> int:
@@ -312,7 +312,7 @@ def blank(*shape: int) -> LazyImage:
 class Step(nn.Module):
     """A model with all that it sees of a slide beside the image: further magnifications, and where tissue is."""
 
-    def __init__(self, model: SlideClassifier, factors: Sequence[float]) -> None:
+    def __init__(self, model: SlideModel, factors: Sequence[float]) -> None:
         super().__init__()
         self.model = model
         self.factors = tuple(factors)
@@ -325,16 +325,15 @@ class Step(nn.Module):
         if self.model.wants_tissue:
             stride = self.model.stride
             tissue = [blank(1, 1, -(-rows // stride), -(-columns // stride)) for rows, columns in shapes]
-        task = self.model.task
-        if not isinstance(task, SegmentationTask):
+        if not isinstance(self.model, SlideSegmenter):
             return self.model(image, context, tissue)
         logits, vector = self.model.at_pixels_and_pooled(image, tissue[0] if tissue else None)
-        loss = task.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
+        loss = self.model.task.loss(logits, blank(1, 1, height, width))  # a step needs no more of pixels
         return loss if vector is None else torch.cat([loss[None], self.model.last_beside(vector)[0]])
 
 
 def plan_shape(
-    model: SlideClassifier,
+    model: SlideModel,
     shape: tuple[int, ...],
     budget: str | int,
     device: str = "cpu",

@@ -24,7 +24,7 @@ from wsi_trainer.fit.checkpoints import Checkpoints
 from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig
 from wsi_trainer.fit.run import Run
 from wsi_trainer.foreign import read_yaml
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.models import SlideModel
 
 
 def image_of(config: TrainConfig, source: TileSource) -> Tensor:
@@ -97,7 +97,7 @@ def precision_of(config: TrainConfig) -> str:
     return "bf16-mixed" if gpu and torch.cuda.is_bf16_supported() else "32-true"
 
 
-def tissue_stride(model: SlideClassifier) -> int | None:
+def tissue_stride(model: SlideModel) -> int | None:
     """Pixels for one position of the map of tissue, where the model asks for one."""
     return model.stride if model.wants_tissue else None
 

@@ -16,6 +16,7 @@ from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval
+from wsi_trainer.models import SlideSegmenter
 from wsi_trainer.segment.predict import SegmentOptions, Segments
 from wsi_trainer.segment.scores import write_scores
 from wsi_trainer.terminal import say
@@ -46,7 +47,7 @@ def segment(words: Sequence[str]) -> int:
         run = run.of_cohort(options.name or name_of(options.slides))
     run.keep(run.segments / "segments.json", options.overwrite)
     model, data, config = run.loaded
-    if not model.task.dense:
+    if not isinstance(model, SlideSegmenter):
         raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
     chosen = SegmentOptions(**{field.name: getattr(options, field.name) for field in fields(SegmentOptions)})
     if options.slides is None:

@@ -19,7 +19,7 @@ from wsi_trainer.data.dataset import DataConfig, SlideDataset, drawn_on
 from wsi_trainer.data.loader import Visit, opened
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
-from wsi_trainer.models import SegmentationTask, SlideClassifier
+from wsi_trainer.models import SegmentationTask, SlideSegmenter
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.ngff import add_levels, create_labels
 from wsi_trainer.regions.shapes import joined, pieces
@@ -47,7 +47,7 @@ class OneBlock(nn.Module):
     each pixel: what else the slide has is not computed.
     """
 
-    def __init__(self, model: SlideClassifier, probability: bool = False) -> None:
+    def __init__(self, model: SlideSegmenter, probability: bool = False) -> None:
         super().__init__()
         self.model = model
         self.probability = probability
@@ -62,7 +62,7 @@ class OneBlock(nn.Module):
 
 
 def predicted(
-    model: SlideClassifier, image: Tensor, side: int, budget: int | str | None, probability: bool = False
+    model: SlideSegmenter, image: Tensor, side: int, budget: int | str | None, probability: bool = False
 ) -> Iterator[Found]:
     """Block by block what is predicted: it is that of the whole slide, halos and statistics included.
 
@@ -117,7 +117,7 @@ class SegmentOptions:
 class Segments:
     """What is written of slides, as it comes."""
 
-    model: SlideClassifier
+    model: SlideSegmenter
     data: DataConfig
     folder: Path
     options: SegmentOptions

@@ -51,10 +51,10 @@ def classes() -> MultiClassTask:
 
 
 MODELS: dict[str, Callable[[], SlideClassifier]] = {
-    "attention": lambda: SlideClassifier(VGG((4, 8)), AttentionPooling),
-    "attention by class": lambda: SlideClassifier(VGG((4, 8)), ClassAttentionPooling, classes()),
-    "maximum": lambda: SlideClassifier(ResNet((4, 8), norm="batch"), MaxPooling),
-    "an order": lambda: SlideClassifier(VGG((4, 8)), AttentionPooling, OrdinalTask(["0", "1", "2"])),
+    "attention": lambda: SlideClassifier(backbone=VGG((4, 8)), head=AttentionPooling),
+    "attention by class": lambda: SlideClassifier(backbone=VGG((4, 8)), head=ClassAttentionPooling, task=classes()),
+    "maximum": lambda: SlideClassifier(backbone=ResNet((4, 8), norm="batch"), head=MaxPooling),
+    "an order": lambda: SlideClassifier(backbone=VGG((4, 8)), head=AttentionPooling, task=OrdinalTask(["0", "1", "2"])),
 }
 
 
@@ -96,7 +96,7 @@ def test_glass_is_explained_once(method: Method, monkeypatch: pytest.MonkeyPatch
     for name in ("TILE", "STEP"):  # on a machine where tiles cost nothing
         monkeypatch.setattr(cost, name, (0, 0))
     torch.manual_seed(0)
-    model = SlideClassifier(VGG((4, 8)), AttentionPooling).double()
+    model = SlideClassifier(backbone=VGG((4, 8)), head=AttentionPooling).double()
     pixels = slide(512, 512)
     pixels[..., 64:], pixels[..., 64:, :] = 255, 255
     plain = attribute(model, pixels, method=method).values
@@ -113,7 +113,7 @@ def test_glass_is_explained_once(method: Method, monkeypatch: pytest.MonkeyPatch
 
 def test_several_magnifications_and_tissue_are_explained_too() -> None:
     torch.manual_seed(0)
-    model = SlideClassifier(VGG((8,), convs=1), levels=2, share_levels=True, pool_over="tissue").double()
+    model = SlideClassifier(backbone=VGG((8,), convs=1), levels=2, share_levels=True, pool_over="tissue").double()
     pixels, coarse = slide(96, 128), slide(48, 64, seed=1)
     counts = [(torch.rand(1, 1, h // 2, w // 2) > 0.3).to(torch.uint8) for h, w in ((96, 128), (48, 64))]
     lazy = [LazyImage(Watched(one)) for one in (pixels, coarse, *counts)]
@@ -128,7 +128,7 @@ def test_several_magnifications_and_tissue_are_explained_too() -> None:
 
 def test_gradient_times_input_is_summed_over_the_pixels_of_each_position() -> None:
     torch.manual_seed(0)
-    model = SlideClassifier(VGG((4, 8)), AttentionPooling).double().eval()
+    model = SlideClassifier(backbone=VGG((4, 8)), head=AttentionPooling).double().eval()
     pixels = slide(40, 56).double().div(255).requires_grad_()
     (gradient,) = torch.autograd.grad(model(pixels)[0, 0], pixels)
     expected = (gradient * (pixels - 1)).sum(dim=1)[0].unflatten(0, (10, 4)).unflatten(2, (14, 4)).sum(dim=(1, 3))
@@ -137,7 +137,7 @@ def test_gradient_times_input_is_summed_over_the_pixels_of_each_position() -> No
 
 def test_integrated_gradients_add_up_to_the_difference_from_glass() -> None:
     torch.manual_seed(0)
-    model = SlideClassifier(VGG((4, 8)), AttentionPooling).double().eval()
+    model = SlideClassifier(backbone=VGG((4, 8)), head=AttentionPooling).double().eval()
     pixels = slide(64, 48)
     with torch.no_grad():
         difference = model(pixels)[0, 0] - model(torch.full_like(pixels, 255))[0, 0]
@@ -151,7 +151,7 @@ def test_integrated_gradients_add_up_to_the_difference_from_glass() -> None:
 @pytest.mark.parametrize("method", ["activation", "attention", "gradient"])
 def test_a_slide_larger_than_the_budget_is_read_in_parts(method: Method) -> None:
     torch.manual_seed(0)
-    model = SlideClassifier(VGG((4, 8), stem_stride=2), AttentionPooling)
+    model = SlideClassifier(backbone=VGG((4, 8), stem_stride=2), head=AttentionPooling)
     source = Watched(slide(2048, 1536))
     # In float32 the image alone takes 36 MiB, and so does what it is mixed to.
     made = attribute(model, LazyImage(source), method=method, steps=1, budget=24 * MiB)

@@ -12,7 +12,7 @@ import torch
 from wsi_trainer.cli import main
 from wsi_trainer.data.loader import EpochSampler, InOrder
 from wsi_trainer.fit.run import Run, read_json
-from wsi_trainer.models.classifier import Gathered
+from wsi_trainer.models.slide_model import Gathered
 
 PROGRAM = "import sys; from wsi_trainer.cli import main; sys.exit(main(sys.argv[1:]))"
 

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 from wsi_trainer.cli import main
 from wsi_trainer.cli.parsing import keys_of
 from wsi_trainer.fit.parser import CLASSES, make_parser, own_classes
-from wsi_trainer.models import SlideClassifier
+from wsi_trainer.models import ModelConfig
 
 PARSER = make_parser("fit", "")
 NAMED = [(key, named) for key in CLASSES for named in own_classes(key)]
@@ -51,6 +51,6 @@ def test_the_printed_config_has_comments_and_reads_back(capsys: pytest.CaptureFi
 
 
 def test_the_model_is_named_as_its_argument() -> None:
-    assert set(inspect.signature(SlideClassifier).parameters) == {
+    assert set(inspect.signature(ModelConfig).parameters) == {
         key.removeprefix("model.") for key in keys_of(PARSER) if key.startswith("model.")
     }

@@ -21,7 +21,7 @@ from wsi_trainer.models import (
     RegressionTask,
     SegmentationTask,
     SlideBatch,
-    SlideClassifier,
+    SlideSegmenter,
     Task,
     UNet,
 )
@@ -30,10 +30,10 @@ from wsi_trainer.models.tasks import Owners
 CLASSES = ["normal", "tumour"]
 
 
-def joint(beside: Task, weight: float = 1.0, **arguments: Any) -> SlideClassifier:
+def joint(beside: Task, weight: float = 1.0, **arguments: Any) -> SlideSegmenter:
     torch.manual_seed(0)
     task = SegmentationTask(CLASSES, beside=beside, beside_weight=weight)
-    return SlideClassifier(UNet((4, 6)), task=task, **arguments).double()
+    return SlideSegmenter(backbone=UNet((4, 6)), task=task, **arguments).double()
 
 
 def batch_of(image: Any, label: Any, beside: Tensor, **more: Any) -> SlideBatch:
@@ -82,7 +82,7 @@ class Counting(TensorSource):
 class Whole(torch.nn.Module):
     """A step: the loss of both."""
 
-    def __init__(self, model: SlideClassifier) -> None:
+    def __init__(self, model: SlideSegmenter) -> None:
         super().__init__()
         self.model = model
 
@@ -113,7 +113,7 @@ def test_tile_by_tile_is_plain_pytorch_and_one_run(head: Any) -> None:
     for mine, its in zip(plain.buffers(), inner.buffers(), strict=True):
         torch.testing.assert_close(its, mine)
     # Both are made by one pass over the tiles: the loss of pixels alone reads as many.
-    alone = SlideClassifier(UNet((4, 6)), task=SegmentationTask(CLASSES)).double()
+    alone = SlideSegmenter(backbone=UNet((4, 6)), task=SegmentationTask(CLASSES)).double()
     source = Counting(IMAGE)
     TiledModule(Whole(alone), tiles=(3, 2))(LazyImage(source), LazyImage(TensorSource(DRAWN)), target)
     assert forward == source.pixels
@@ -138,7 +138,7 @@ def test_predicts_both() -> None:
 
 
 def test_is_planned_and_pools_over_tissue() -> None:
-    model = SlideClassifier(UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), pool_over="tissue")
+    model = SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), pool_over="tissue")
     plan = plan_shape(model, (1, 3, 300, 200), "64MiB")
     assert plan.peak_bytes <= 64 * 2**20 and not plan.barriers and not model.standardise.seen
     tissue = torch.zeros(1, 1, 61, 50)
@@ -154,4 +154,4 @@ def test_what_makes_no_task_beside() -> None:
         with pytest.raises(ValueError, match="beside_weight is"):
             SegmentationTask(CLASSES, beside=BinaryTask(), beside_weight=weight)
     with pytest.raises(ValueError, match=r"model\.levels"):
-        SlideClassifier(UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), levels=2)
+        SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES, beside=BinaryTask()), levels=2)

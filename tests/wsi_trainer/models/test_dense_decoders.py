@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_plugin import LazyImage, TiledModule, materialize
 from wsi_trainer.errors import UserError
-from wsi_trainer.models import SegmentationBackbone, SegmentationTask, SlideClassifier, UNet
+from wsi_trainer.models import SegmentationBackbone, SegmentationTask, SlideSegmenter, UNet
 from wsi_trainer.models.backbones import make_backbone
 
 needs_smp = pytest.mark.skipif(find_spec("segmentation_models_pytorch") is None, reason="it is not installed")
@@ -47,7 +47,7 @@ def test_tile_by_tile_is_plain_pytorch(make: type[nn.Module]) -> None:
     """On a slide whose sides the strides do not divide."""
     torch.manual_seed(0)
     task = SegmentationTask(["a", "b"])
-    plain = SlideClassifier(make(), task=task).double().eval()
+    plain = SlideSegmenter(backbone=make(), task=task).double().eval()
     network = copy.deepcopy(plain)
     image = torch.randint(0, 256, (1, 3, 91, 75), dtype=torch.uint8)
     target = torch.randint(0, 2, (1, 1, 91, 75), dtype=torch.uint8)

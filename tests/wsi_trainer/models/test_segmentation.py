@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_plugin import LazyImage, TensorSource, TiledModule, materialize
-from wsi_trainer.models import ResNet, SegmentationTask, SlideClassifier, UNet
+from wsi_trainer.models import ResNet, SegmentationTask, SlideSegmenter, UNet
 from wsi_trainer.regions.target import IGNORED
 
 MiB = 2**20
@@ -82,7 +82,7 @@ def test_areas_count_what_is_not_ignored() -> None:
 class Step(nn.Module):
     """Loss, areas and shares of a slide."""
 
-    def __init__(self, model: SlideClassifier) -> None:
+    def __init__(self, model: SlideSegmenter) -> None:
         super().__init__()
         self.model = model
 
@@ -112,7 +112,7 @@ def test_tile_by_tile_is_plain_pytorch(name: str) -> None:
     losses = {"cross_entropy": 1.0, "dice": 0.7, "focal": 0.3}
     task = SegmentationTask(CLASSES, losses=losses, class_weights=[1, 5, 2])
     make, budget = NETWORKS[name]
-    plain = Step(SlideClassifier(make(), task=task).double())
+    plain = Step(SlideSegmenter(backbone=make(), task=task).double())
     inner = copy.deepcopy(plain)
     tiled = TiledModule(inner, budget=budget, halo="recompute")  # fewer plans to look at
     image = torch.randint(0, 256, (1, 3, 203, 150), dtype=torch.uint8)
@@ -136,7 +136,7 @@ def test_tile_by_tile_is_plain_pytorch(name: str) -> None:
 def test_logits_have_the_size_of_the_slide(height: int, width: int) -> None:
     task = SegmentationTask(CLASSES)
     for backbone in (UNet((4, 6, 8)), ResNet((4, 8))):
-        model = SlideClassifier(backbone, task=task)
+        model = SlideSegmenter(backbone=backbone, task=task)
         assert model(torch.zeros(1, 3, height, width, dtype=torch.uint8)).shape == (1, 3, height, width)
 
 
@@ -150,7 +150,7 @@ def test_enlarged_logits_lie_where_the_positions_are() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return -functional.avg_pool2d(x.mean(1, keepdim=True), 4)
 
-    model = SlideClassifier(Darkness(), task=task)
+    model = SlideSegmenter(backbone=Darkness(), task=task)
     model.classifier.weight.data = torch.tensor([-1.0, 1.0]).view(2, 1, 1, 1)  # type: ignore[union-attr, operator]
     image = torch.full((1, 3, 101, 90), 255, dtype=torch.uint8)
     image[:, :, 40:60, 20:44] = 0
@@ -183,4 +183,4 @@ def test_what_pools_is_refused() -> None:
 
     for key, value in (("head", MaxPooling), ("levels", 2), ("pool_over", "tissue")):
         with pytest.raises(ValueError, match=f"model.{key}"):
-            SlideClassifier(UNet((4,)), task=SegmentationTask(CLASSES), **{key: value})
+            SlideSegmenter(backbone=UNet((4,)), task=SegmentationTask(CLASSES), **{key: value})

@@ -32,7 +32,7 @@ from wsi_trainer.metrics import (
     LesionPredictions,
     read_predictions,
 )
-from wsi_trainer.models import SegmentationTask, SlideClassifier, UNet
+from wsi_trainer.models import SegmentationTask, SlideSegmenter, UNet
 from wsi_trainer.regions import ngff
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.ngff import add_levels, create_labels
@@ -198,7 +198,7 @@ def test_a_heat_map_of_pixels_is_refused(run: Run, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("probability", [False, True])
 def test_blocks_are_cut_out_of_the_whole_slide(probability: bool) -> None:
     torch.manual_seed(0)
-    model = SlideClassifier(UNet((4, 6, 8), norm="batch"), task=SegmentationTask(["a", "b", "c"])).eval()
+    model = SlideSegmenter(backbone=UNet((4, 6, 8), norm="batch"), task=SegmentationTask(["a", "b", "c"])).eval()
     image = torch.randint(0, 256, (1, 3, 150, 203), dtype=torch.uint8)
     with torch.no_grad():
         logits = model(image)[0]
