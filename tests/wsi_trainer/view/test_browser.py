@@ -17,6 +17,7 @@ from wsi_trainer.view.scene import Scene
 from wsi_trainer.view.static_copy import write_static
 
 SQUARE = STRIDE * DOWNSAMPLE
+BY_ID = "document.getElementById"
 
 
 def link_of(page: Any) -> dict[str, str]:
@@ -175,3 +176,35 @@ def test_the_copy_opens_as_a_file(page: Any, made: Made, tmp_path: Path) -> None
     for key in ("o", "t", "s", "n"):
         page.keyboard.press(key)
     page.wait_for_function("() => document.querySelector('#about').textContent.startsWith('slide 3')")
+
+
+def test_a_link_keeps_what_is_shown(page: Any, served: Served) -> None:
+    """Layers, colours and outlines, after keys and inputs, in another window and after going back."""
+    address = f"{served.address}/#slide=slide+0+%3C%26%3E.tif&x=550&y=350&scale=0.5"
+    open_page(page, address)
+    assert not set(link_of(page)) & {"show-map", "show-outlines", "show-tissue", "opacity", "colours"}
+    for key in "otr":
+        page.keyboard.press(key)
+    page.evaluate(
+        """() => { for (const [id, value] of [['opacity', 0.25], ['threshold', 0.4], ['colours', 'viridis']]) {
+          const input = document.getElementById(id); input.value = value; input.dispatchEvent(new Event('input'));
+        } }"""
+    )
+    page.wait_for_function("() => location.hash.includes('colours=viridis')")
+    shared = page.url
+    page.goto("about:blank")
+    for _ in range(2):
+        open_page(page, shared)
+        shown = (
+            "() => ['map', 'outlines', 'regions', 'tissue'].map((n) => document.getElementById(`show-${n}`).checked)"
+        )
+        assert page.evaluate(shown) == [True, True, False, True]
+        values = "() => ['opacity', 'threshold', 'colours'].map((id) => byId(id).value)".replace("byId", BY_ID)
+        assert page.evaluate(values) == ["0.25", "0.4", "viridis"]
+    page.evaluate(f"() => {{ location.hash = '{address.partition('#')[2]}'; }}")
+    page.wait_for_function("() => !document.getElementById('show-outlines').checked")
+    assert page.evaluate(values) == [
+        "0.6",
+        "0",
+        page.evaluate("() => document.getElementById('colours').options[0].value"),
+    ]

@@ -47,7 +47,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     stores = folder / "stores"
     assert main(["preprocess", str(manifest), str(stores), "--mpp=1", "--workers=1"]) == 0
     words = [
-        f"--out={folder / 'run'}", f"--data.manifest={stores / 'manifest.csv'}",
+        f"--out={folder / 'run'}", f"--data.manifest={manifest}", f"--data.stores={stores}",
         "--model.backbone=wsi_trainer.models.VGG", "--model.backbone.widths=[8,12,16]", "--model.backbone.convs=1",
         "--model.head=wsi_trainer.models.GeneralisedMeanPooling", "--model.learning_rate=0.003",
         "--train.epochs=1", "--train.accelerator=cpu", "--train.budget=null", "--train.resamples=20",

@@ -39,7 +39,7 @@ wsi.controls = (page) => {
   on("input", {
     opacity: page.changed, threshold: page.changed, low: page.changed, high: page.changed, fade: page.changed, hold: recoloured, colours: recoloured,
     "layer-left": relayered, "layer-right": relayered, "show-map": page.changed, "show-regions": page.changed,
-    "show-outlines": page.fetchOutlines, "outline-at": page.fetchOutlines, "show-tissue": page.fetchTissue, side: page.sideBySide,
+    "show-outlines": page.fetchOutlines, "outline-at": () => { page.changed(); return page.fetchOutlines(); }, "show-tissue": page.fetchTissue, side: page.sideBySide,
   });
   byId("show-outlines").addEventListener("input", page.changed);
   byId("show-tissue").addEventListener("input", page.changed);

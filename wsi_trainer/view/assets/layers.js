@@ -95,6 +95,7 @@ wsi.layers = (page) => {
     legend();
     captions();
     redraw();
+    page.rested(page.panes[0]);
   };
 
   Object.assign(page, { layerOf, tilesOf, draw, legend, setWindow, fetchOutlines, fetchTissue, changed, captions });

@@ -27,6 +27,7 @@ wsi.start = async () => {
     const slide = contents.slides.find((one) => one.name === place.slide) || page.list.shown[0];
     byId("side").checked = place.side === "1" || (contents.runs.length > 1 && place.side === undefined && !place.slide);
     page.panes[1].element.hidden = !page.checked("side");
+    page.takeSettings(place);
     if (slide) await page.open(slide, place);
   };
   window.addEventListener("hashchange", visit);
