@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import tifffile
@@ -182,21 +182,46 @@ NEAR = 0.02
 """How far from a whole number the ratio of slide to label may be: sides are rounded where slides are shrunk."""
 
 
-def open_labels(path: Path) -> Any:
-    """The array of labels, (height, width), of which nothing is read yet."""
+@dataclass(frozen=True)
+class Labels:
+    """An array of labels, (height, width), and the file that it is read from."""
+
+    array: Any
+    file: BinaryIO | None = None
+
+    def close(self) -> None:
+        """Close the file; what is left of tifffile's objects would keep it open until Python collects them."""
+        if self.file is not None:
+            self.file.close()
+
+
+def open_labels(path: Path) -> Labels:
+    """The labels of an image, of which nothing is read yet."""
+    labels = _opened(path)
     try:
-        array = _finest(path) if path.is_dir() else _of_tiff(path)
+        _check(path, labels.array)
+    except RegionsError:
+        labels.close()
+        raise
+    return labels
+
+
+def _opened(path: Path) -> Labels:
+    try:
+        return Labels(_finest(path)) if path.is_dir() else _of_tiff(path)
     except Unreadable as error:
         raise RegionsError(path, f"is no label image: {error.reason}") from error
     except (OSError, ValueError, KeyError, IndexError, TypeError, tifffile.TiffFileError) as error:
         raise RegionsError(path, f"is no label image: {error}") from error
+
+
+def _check(path: Path, array: Any) -> None:
     if len(array.shape) != 2:
         raise RegionsError(path, f"has the shape {tuple(array.shape)}; a label image has a height and a width only")
     if 0 in array.shape:
         raise RegionsError(path, f"has {array.shape[0]} x {array.shape[1]} labels, which is nothing")
     if array.dtype not in (np.dtype("uint8"), np.dtype("uint16"), np.dtype("bool")):
         raise RegionsError(path, f"holds {array.dtype}; a label image holds uint8 or uint16")
-    return array
 
 
 def _finest(path: Path) -> Any:
@@ -209,7 +234,7 @@ def _finest(path: Path) -> Any:
     return checked_array(path, node)
 
 
-def _of_tiff(path: Path) -> Any:
+def _of_tiff(path: Path) -> Labels:
     """The first level of a TIFF; tiles are decoded as they are asked for."""
     file = open_file(path)
     try:
@@ -217,7 +242,7 @@ def _of_tiff(path: Path) -> Any:
         page: Any = tifffile.TiffFile(file, name="labels").series[0].levels[0]
         check_pages(path, (page.keyframe,))
         _check_counts(path, np.asarray(page.keyframe.databytecounts), os.fstat(file.fileno()).st_size)
-        return zarr.open(page.aszarr(), mode="r")
+        return Labels(zarr.open(page.aszarr(), mode="r"), file)
     except Exception as error:  # a damaged directory makes tifffile raise whatever it stumbles over
         file.close()
         if isinstance(error, UserError | MemoryError):
@@ -243,15 +268,19 @@ class LabelSource(TileSource):
     dtype = torch.uint8
 
     def __init__(
-        self, labels: Any, table: NDArray[np.int16], path: Path, shape: Sequence[int], cut: NDArray[Any]
+        self, labels: Labels, table: NDArray[np.int16], path: Path, shape: Sequence[int], cut: NDArray[Any]
     ) -> None:
         """Keep the array, the value of each label, and where the image lies: rows (y and x) of corner and scale."""
         self.shape = (1, 1, *shape)
         self.path = path
-        self._labels, self._table, self._cut = labels, table, cut
+        self._labels: Labels | None = labels
+        self._ends = labels.array.shape
+        self._table, self._cut = table, cut
 
     @staticmethod
-    def of(labels: Any, legend: Legend, size: tuple[int, int], place: SlideTransform | None, path: Path) -> LabelSource:
+    def of(
+        labels: Labels, legend: Legend, size: tuple[int, int], place: SlideTransform | None, path: Path
+    ) -> LabelSource:
         """The map of an image of this size. Without a place the labels cover that image, else its slide."""
         place = place or SlideTransform(size)
         if place.origin != (0.0, 0.0):
@@ -259,15 +288,16 @@ class LabelSource(TileSource):
                 path, "is a label image of a slide that was cropped; use outlines, or convert without --crop"
             )
         factors = []
-        for side, label, scale in zip(size, labels.shape, place.scale):
+        for side, label, scale in zip(size, labels.array.shape, place.scale):
             ratio = side * scale / label
             whole = max(round(ratio), 1) if ratio > 1 - NEAR else 1 / max(round(1 / ratio), 1)
             if abs(ratio / whole - 1) > NEAR:
                 slide = (size[0] * place.scale[0], size[1] * place.scale[1])
                 raise RegionsError(
                     path,
-                    f"has {labels.shape[0]} x {labels.shape[1]} labels and the slide about {slide[0]:.0f} x "
-                    f"{slide[1]:.0f} pixels; a label image is as large as its slide, or a whole number of times less",
+                    f"has {labels.array.shape[0]} x {labels.array.shape[1]} labels and the slide about "
+                    f"{slide[0]:.0f} x {slide[1]:.0f} pixels; a label image is as large as its slide, or a "
+                    "whole number of times less",
                 )
             factors.append(scale / whole)
         return LabelSource(labels, _table(legend, path), path, size, np.array(factors))
@@ -275,7 +305,7 @@ class LabelSource(TileSource):
     def read(self, box: Box) -> Tensor:
         places = [
             np.minimum(((np.arange(lo, hi) + 0.5) * factor).astype(np.int64), end - 1)
-            for (lo, hi), factor, end in zip(box.intervals(), self._cut, self._labels.shape)
+            for (lo, hi), factor, end in zip(box.intervals(), self._cut, self._ends)
         ]
         rows, columns = places
         if not (len(rows) and len(columns)):
@@ -290,8 +320,10 @@ class LabelSource(TileSource):
         return torch.from_numpy(values.astype(np.uint8))[None, None]
 
     def _part(self, rows: slice, columns: slice) -> NDArray[Any]:
+        if self._labels is None:
+            self._labels = open_labels(self.path)
         try:
-            return np.asarray(self._labels[rows, columns])
+            return np.asarray(self._labels.array[rows, columns])
         except (UserError, MemoryError):
             raise
         except Exception as error:  # each codec raises its own kind
@@ -299,6 +331,11 @@ class LabelSource(TileSource):
 
     def constant(self, box: Box) -> Tensor | None:
         return None
+
+    def close(self) -> None:
+        if self._labels is not None:
+            self._labels.close()
+        self._labels = None
 
 
 def _table(legend: Legend, path: Path) -> NDArray[np.int16]:

@@ -1,6 +1,8 @@
 """Annotation files as their tools write them, and files that are broken or hostile."""
 
+import gc
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +217,27 @@ def test_label_images_are_read_where_they_lie(tmp_path: Path, kind: str) -> None
     with pytest.raises(UserError, match="a whole number of times"):
         open_target(path, legend, slide, (150, 128), SlideTransform((150, 128)))
     assert torch.uint8 == target.dtype
+
+
+def test_a_label_image_that_is_closed_holds_no_file(tmp_path: Path) -> None:
+    """A run opens one for each slide of each epoch: what Python collects some day does not count."""
+    path, slide = tmp_path / "label.tif", write(tmp_path / "slide.tif", "")
+    tifffile.imwrite(path, np.arange(50 * 50, dtype=np.uint8).reshape(50, 50) % 2, tile=(16, 16), compression="zlib")
+    legend, box = Legend(("a", "b"), {"0": "a", "1": "b"}, "a"), Box((3, 5), (40, 45))
+
+    def held() -> int:
+        links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+        return sum(link.is_symlink() and link.readlink() == path for link in links)
+
+    gc.disable()
+    try:
+        for _ in range(5):
+            source = open_target(path, legend, slide, (50, 50), SlideTransform((50, 50)))
+            values = source.read(box)
+            assert held() == 1
+            source.close()
+            assert held() == 0
+        assert torch.equal(source.read(box), values), "it is opened again where it is read again"
+        source.close()
+    finally:
+        gc.enable()
