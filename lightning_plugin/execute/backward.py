@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import compress
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from lightning_plugin.program.scan import ScanTile, run_tile, scan
 from lightning_plugin.program.tape import Emit, Read
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.team import Team
+
+#: Identical tiles are looked through for so many groups with equal cotangents: each look compares all that are left.
+MOST_GROUPS = 8
 
 
 @dataclass(eq=False)
@@ -202,12 +206,12 @@ class Backward:
         `alike`."""
         segment, rest = self.segment, list(members)
         if any(map(self.wanted, self.program.reads)):
-            while len(rest) > 1:
-                equal = [owned for owned in rest if self.equal(rest[0], owned)]
-                if len(equal) == 1:
+            for _ in range(MOST_GROUPS):
+                equal = [self.equal(rest[0], owned) for owned in rest]
+                if sum(equal) < 2:
                     break
-                yield Tile(equal)
-                rest = [owned for owned in rest if owned not in equal]
+                yield Tile(list(compress(rest, equal)))
+                rest = [owned for owned, same in zip(rest, equal, strict=True) if not same]
             yield from (Tile([owned]) for owned in rest)
             return
         # A rehearsal makes a sum too, so that memory is there for it.

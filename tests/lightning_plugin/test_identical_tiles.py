@@ -221,3 +221,19 @@ def test_the_budget_is_kept_with_identical_tiles(budget: str) -> None:
     found = account(lambda: tiled(LazyImage(source)).sum().backward(), net)
     assert count.saved > 0
     assert planned.budget is not None and found.held <= planned.budget
+
+
+@pytest.mark.parametrize("groups", [1, 5, 40])
+def test_identical_tiles_with_cotangents_in_many_groups(groups: int) -> None:
+    """More groups than are looked for, and fewer: tiles are the same, and what comes back to them is not."""
+    side, count = 6, 12
+    image = slide(side=side * count)
+    net = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)).double()
+    tiled = TiledModule(copy.deepcopy(net), tiles=(count, count))
+    weight = 1 + torch.arange(count * count, dtype=torch.float64).reshape(count, count) % groups
+    weight = nn.functional.interpolate(weight[None, None], size=image.shape[2:])
+    expected, actual = net(image.tensor), materialize(tiled(LazyImage(image)))
+    for out in (expected, actual):
+        (out * weight).square().sum().backward()
+    errors = compare(net, tiled.module, [actual], [expected], (None, None))
+    assert max(errors.values()) < TOLERANCE, errors
