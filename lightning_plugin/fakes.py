@@ -3,19 +3,234 @@
 [Note: threads] A fake tensor belongs to a mode, and a mode remembers what it is in the middle of. So each thread has
 modes of its own, and a recording stays with those of the thread that began it (`Session.mode`): two threads may record
 at the same time, each its own network, and values of two threads' recordings may not meet in one call.
+
+[Note: remembered] A rehearsal runs the same operators on tensors of the same shapes again and again, and all that
+counts is what memory they make. PyTorch's own mode of fake tensors is made for more than that, and takes ten times as
+long. This one asks the same functions in the same order: a decomposition where PyTorch prefers it, what it says of
+operators that need a say of their own, else the operator's meta kernel. It remembers, for an operator and its
+arguments, the sizes, strides and types of what is new. Views, and what is written to, are made each time, which is
+quick. Anything out of the ordinary (operators of other libraries, results that depend on data, tensors with data or on
+several devices) is left to PyTorch's mode.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.dispatch import Remembering
-from lightning_plugin.private import FakeTensorMode, without_modes
+from lightning_plugin.private import (
+    DEVICE_OF,
+    Fakes,
+    FakeTensor,
+    FakeTensorMode,
+    Skin,
+    has_meta_kernel,
+    instead_of_meta,
+    is_composite,
+    never_compiled,
+    schema,
+    storage_key,
+    without_modes,
+)
+
+#: After so many, all are forgotten: plans of many networks may be made in one process.
+MOST = 1 << 16
+#: What operators are marked with whose results are not like those of other tensors of the same shapes.
+UNSUITED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+#: Arguments that are no tensors, beside numbers that are not whole.
+PLAIN = (int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Manner(Enum):
+    """What an operator does to memory."""
+
+    FRESH = "all results are new"
+    VIEW = "the result is a view"
+    WRITES = "the first argument is written to and given back"
+    COMPOSITE = "what its parts do"
+    OTHER = "anything else"
+
+
+@cache
+def manner(func: Any) -> Manner:
+    """What an operator's schema says that it does to memory."""
+    said = schema(func)
+    if said is None or func.namespace not in ("aten", "prims") or UNSUITED.intersection(func.tags):
+        return Manner.OTHER
+    if is_composite(func):
+        return Manner.COMPOSITE
+    given, made = [a.alias_info for a in said.arguments], [r.alias_info for r in said.returns]
+    if not made or any(str(r.type) != "Tensor" for r in said.returns):
+        return Manner.OTHER
+    if not any(given):
+        return Manner.OTHER if any(made) else Manner.FRESH
+    if not has_meta_kernel(func) or len(made) > 1 or made[0] is None or given[0] is None or any(given[1:]):
+        return Manner.OTHER
+    return Manner.WRITES if given[0].is_write else Manner.VIEW
+
+
+@dataclass(frozen=True)
+class Lying:
+    """A new tensor's size, strides, type and device."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    skin: Skin
+
+    def make(self) -> Tensor:
+        return self.skin.around(torch.empty_strided(self.size, self.stride, dtype=self.dtype, device="meta"))
+
+
+class Uncommon(Exception):
+    """Arguments that are left to PyTorch's mode."""
+
+
+class Remembering(Fakes):
+    """A mode of fake tensors; see [Note: remembered]."""
+
+    def __init__(self, allow_non_fake_inputs: bool) -> None:
+        super().__init__(allow_non_fake_inputs)
+        self.results: dict[Any, tuple[Lying | None, ...] | None] = {}
+        #: What keys and results are made of, each once: most tensors are read by several operators.
+        self.parts: dict[Any, Any] = {}
+        self.skins: dict[torch.device, Skin] = {}
+
+    @never_compiled
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is DEVICE_OF:
+            return args[0].device
+        kwargs = kwargs or {}
+        how = manner(func)
+        try:
+            if how is Manner.FRESH:
+                return self.fresh(func, types, args, kwargs)
+            if how is Manner.COMPOSITE:
+                self.device_of(args)
+                with self:
+                    return func.decompose(*args, **kwargs)
+            if how is not Manner.OTHER:
+                device = self.device_of(args)
+                made = self.on_meta(func, args, kwargs)
+                return args[0] if how is Manner.WRITES else self.skin(device).around(made)
+        except (Uncommon, NotImplementedError):
+            pass
+        return self.dispatch(func, types, args, kwargs)
+
+    def fresh(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """New tensors, like those that were made before of such arguments."""
+        key = (func, torch.get_default_dtype(), self.told(args), self.told(tuple(kwargs.items())))
+        if key in self.results:
+            known = self.results[key]
+            if known is None:
+                raise Uncommon
+            made = tuple([None if lying is None else lying.make() for lying in known])
+            return made if len(schema(func).returns) > 1 else made[0]
+        found = self.made(func, types, args, kwargs)
+        if len(self.results) >= MOST:
+            self.results.clear()
+            self.parts.clear()
+        self.results[key] = self.lying(found if isinstance(found, (tuple, list)) else (found,), args)
+        return found
+
+    def made(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What PyTorch's mode makes, by a shorter way."""
+        try:
+            device = self.device_of(args) if tensors(args) else None
+        except Uncommon:
+            return self.dispatch(func, types, args, kwargs)
+        decomposition, answer = instead_of_meta(func)
+        if decomposition is not None:
+            with self:
+                return decomposition(*args, **kwargs)
+        if answer is not None:
+            found = answer(self, func, *args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if not has_meta_kernel(func) or device is None or "device" in kwargs:
+            return self.dispatch(func, types, args, kwargs)
+        skin = self.skin(device)
+        found = self.on_meta(func, args, kwargs)
+        if isinstance(found, Tensor):
+            return skin.around(found)
+        return tuple([skin.around(t) if isinstance(t, Tensor) else t for t in found])
+
+    def lying(self, made: Sequence[Any], args: Any) -> tuple[Lying | None, ...] | None:
+        """What to remember of results; None where they are not new tensors that fill their memory."""
+        given = {storage_key(t) for t in tensors(args)}
+        found: list[Lying | None] = []
+        for t in made:
+            if t is None:
+                found.append(None)
+                continue
+            key = storage_key(t) if type(t) is FakeTensor and t.constant is None else None
+            if key is None or key in given or t.storage_offset():
+                return None
+            given.add(key)
+            lying = Lying(t.shape, t.stride(), t.dtype, self.skin(t.device))
+            if lying.make().untyped_storage().nbytes() != t.untyped_storage().nbytes():
+                return None
+            found.append(self.parts.setdefault(lying, lying))
+        return tuple(found)
+
+    def skin(self, device: torch.device) -> Skin:
+        found = self.skins.get(device)
+        if found is None:
+            found = self.skins[device] = Skin(self, device)
+        return found
+
+    def device_of(self, args: Any) -> torch.device:
+        """The device of all tensors among arguments."""
+        found: torch.device | None = None
+        for t in tensors(args):
+            if self.has_data(t) or (found is not None and t.device != found):
+                raise Uncommon
+            found = t.device
+        if found is None:
+            raise Uncommon
+        return found
+
+    def has_data(self, t: FakeTensor) -> bool:
+        """Whether it is known what is in a tensor; of tensors of other kinds, nothing is said."""
+        if type(t) is not FakeTensor or t.fake_mode is not self or t.layout is not torch.strided or t.is_complex():
+            raise Uncommon
+        return t.constant is not None
+
+    def told(self, thing: Any) -> Any:
+        """What of an argument its operator's results depend on."""
+        kind = type(thing)
+        if kind is FakeTensor:
+            known = self.has_data(thing)
+            found = (
+                thing.shape, thing.stride(), thing.storage_offset(), thing.dtype, thing.device, thing.requires_grad,
+                known,
+            )  # fmt: skip
+            return self.parts.setdefault(found, found)
+        if kind is tuple or kind is list or kind is torch.Size:
+            return tuple([self.told(t) for t in thing])
+        if kind is bool or kind is float:  # which are equal to whole numbers
+            return kind, thing
+        if thing is None or kind in PLAIN:
+            return thing
+        raise Uncommon
+
+
+def tensors(args: Any) -> list[Any]:
+    """The tensors among arguments, and in lists among them."""
+    found: list[Any] = []
+    for a in args:
+        if isinstance(a, Tensor):
+            found.append(a)
+        elif isinstance(a, (tuple, list)):
+            found += [t for t in a if isinstance(t, Tensor)]
+    return found
 
 
 class Modes(threading.local):

@@ -10,9 +10,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyImage, LazyTensor, lazies
-from lightning_plugin.capture.materialize import materialize
+from lightning_plugin.capture.materialize import materialize, recording_eagerly
 from lightning_plugin.capture.session import Call
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.execute.build import Initialize, build

@@ -21,9 +21,8 @@ from lightning_plugin.boxes import Grid
 from lightning_plugin.chain import chains
 from lightning_plugin.errors import BudgetError, EngineError, PlanError
 from lightning_plugin.execute import finite
-from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.validate import validate
 from lightning_plugin.graph import Value
 from lightning_plugin.ledger import CallBytes, Ledger, with_gradients

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_plugin.capture.buffers import settle_buffers
+from lightning_plugin.capture.indices import fitting, without_masks
 from lightning_plugin.capture.lazy import LazyTensor, lazies, session_of
-from lightning_plugin.capture.masks import fitting, without_masks
 from lightning_plugin.capture.materialize import known, materialize
 from lightning_plugin.capture.paths import label
 from lightning_plugin.capture.record import WritesImage, lies_in, record

@@ -1,15 +1,240 @@
-"""Runs of equal links in a recording become one node each; see [Note: chain] in `chain`."""
+"""Runs of equal links in a recording become one node each; see [Note: chain] in `chain`.
+
+Each operator gets a number that only those have which compute the same, on values of the same kinds, from values that
+were made as many operators before. Where the numbers repeat with a period, links are that long; where a link begins
+within a period is where least goes from one to the next. A map that is read far from where it is made belongs to no
+link; a vector that is, is one of the link's results.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
+from types import BuiltinFunctionType, MethodDescriptorType
+from typing import Any
 
-from lightning_plugin.capture.runs import Made, Runs, Span
 from lightning_plugin.chain import Chain, body_of
 from lightning_plugin.graph import ROOM, Node, Value
-from lightning_plugin.ops import Captured, Source, Spread
-from lightning_plugin.program.structure import varies
+from lightning_plugin.ops import Barrier, Captured, Op, Source, Spread, VectorOp
+from lightning_plugin.private import OPERATORS
+from lightning_plugin.program.structure import NoStructure, described, exactly, fields, varies
 from lightning_plugin.recording import gathered, vector_of
+
+#: Operators that a link may have, and from how far it may read what the one before has made.
+LONGEST = 256
+#: A chain has so many links.
+LEAST_LINKS = 4
+#: Periods that are looked at: so many of the most frequent, and so many of those that are longer.
+PERIODS = 6
+#: No more values may go from a link to the next.
+MOST_ENTRIES = 8
+
+#: A result that a link reads, from where the link begins: the operator that made it, and which of its results it is.
+Made = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """``count`` links of ``period`` operators, from one on; ``entries`` are what each reads of the one before."""
+
+    begin: int
+    period: int
+    count: int
+    entries: tuple[Made, ...]
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.period * self.count
+
+    def links(self) -> Iterator[range]:
+        """The places of each link's operators."""
+        return (range(begin, begin + self.period) for begin in range(self.begin, self.end, self.period))
+
+    def shorter(self) -> Span:
+        return Span(self.begin, self.period, self.count - 1, self.entries)
+
+
+@dataclass(eq=False)
+class Runs:
+    """Operators in their order, and where their numbers repeat; ``wanted`` is read after the last. Who reads a tensor
+    that the recording is going to write (``written``) cannot run again, and is part of no link."""
+
+    nodes: Sequence[Node]
+    wanted: Collection[Value]
+    written: Collection[Value] = ()
+    looks: dict[Hashable, int] = field(default_factory=dict)
+
+    @cached_property
+    def made(self) -> dict[Value, Made]:
+        """Where a value is made."""
+        return {v: (i, j) for i, n in enumerate(self.nodes) for j, v in enumerate(n.outputs)}
+
+    @cached_property
+    def last_read(self) -> dict[Value, int]:
+        """Where a value is read last."""
+        last = {v: i for i, n in enumerate(self.nodes) for v in n.inputs}
+        return last | dict.fromkeys(self.wanted, len(self.nodes) + LONGEST)
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        return [self.looks.setdefault(self.look(i, n), len(self.looks)) for i, n in enumerate(self.nodes)]
+
+    def look(self, i: int, node: Node) -> Hashable:
+        """What operators have in common that may stand at the same place of two links."""
+        try:
+            op = but_for_keys(node.op), exactly(node.inplace)
+        except NoStructure:
+            return i
+        if isinstance(node.op, (VectorOp, Barrier)) and not of_torch(node.op.call.func):
+            return i  # nobody knows what running it again does
+        if any(v in self.written for v in node.inputs):
+            return i
+        reads = []
+        for v in node.inputs:
+            near = self.near(v, i)
+            if near is None and v.is_map:
+                return i  # an image, or a map from far away
+            reads.append((described(v), near and (i - near[0], near[1])))
+        if any(v.is_map and self.last_read.get(v, i) - i > LONGEST for v in node.outputs):
+            return i
+        return op, tuple(reads), tuple(map(described, node.outputs))
+
+    def near(self, v: Value, reader: int) -> Made | None:
+        """Where a value is made that is read, if that is near."""
+        at = self.made.get(v)
+        return at if at is not None and reader - at[0] <= LONGEST else None
+
+    def chains(self, begin: int, end: int) -> Iterator[Span]:
+        """The longest chain within an interval, and those before and behind it."""
+        intervals = [(begin, end)]
+        while intervals:
+            begin, end = intervals.pop()
+            found = self.longest(begin, end)
+            if found is not None:
+                yield found
+                intervals += [(begin, found.begin), (found.end, end)]
+
+    def longest(self, begin: int, end: int) -> Span | None:
+        """The chain that most operators are part of."""
+        best: Span | None = None
+        for period in self.periods(begin, end):
+            first, length = self.repeating(begin, end, period)
+            if best is None or length > best.end - best.begin:
+                span = self.aligned(first, length, period)
+                if span is not None and (best is None or span.end - span.begin > best.end - best.begin):
+                    best = span
+        return best
+
+    def periods(self, begin: int, end: int) -> list[int]:
+        """The distances after which an operator's number comes again, the most frequent first. All operators of a link
+        may be alike but one: then that one alone says how long it is. And what takes turns, as two streams do, may need
+        several."""
+        seen: dict[int, int] = {}
+        distances: Counter[int] = Counter()
+        for i in range(begin, end):
+            number = self.numbers[i]
+            distance = i - seen.get(number, -LONGEST - 1 + begin)
+            if distance <= LONGEST:
+                distances[distance] += 1
+            seen[number] = i
+        likely = [period for period, _ in distances.most_common(PERIODS)]
+        longer = sorted(period for period in distances if period > max(likely, default=0))[:PERIODS]
+        several = [times * period for period in likely for times in (2, 3, 4) if times * period <= LONGEST]
+        return list(dict.fromkeys([*likely, *longer, *several]))
+
+    def repeating(self, begin: int, end: int, period: int) -> tuple[int, int]:
+        """The longest run of numbers that repeat with a period: where it begins, and how many there are."""
+        numbers, best, since = self.numbers, (begin, 0), begin
+        for i in range(begin + period, end + 1):
+            if i == end or numbers[i] != numbers[i - period]:
+                if i - since > best[1]:
+                    best = since, i - since
+                since = i - period + 1
+        return best
+
+    def aligned(self, first: int, length: int, period: int) -> Span | None:
+        """The chain in a run, of links that begin where least goes from one to the next; of such places, where the
+        outermost module ends."""
+        if length // period < LEAST_LINKS:
+            return None
+        cuts = [(self.crossing(first + offset + period, period), first + offset) for offset in range(period)]
+        allowed = [(found, begin) for found, begin in cuts if found is not None]
+        if not allowed:
+            return None
+        entries, begin = min(allowed, key=lambda cut: (size(cut[0].values()), self.inside(cut[1] + period)))
+        span = Span(begin, period, (first + length - begin) // period, tuple(entries))
+        while span.count >= LEAST_LINKS:
+            if self.closed(span):
+                return span if self.sound(span) else None
+            span = span.shorter()
+        return None
+
+    def inside(self, cut: int) -> int:
+        """How many modules lie around both sides of a cut."""
+        sides = (self.nodes[i].path.split(".") for i in (cut - 1, cut))
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*sides, strict=False)))
+
+    def crossing(self, cut: int, period: int) -> dict[Made, Value] | None:
+        """What a link reads that begins at a cut of what the one before has made; None where that is nothing, too much,
+        or not all."""
+        found: dict[Made, Value] = {}
+        for i in range(cut, cut + period):
+            for v in self.nodes[i].inputs:
+                near = self.near(v, i)
+                if near is not None and near[0] < cut:
+                    if near[0] < cut - period:
+                        return None
+                    found[near[0] - cut, near[1]] = v
+        return found if 0 < len(found) <= MOST_ENTRIES else None
+
+    def closed(self, span: Span) -> bool:
+        """Whether of a chain's maps others read those alone that the last link hands on."""
+        exits = set(self.handed_on(span, span.end))
+        return all(
+            not v.is_map or v in exits or self.last_read.get(v, -1) < span.end
+            for n in self.nodes[max(span.begin, span.end - LONGEST - span.period) : span.end]
+            for v in n.outputs
+        )
+
+    def sound(self, span: Span) -> bool:
+        """Whether nothing that links read comes from within the chain but what is handed on, and no vector that is
+        handed on is read elsewhere too."""
+        for link in span.links():
+            before = set(self.handed_on(span, link.start))
+            if any(not v.is_map and self.last_read[v] >= span.end for v in before):
+                return False
+            for i in link:
+                for v in self.nodes[i].inputs:
+                    at = self.made.get(v)
+                    if at is not None and span.begin <= at[0] < link.start and v not in before:
+                        return False
+        return True
+
+    def handed_on(self, span: Span, cut: int) -> list[Value]:
+        """What goes on where a link ends, and the next one begins."""
+        return [self.nodes[cut + offset].outputs[j] for offset, j in span.entries]
+
+
+def size(values: Iterable[Value]) -> int:
+    return sum(v.bytes for v in values)
+
+
+def but_for_keys(op: Op) -> Hashable:
+    """What an operator is, whatever its keys of random numbers are."""
+    if not varies(op):
+        return exactly(op)
+    values = ((f.name, getattr(op, f.name)) for f in fields(op))
+    return type(op), tuple((name, type(value) if varies(value) else exactly(value)) for name, value in values)
+
+
+def of_torch(func: Callable[..., Any]) -> bool:
+    """Whether a function is PyTorch's own, or the engine's."""
+    module = getattr(func, "__module__", None) or ""
+    own = isinstance(func, (*OPERATORS, BuiltinFunctionType, MethodDescriptorType))
+    return own or module.split(".")[0] in ("torch", "lightning_plugin")
 
 
 def with_chains(nodes: Sequence[Node], wanted: Collection[Value], written: Collection[Value]) -> bool:

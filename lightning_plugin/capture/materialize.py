@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_plugin.capture.lazy import LazyTensor
 from lightning_plugin.capture.paths import label
 from lightning_plugin.graph import Value
+from lightning_plugin.private import compiles
+
+
+@contextmanager
+def recording_eagerly() -> Iterator[None]:
+    """Modules that `torch.compile` made run uncompiled: tiles are what is executed, not the recording."""
+    if not compiles():
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def materialize(tensor: Tensor) -> Tensor:

@@ -27,8 +27,7 @@ from lightning_plugin.capture.alias import current, note_views, rebind, remember
 from lightning_plugin.capture.buffers import await_update
 from lightning_plugin.capture.paths import in_train_mode, innermost_module, module_path, name_of_call
 from lightning_plugin.capture.session import Session, bind, bound
-from lightning_plugin.capture.spelling import IN_PLACE, ON_VECTORS, functional
-from lightning_plugin.capture.watch import Seen, Watch, mutated, watch, written_by
+from lightning_plugin.capture.watch import IN_PLACE, ON_VECTORS, Seen, Watch, functional, mutated, watch, written_by
 from lightning_plugin.errors import RecordingError
 from lightning_plugin.graph import Effect, Node, Value
 from lightning_plugin.layout import Layout

@@ -16,7 +16,7 @@ from lightning_plugin.capture.buffers import ordinary
 from lightning_plugin.capture.chains import with_chains
 from lightning_plugin.capture.repeats import Repeat
 from lightning_plugin.errors import RecordingError
-from lightning_plugin.execute.step import Step
+from lightning_plugin.execute.frame import Step
 from lightning_plugin.fakes import MODES, unbound
 from lightning_plugin.graph import Effect, Node, Value, ancestors, next_serial
 from lightning_plugin.ops import Captured, Source

@@ -1,20 +1,65 @@
-"""A frame: all that one run of a recording holds."""
+"""The step that a run is part of, and the frame: all that one run of a recording holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from lightning_plugin.execute.step import Step
+from lightning_plugin.execute.finite import Watch
+from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.streams import Streams, Use
 from lightning_plugin.graph import Value
+from lightning_plugin.ledger import Ledger
 from lightning_plugin.ops import Spread
 from lightning_plugin.plan import ChainPlan
+from lightning_plugin.program.compiled import Compiler
+from lightning_plugin.program.findings import Library
+from lightning_plugin.progress import Progress, S
 from lightning_plugin.recording import Bindings
 from lightning_plugin.residency.boundary import Boundary
+from lightning_plugin.residency.homes import Homes
+from lightning_plugin.team import Team
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """How a plan is run.
+
+    Attributes:
+        ledger: Counts what the step holds on the device.
+        team: The ranks that share its tiles.
+        folder: Where maps on the disk are kept; None is the system's folder.
+        progress: Hears of tiles that are done, and of waiting.
+        rehearsal: What stands for tiles and tiers, if the step is rehearsed.
+        library: What earlier steps have found of tiles.
+        homes: Where streamed tensors live.
+        compiler: Compiles tapes, if tiles are to be compiled.
+        watch: Looks at each result, if values that are not finite are looked for.
+    """
+
+    ledger: Ledger | None = None
+    team: Team | None = None
+    folder: str | None = None
+    progress: Progress = field(default_factory=Progress)
+    rehearsal: Rehearsal | None = None
+    library: Library = field(default_factory=Library)
+    homes: Homes = field(default_factory=Homes)
+    compiler: Compiler | None = None
+    watch: Watch | None = None
+
+    def told(self, work: Iterable[S]) -> Iterator[S]:
+        """Groups of tiles, each told to listeners when it is done."""
+        for tiles in self.progress.told(work):
+            yield tiles
+            self.settle()
+
+    def settle(self) -> None:
+        """Between two tiles, or segments: let the process not keep much more than the ledger counts."""
+        if self.ledger is not None:
+            self.ledger.settle()
 
 
 @dataclass(frozen=True, eq=False)

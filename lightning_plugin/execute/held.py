@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.chain import Chain
-from lightning_plugin.execute.step import Step
+from lightning_plugin.execute.frame import Step
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.plan import ChainPlan
 

@@ -13,12 +13,11 @@ from torch import Tensor
 from lightning_plugin.chain import Body, Chain
 from lightning_plugin.errors import PlanError
 from lightning_plugin.execute.chain import IN_CHAINS, TURN, run_chain
-from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.function import run_segment
 from lightning_plugin.execute.keep import Uses, keep, whole
 from lightning_plugin.execute.room import Guard, leaves
 from lightning_plugin.execute.segment import SegmentRun
-from lightning_plugin.execute.step import Step
 from lightning_plugin.execute.streams import Streams, Use, as_used, kind
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.ledger import Ledger, watched

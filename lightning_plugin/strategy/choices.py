@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lightning_plugin.errors import BudgetError
-from lightning_plugin.execute.step import Step
+from lightning_plugin.execute.frame import Step
 from lightning_plugin.plan import Plan
 from lightning_plugin.planner.analysis.describe import signature, structure
 from lightning_plugin.planner.costs.rates import Rates

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_plugin.capture.eager import recording_eagerly
 from lightning_plugin.capture.lazy import LazyTensor
-from lightning_plugin.capture.materialize import materialize
+from lightning_plugin.capture.materialize import materialize, recording_eagerly
 from lightning_plugin.execute.finite import Lost
 from lightning_plugin.memory import default_budget
 from lightning_plugin.options import Options, Size, StrategyWords

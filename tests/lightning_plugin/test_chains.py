@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from torch import Tensor, nn
 
 from lightning_plugin import LazyImage, TiledModule
-from lightning_plugin.capture.runs import LONGEST
+from lightning_plugin.capture.chains import LONGEST
 from lightning_plugin.chain import chains
 from lightning_plugin.plan import Plan
 from lightning_plugin.recording import Recording

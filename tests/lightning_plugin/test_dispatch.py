@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import lightning_plugin.dispatch
-from lightning_plugin.dispatch import Remembering
+import lightning_plugin.fakes
+from lightning_plugin.fakes import Remembering
 from lightning_plugin.private import FakeTensor, FakeTensorMode, storage_key, tree_leaves
 
 Case = Callable[[Tensor, Tensor], Any]
@@ -80,7 +80,7 @@ def test_what_was_worked_out_once_is_not_worked_out_again(monkeypatch: pytest.Mo
 
 def test_what_is_remembered_has_a_bound_and_shares_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps at thousands of sizes remember as much as there is room for, and a tensor that many read once."""
-    monkeypatch.setattr(lightning_plugin.dispatch, "MOST", 50)
+    monkeypatch.setattr(lightning_plugin.fakes, "MOST", 50)
     mode = Remembering(allow_non_fake_inputs=True)
     with mode:
         for size in range(1, 60):

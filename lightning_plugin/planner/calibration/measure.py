@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_plugin.boxes import Grid
-from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.execute.step import Step
 from lightning_plugin.layout import Layout
 from lightning_plugin.memory import machine_memory
 from lightning_plugin.planner.analysis.recorded import recorded

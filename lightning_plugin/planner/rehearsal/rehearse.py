@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
-from lightning_plugin.execute.frame import Frame
+from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.held import met, spare
 from lightning_plugin.execute.rehearsal import Rehearsal
 from lightning_plugin.execute.run import run_plan
-from lightning_plugin.execute.step import Step
 from lightning_plugin.fakes import MODES
 from lightning_plugin.graph import Node, Value
 from lightning_plugin.layout import Layout
