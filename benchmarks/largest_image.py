@@ -34,6 +34,7 @@ from benchmarks.against_plain import step, vgg16
 from benchmarks.keep import FIGURES, keep
 from lightning_plugin import BudgetError, TiledModule, make_plan
 from lightning_plugin.ledger import Ledger
+from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.units import format_bytes, parse_bytes
 from tests.conftest import RESULTS
 from tests.lightning_plugin.planner.peaks import CLEAR, of_status, warm_up
@@ -101,7 +102,7 @@ def largest(fits: Callable[[int], bool], limit: int = LARGEST, unit: int = UNIT,
     return low * unit
 
 
-def planned(limit: int, disk: bool = True, policy: str = "auto") -> Callable[[int], bool]:
+def planned(limit: int, disk: bool = True, policy: Policy = AUTO) -> Callable[[int], bool]:
     """Whether a step at a side can be planned; nothing is allocated."""
     with torch.device("meta"):
         net = vgg16()

@@ -25,8 +25,8 @@ from benchmarks.against_plain import step, vgg16
 from benchmarks.calibrated import calibrated
 from benchmarks.keep import keep_case
 from benchmarks.largest_image import largest, planned
+from benchmarks.published import POLICIES
 from lightning_plugin import BudgetError, TiledModule, make_plan
-from lightning_plugin.planner.search.policies import POLICIES
 from lightning_plugin.units import format_bytes
 
 GIB = 2**30
@@ -46,7 +46,7 @@ def times(policies: Sequence[str], side: int, share: float, rounds: int) -> dict
     for policy in policies:
         begin = time.process_time()
         try:
-            plan = make_plan(net, (1, 3, side, side), budget=budget, policy=policy, device="cpu")
+            plan = make_plan(net, (1, 3, side, side), budget=budget, policy=POLICIES[policy], device="cpu")
         except BudgetError as error:
             found[policy] = {"needs_bytes": error.smallest, "budget_bytes": budget}
             continue
@@ -82,7 +82,7 @@ def main() -> None:
     policies = options.policy or tuple(POLICIES)
     table = Table("policy", "largest side under 1 GiB", "seconds", "of plain's", "predicted", "peak")
     sides = (
-        {p: largest(planned(GIB, policy=p), options.limit, UNIT, 16) for p in track(policies)}
+        {p: largest(planned(GIB, policy=POLICIES[p]), options.limit, UNIT, 16) for p in track(policies)}
         if options.only != "times"
         else {}
     )

@@ -76,16 +76,13 @@ class StrategyWords(RankWords, total=False):
 
 
 class Words(StrategyWords, total=False):
-    """Options as a user gives them to a module or to a plan. A strategy plans all calls of a step together, and
-    policies are for comparison.
+    """Options as a user gives them to a module or to a plan. A strategy plans all calls of a step together.
 
     Args:
-        policy: A published technique to plan by instead, for comparison (`planner.search.policies`).
         calls: How many calls wait for one backward, each under a plan of its own: the first then leave room in the
             budget for the others.
     """
 
-    policy: str
     calls: int
 
 
@@ -119,7 +116,6 @@ class Options:
     compile: Compile = "never"
     trim: bool = True
     parameters: HomeTier = "auto"
-    policy: str = "auto"
     calls: int = 1
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recipes import shelf
 from lightning_plugin.planner.recipes.recipe import NEAR, Recipe, positions
-from lightning_plugin.planner.search.policies import policy_of
+from lightning_plugin.planner.search.policies import AUTO, with_halo
 from lightning_plugin.program.compiled import Compiler
 from lightning_plugin.program.findings import Library
 from lightning_plugin.program.fixed import fixed
@@ -231,7 +231,7 @@ class Settings:
         device = self.device or (images[0].device.type if images else "cpu")
         self.rates = self.rates or local_rates(device)
         lower = lower_tiers(device, self.options)
-        policy = policy_of(self.options.policy, self.options.halo)
+        policy = with_halo(AUTO, self.options.halo)
         described = repr((self.rates, lower, policy))
         network = Network(recording, self.accumulates, self.owed, self.tiers_of(recording))
         shape = tuple(images[0].source.shape) if images else ()

@@ -27,7 +27,7 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.recalls import recalls
 from lightning_plugin.planner.recipes.recipe import Recipe, with_account
 from lightning_plugin.planner.rehearsal.rehearse import Account, rehearse
-from lightning_plugin.planner.search.policies import POLICIES, Policy
+from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.planner.uncollected import uncollected
 from lightning_plugin.recording import image_gradient_bytes
@@ -56,7 +56,7 @@ class Chooser:
     network: Network
     rates: Rates
     lower: Lower
-    policy: Policy = POLICIES["auto"]
+    policy: Policy = AUTO
     calls: int = 1
     rehearsed: dict[tuple[Plan, Forecasts], Plan] = field(default_factory=dict)
     accounts: dict[Hashable, Account] = field(default_factory=dict)
@@ -323,14 +323,14 @@ def together(plan: Plan, network: Network, calls: int) -> int:
 
 
 def choose_plan(
-    network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"], calls: int = 1
+    network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = AUTO, calls: int = 1
 ) -> Plan:
     """The fastest plan within the budget, or an error that says what would be enough."""
     return chosen(Chooser(network, rates, lower, policy, calls), budget)
 
 
 def choose_recipe(
-    network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = POLICIES["auto"], calls: int = 1
+    network: Network, rates: Rates, budget: int, lower: Lower, policy: Policy = AUTO, calls: int = 1
 ) -> Recipe:
     """The same, for other sizes too."""
     return Recipe.of(choose_plan(network, rates, budget, lower, policy, calls), network)

@@ -17,7 +17,7 @@ from lightning_plugin.planner.calibration.calibrate import local_rates
 from lightning_plugin.planner.choose import choose_plan
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.costs.rates import Rates, rates_of
-from lightning_plugin.planner.search.policies import policy_of
+from lightning_plugin.planner.search.policies import AUTO, Policy, with_halo
 from lightning_plugin.recording import approximation
 
 
@@ -28,6 +28,7 @@ def make_plan(
     device: str | None = None,
     dtype: torch.dtype = torch.float32,
     optimizer: str | None = None,
+    policy: Policy = AUTO,
     **options: Unpack[Words],
 ) -> Plan:
     """The plan for one training step (or, in ``torch.no_grad``, one evaluation) of ``module`` on an image.
@@ -35,15 +36,16 @@ def make_plan(
     ``image`` is a shape ``(N, C, *spatial)``, a tensor or a `LazyImage`. Nothing is read and no activation is
     allocated: parameters may even be on the meta device. ``device`` names the device whose rates rank the plans
     (``"cuda:a100"``, ``"cpu"``); it need not be there. Where it is this machine's own and was calibrated (see
-    `calibrate`), what was measured counts; without ``device`` it is where the module's parameters are, and for a CPU
-    the built-in figures count. What an ``optimizer`` of PyTorch's, by its name, keeps for each parameter is part of the
-    plan. The options, of which ``budget`` is one that has to be given, are those of `Options`.
+    `calibrate`), what was measured counts; without ``device`` it is where the module's parameters are, and for a
+    CPU the built-in figures count. What an ``optimizer`` of PyTorch's, by its name, keeps for each parameter is
+    part of the plan. A ``policy`` restricts the search, for comparison. The options, of which ``budget`` is one
+    that has to be given, are those of `Options`.
     """
     asked = Options.parse(options)
     if asked.budget is None:
         raise ValueError('a plan is made for a budget, such as budget="2GiB"')
     with recorded(module, image, dtype, asked.splitting, optimizer, asked.chains) as (network, shape):
-        policy, device = policy_of(asked.policy, asked.halo), device or accelerator(network)
+        policy, device = with_halo(policy, asked.halo), device or accelerator(network)
         plan = choose_plan(network, rates_for(device), asked.budget, lower_tiers(device, asked), policy, asked.calls)
     return dataclasses.replace(plan, shape=shape, approximation=approximation(network.nodes))
 

@@ -19,7 +19,7 @@ from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.choose import Chooser
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.make import accelerator, rates_for
-from lightning_plugin.planner.search.policies import policy_of
+from lightning_plugin.planner.search.policies import AUTO, with_halo
 from lightning_plugin.recording import approximation
 
 #: A budget under which every network is left whole.
@@ -65,7 +65,7 @@ def sweep(
     """
     chosen = Options.parse(options)
     with recorded(module, image, dtype, chosen.splitting, optimizer, chosen.chains) as (network, shape):
-        policy = policy_of(chosen.policy, chosen.halo)
+        policy = with_halo(AUTO, chosen.halo)
         device = device or accelerator(network)
         chooser = Chooser(network, rates_for(device), lower_tiers(device, chosen), policy)
         asked: Plan | None = None

@@ -36,10 +36,9 @@ def test_each_word_says_what_it_means() -> None:
 
 @pytest.mark.parametrize("strategy", [SFTStrategy, SFTDDPStrategy])
 def test_strategies_take_what_modules_take(strategy: type) -> None:
-    """All but these: a strategy plans a step's calls together, and policies are for comparison; of several devices each
-    holds all parameters."""
+    """All but these: a strategy plans a step's calls together; of several devices each holds all parameters."""
     several = strategy is SFTDDPStrategy
-    missing = {"policy", "calls", "parameters"} if several else {"policy", "calls"}
+    missing = {"calls", "parameters"} if several else {"calls"}
     taken = get_type_hints(inspect.unwrap(strategy.__init__))["options"].__args__[0].__annotations__  # type: ignore[misc]
     assert Words.__annotations__.keys() - taken.keys() == missing
     for name in missing:

@@ -77,7 +77,6 @@ def add_options(parser: ArgumentParser, bags: bool = False) -> None:
         "--splits", type=int, default=None, help="into how many splits each side is cut, to approximate"
     )
     parser.add_argument("--split_depth", type=str, default="0.5", help="up to which share of the windows, or module")
-    parser.add_argument("--policy", type=str, default="auto", help="another way to plan: overl, 2ps, ...")
     parser.add_argument(
         "--parameters",
         type=str,
@@ -180,7 +179,7 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: 
     if options.sweep_picture is not None and options.sweep is None:
         raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
     console = Console(width=200)
-    names = ("device", "host_budget", "disk", "half", "halo", "splits", "policy", "parameters", "chains", "optimizer")
+    names = ("device", "host_budget", "disk", "half", "halo", "splits", "parameters", "chains", "optimizer")
     arguments: dict[str, Any] = {"budget": budget, **{name: options[name] for name in names}}
     with suppress(ValueError):  # else it is the path of a module
         options.split_depth = float(options.split_depth)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from lightning_plugin.graph import Value
 from lightning_plugin.planner.analysis.network import Network, is_given
-from lightning_plugin.planner.costs.lower import Lower, one_way
+from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.images import few, free_stages
 from lightning_plugin.planner.search.interval import Intervals
-from lightning_plugin.planner.search.offload import paid
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.fixed import is_entire
 from lightning_plugin.program.recall import is_unread
@@ -55,14 +53,10 @@ class Cuts:
         must = changes(self.network)
         if self.policy.cuts == "stages":
             return sorted(must)
-        if self.policy.cuts == "paid":
-            return sorted(must | set(paid(self.network, self.intervals.once, self.transfer)))
+        if callable(self.policy.cuts):
+            return sorted(must | set(self.policy.cuts(self)))
         inside = valleys(self.network, must)
         return sorted(must | with_unread(self.network, inside, must))
-
-    def transfer(self, maps: Sequence[Value]) -> float:
-        """The seconds in which maps reach the tier below."""
-        return one_way(self.rates, self.lower.there, self.lower.size(maps))
 
 
 def changes(network: Network) -> set[int]:

@@ -30,7 +30,7 @@ from lightning_plugin.planner.search.cuts import Cuts
 from lightning_plugin.planner.search.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.planner.search.interval import Intervals, Where
 from lightning_plugin.planner.search.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
-from lightning_plugin.planner.search.policies import POLICIES, Policy
+from lightning_plugin.planner.search.policies import AUTO, Policy
 from lightning_plugin.planner.search.site import Placement, Site
 from lightning_plugin.planner.search.ways import Part, Room, Tiled, Ways
 from lightning_plugin.turns import Turn
@@ -46,7 +46,7 @@ WORTH_SHARING = 0.95
 class Search:
     """The search for a plan of one network, on a device of some rates, with some lower tiers."""
 
-    def __init__(self, network: Network, rates: Rates, lower: Lower, policy: Policy = POLICIES["auto"]) -> None:
+    def __init__(self, network: Network, rates: Rates, lower: Lower, policy: Policy = AUTO) -> None:
         self.lower = lower
         self.network = network
         self.rates = rates

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from benchmarks.published import paid
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.constants import VARIED, Constants
 from lightning_plugin.options import Options
@@ -34,7 +35,6 @@ from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.dropped import Dropped
-from lightning_plugin.planner.search.offload import paid
 from lightning_plugin.planner.search.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
 from lightning_plugin.planner.search.ways import Tiled, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import nn
 
+from benchmarks.published import POLICIES
 from lightning_plugin import BudgetError, Plan, TiledModule, make_plan
 from lightning_plugin.ledger import Ledger
 from lightning_plugin.memory import RESERVE
@@ -213,7 +214,7 @@ def test_without_a_disk_what_is_dropped_saves_memory_and_stays_exact() -> None:
     smallest = {}
     for policy in ("overl-h", "auto"):  # the one that stores, and the one that may drop what it stores
         with pytest.raises(BudgetError) as refused:
-            make_plan(net, x, budget=1000, disk=False, policy=policy)
+            make_plan(net, x, budget=1000, disk=False, policy=POLICIES[policy])
         smallest[policy] = refused.value.smallest
     assert smallest["auto"] < 0.75 * smallest["overl-h"]
     budget = int(1.05 * smallest["auto"])

@@ -14,7 +14,7 @@ from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.costs.grids import Choice
 from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.search.interval import Intervals, Where
-from lightning_plugin.planner.search.policies import policy_of
+from lightning_plugin.planner.search.policies import AUTO
 from lightning_plugin.rules.uncut import Uncut
 from tests.zoo import ZOO
 
@@ -32,7 +32,7 @@ def larger(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def choices(network: Network, device: str, draw: random.Random) -> Iterator[tuple[str, Choice]]:
     """The grids of some intervals, forward and backward."""
-    intervals = Intervals(network, rates_of(device), policy_of("auto"))
+    intervals = Intervals(network, rates_of(device), AUTO)
     stages = [network.stage[n.serial] for n in network.order]
     for _ in range(INTERVALS):
         begin = draw.randrange(len(stages))
@@ -60,7 +60,7 @@ def test_grids_come_in_the_order_of_their_seconds(name: str) -> None:
 def test_most_grids_are_not_looked_at() -> None:
     """Where bytes cost the same everywhere, the first grid is known to be the cheapest by looking at it."""
     with recorded(ZOO["vgg16"].build().train(), (1, 3, 512, 480), torch.float32) as (network, _):
-        intervals = Intervals(network, rates_of("cuda:a100"), policy_of("auto"))
+        intervals = Intervals(network, rates_of("cuda:a100"), AUTO)
         choice = intervals.choice(Where(0, 6), True, None)
         assert next(choice.from_(0)) == choice.grids[0]
         assert len(choice.floors) == 1 < len(choice.grids)
@@ -84,7 +84,7 @@ def test_seconds_of_grids_do_not_depend_on_what_was_asked_before() -> None:
         ways = Where(begin, end), Where(begin, end, pieces=4)
         seconds: list[list[float]] = []
         for before in ways:
-            intervals = Intervals(network, rates_of("cpu"), policy_of("auto"))
+            intervals = Intervals(network, rates_of("cpu"), AUTO)
             grids = intervals.grids(begin, end, False)
             choices = [intervals.choice(where, True, None) for where in ways]
             intervals.cost(before, grids[0], True)

@@ -23,7 +23,7 @@ from lightning_plugin.planner.choose import choose_plan, choose_recipe
 from lightning_plugin.planner.costs.lower import Lower, lower_tiers
 from lightning_plugin.planner.costs.rates import RATES
 from lightning_plugin.planner.recipes.retier import retiered
-from lightning_plugin.planner.search.policies import POLICIES
+from lightning_plugin.planner.search.policies import AUTO
 from lightning_plugin.residency.host import HostMemory
 
 QUIET = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -103,7 +103,7 @@ def ran(plan: Plan, module: nn.Module, size: tuple[int, int], host: Watched, cal
 def planned(network: Network, share: float, lower: Lower) -> Plan | None:
     budget = network.fixed_bytes + int(share * network.plain_bytes)
     try:
-        return choose_plan(network, RATES_OF_DEVICE, max(budget, 1 << 20), lower, POLICIES["auto"], lower.calls)
+        return choose_plan(network, RATES_OF_DEVICE, max(budget, 1 << 20), lower, AUTO, lower.calls)
     except BudgetError:
         return None
 

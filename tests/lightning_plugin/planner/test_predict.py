@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.published import POLICIES
 from lightning_plugin.boxes import Grid
 from lightning_plugin.options import Options
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.costs.lower import lower_tiers
 from lightning_plugin.planner.costs.rates import FAR, NEAR, RATES, Rates
-from lightning_plugin.planner.search.policies import POLICIES
 from lightning_plugin.planner.search.predict import predict
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.program.fixed import fixed

@@ -20,7 +20,7 @@ from lightning_plugin.planner.costs.grids import row_grid
 from lightning_plugin.planner.costs.rates import rates_of
 from lightning_plugin.planner.costs.scans import Scans, held
 from lightning_plugin.planner.search.interval import Intervals
-from lightning_plugin.planner.search.policies import policy_of
+from lightning_plugin.planner.search.policies import AUTO
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.scan import scan
 from tests.lightning_plugin.planner.test_grids import PICKS, larger
@@ -130,7 +130,7 @@ def some(network: Network, draw: random.Random) -> Iterator[list[tuple[int, int]
 def test_scans_with_one_end_are_what_each_is_alone(name: str) -> None:
     entry, draw = ZOO[name], random.Random(name)
     with recorded(entry.build().train(), larger(entry.shape), torch.float32) as (network, _):
-        intervals = Intervals(network, rates_of("cpu"), policy_of("auto"))
+        intervals = Intervals(network, rates_of("cpu"), AUTO)
         for together in some(network, draw):
             for begin, end in together:
                 program = intervals.program(begin, end)
@@ -153,7 +153,7 @@ def test_so_it_is_for_windows_of_all_kinds(layers: list[tuple[int, int, int, int
     except RuntimeError:  # smaller than a kernel
         return
     with recorded(net, (1, 2, height, 40), torch.float32) as (network, _):
-        intervals = Intervals(network, rates_of("cpu"), policy_of("auto"))
+        intervals = Intervals(network, rates_of("cpu"), AUTO)
         end = 1 + max(i for i, node in enumerate(network.order) if node.outputs[0].is_map)
         extent = network.order[end - 1].outputs[0].space.extent
         for begin in reversed(range(end)):
