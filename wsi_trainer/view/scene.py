@@ -191,8 +191,13 @@ class Scene:
             return png(opened.region(x, y, width, height))
 
     def about_layer(self, slide: int, name: str) -> dict[str, Any]:
-        """What the page needs to draw a layer."""
-        return self.layer(slide, name).about()
+        """Facts by which the page draws a layer; of tissue also why there is none."""
+        try:
+            return self.layer(slide, name).about()
+        except NotThere as error:
+            if name != TISSUE:
+                raise
+            return {"broken": str(error)}
 
     def numbers(self, slide: int, name: str, level: int, row: int, column: int) -> bytes:
         """A tile of a layer: numbers of 4 bytes, the lowest byte first, row by row."""

@@ -10,6 +10,7 @@ import base64
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,12 +101,12 @@ class _Copy:
                 self._say(f"layers/{layer}/top.json", scene.top(number, str(layer), TOP))
         if about["regions"]:
             self._say("regions.json", scene.regions(number))
-        try:
-            self._say(f"layers/{TISSUE}/about.json", scene.about_layer(number, TISSUE))
+        tissue = scene.about_layer(number, TISSUE)
+        self._say(f"layers/{TISSUE}/about.json", tissue)
+        if "broken" not in tissue:
             self._layer(TISSUE)
+        with suppress(NotThere):  # without a coarse level there is no thumbnail
             _write(self._out / self._folder / "thumbnail.jpg", scene.thumbnail(number))
-        except NotThere:  # no tissue, or no coarse level: then the copy has no such picture either
-            return
 
     def _tiles(self, longest: int) -> int:
         """Write the pictures; returns the finest level that is there."""
