@@ -66,7 +66,7 @@ docs: $(READY_DOCS) ## the documentation, into site/
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs site
 
 viewer: $(READY) ## fetch OpenSeadragon anew with npm, and check its hash
-	$(BIN)/python -m wsi_trainer.view.vendored
+	$(BIN)/python -m tests.wsi_trainer.view.vendored
 
 constraints: $(READY) ## pin everything anew, keeping what need not change
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -190,44 +190,44 @@ class Scene:
         with self.pool.lease(slide) as opened:
             return png(opened.region(x, y, width, height))
 
-    def about_layer(self, slide: int, name: str) -> dict[str, Any]:
+    def about_layer(self, slide: int, layer: str) -> dict[str, Any]:
         """Facts by which the page draws a layer; of tissue also why there is none."""
         try:
-            return self.layer(slide, name).about()
+            return self.layer(slide, layer).about()
         except NotThere as error:
-            if name != TISSUE:
+            if layer != TISSUE:
                 raise
             return {"broken": str(error)}
 
-    def numbers(self, slide: int, name: str, level: int, row: int, column: int) -> bytes:
+    def numbers(self, slide: int, layer: str, level: int, row: int, column: int) -> bytes:
         """A tile of a layer: numbers of 4 bytes, the lowest byte first, row by row."""
-        return self.layer(slide, name).tile(level, row, column).astype("<f4").tobytes()
+        return self.layer(slide, layer).tile(level, row, column).astype("<f4").tobytes()
 
-    def at(self, slide: int, name: str, x: float, y: float) -> dict[str, Any]:
+    def at(self, slide: int, layer: str, x: float, y: float) -> dict[str, Any]:
         """The value at a place, and its rank among all positions of the layer."""
-        layer = self.layer(slide, name)
-        row, column = layer.position(x, y)
-        value = float(layer.values[row, column])
-        larger = int((np.asarray(layer.values) > value).sum())
+        its = self.layer(slide, layer)
+        row, column = its.position(x, y)
+        value = float(its.values[row, column])
+        larger = int((np.asarray(its.values) > value).sum())
         return {
             "value": value if math.isfinite(value) else None,
             "rank": larger + 1,
-            "of": int(layer.values.size),
-            "box": [column * layer.stride, row * layer.stride, layer.stride, layer.stride],
+            "of": int(its.values.size),
+            "box": [column * its.stride, row * its.stride, its.stride, its.stride],
         }
 
-    def outlines(self, slide: int, name: str, threshold: float) -> dict[str, Any]:
+    def outlines(self, slide: int, layer: str, threshold: float) -> dict[str, Any]:
         """Polygons around what is above a share of the largest value, in pixels of level 0."""
         if not 0 < threshold < 1:
             raise BadNumber(f"threshold is {threshold:g}; it must be above 0 and below 1")
         with self.pool.lease(slide) as opened:
             size = (opened.height, opened.width)
-        layer = self.layer(slide, name)
-        level = next(k for k in range(64) if layer.values.size <= MOST_OUTLINED * 4**k)
+        its = self.layer(slide, layer)
+        level = next(k for k in range(64) if its.values.size <= MOST_OUTLINED * 4**k)
         # One unit is a position of this level: what is drawn need not know that a slide was shrunk.
-        unit = layer.stride * 2**level
+        unit = its.stride * 2**level
         extent = (math.ceil(size[0] / unit), math.ceil(size[1] / unit))
-        found = outlines(layer.level(level).astype(np.float64), 1, extent, threshold)
+        found = outlines(its.level(level).astype(np.float64), 1, extent, threshold)
         polygons = [
             {
                 "rings": [[[round(x * unit, 1), round(y * unit, 1)] for x, y in ring] for ring in outline.rings],
@@ -238,19 +238,19 @@ class Scene:
         ]
         return {"polygons": polygons}
 
-    def top(self, slide: int, name: str, count: int) -> dict[str, Any]:
+    def top(self, slide: int, layer: str, count: int) -> dict[str, Any]:
         """The places with the largest values, none near another."""
         if not 1 <= count <= MOST_TOP:
             raise BadNumber(f"count is {count}; it must be 1 to {MOST_TOP}")
-        layer = self.layer(slide, name)
-        side = max(1, round(256 / layer.stride))
-        values = np.asarray(layer.values, dtype=np.float64)
+        its = self.layer(slide, layer)
+        side = max(1, round(256 / its.stride))
+        values = np.asarray(its.values, dtype=np.float64)
         rows, columns = values.shape
         places = []
         for peak in peaks(values, 1, (rows, columns), side, count):
             box = values[tuple(slice(lo, hi) for lo, hi in zip(peak.lo, peak.hi, strict=True))]
             inside = np.argwhere(box == peak.value)[0]  # at a border the box is moved away from the position
-            y, x = ((lo + at + 0.5) * layer.stride for lo, at in zip(peak.lo, inside.tolist(), strict=True))
+            y, x = ((lo + at + 0.5) * its.stride for lo, at in zip(peak.lo, inside.tolist(), strict=True))
             places.append({"x": x, "y": y, "value": peak.value})
         return {"places": places}
 

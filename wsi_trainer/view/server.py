@@ -9,8 +9,9 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
+from inspect import signature
+from typing import Any, get_type_hints
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -44,143 +45,104 @@ def asset(name: str) -> bytes:
     return files("wsi_trainer.view").joinpath("assets", name).read_bytes()
 
 
+Words = Mapping[str, str]
+"""The words of a request, in its path and behind the question mark."""
 _WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 _NUMBER = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e-?[0-9]{1,2})?", re.ASCII)
 _SHOWN = 40
 """Letters of a bad word that the error repeats."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a request says, in its path and behind the question mark."""
-
-    words: Mapping[str, str]
-
-    def word(self, name: str) -> str:
-        """One word, which is not empty."""
-        found = self.words.get(name, "")
-        if not found:
-            raise BadNumber(f"{name} is missing")
+def word(words: Words, name: str) -> str:
+    """A word, which is not empty."""
+    if found := words.get(name, ""):
         return found
-
-    def whole(self, name: str) -> int:
-        """A whole number."""
-        found = self.word(name)
-        if not _WHOLE.fullmatch(found):
-            raise BadNumber(f"{name} is {found[:_SHOWN]!r}; it must be a whole number")
-        return int(found)
-
-    def number(self, name: str) -> float:
-        """A number."""
-        found = self.word(name)
-        if not (_NUMBER.fullmatch(found) and math.isfinite(float(found))):
-            raise BadNumber(f"{name} is {found[:_SHOWN]!r}; it must be a number")
-        return float(found)
+    raise BadNumber(f"{name} is missing")
 
 
+def whole(words: Words, name: str) -> int:
+    """A whole number."""
+    found = word(words, name)
+    if not _WHOLE.fullmatch(found):
+        raise BadNumber(f"{name} is {found[:_SHOWN]!r}; it must be a whole number")
+    return int(found)
+
+
+def number(words: Words, name: str) -> float:
+    """A finite number."""
+    found = word(words, name)
+    if not (_NUMBER.fullmatch(found) and math.isfinite(float(found))):
+        raise BadNumber(f"{name} is {found[:_SHOWN]!r}; it must be a number")
+    return float(found)
+
+
+READ: Mapping[Any, Callable[[Words, str], Any]] = {str: word, int: whole, float: number}
+"""Readers of a parameter by its annotation."""
 log = logging.getLogger("wsi_trainer")
-
+KINDS = {"json": "application/json", "jpg": "image/jpeg", "png": "image/png", "bin": "application/octet-stream"}
 KEPT = "private, max-age=3600"
-"""For what is the same as long as the server runs: the page adds a number to its address, another for each start."""
+"""Caching of all that is the same as long as the server runs: the page adds a number to its address, another for each
+start.
+"""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What is sent back."""
+class File:
+    """A file of the page."""
 
     body: bytes
     kind: str
     caching: str = "no-store"
 
 
-Handler = Callable[[Scene, Asked], Answer]
+def page(_: Scene) -> File:
+    """The page itself."""
+    return File(asset(PAGE), ASSETS[PAGE])
 
 
-def _page(scene: Scene, asked: Asked) -> Answer:
-    return Answer(asset(PAGE), ASSETS[PAGE])
-
-
-def _asset(scene: Scene, asked: Asked) -> Answer:
-    name = asked.word("name")
+def part(_: Scene, name: str) -> File:
+    """A file that the page asks for."""
     if name not in ASSETS:
         raise NotThere("there is no such file")
-    return Answer(asset(name), ASSETS[name], "no-cache")
+    return File(asset(name), ASSETS[name], "no-cache")
 
 
-def _json(ask: Callable[[Scene, Asked], dict[str, object]]) -> Handler:
-    return lambda scene, asked: Answer(to_json(ask(scene, asked)), "application/json")
+ROUTES: Mapping[str, Callable[..., Any]] = {
+    "/": page,
+    "/assets/{name}": part,
+    "/contents.json": Scene.overview,
+    "/slides/{slide}/about.json": Scene.about,
+    "/slides/{slide}/tiles/{level}/{row}-{column}.jpg": Scene.tile,
+    "/slides/{slide}/thumbnail.jpg": Scene.thumbnail,
+    "/slides/{slide}/region.png": Scene.region,
+    "/slides/{slide}/regions.json": Scene.regions,
+    "/slides/{slide}/layers/{layer}/about.json": Scene.about_layer,
+    "/slides/{slide}/layers/{layer}/{level}/{row}-{column}.bin": Scene.numbers,
+    "/slides/{slide}/layers/{layer}/at.json": Scene.at,
+    "/slides/{slide}/layers/{layer}/outlines.json": Scene.outlines,
+    "/slides/{slide}/layers/{layer}/top.json": Scene.top,
+}
+"""Every address that is answered. Parameters are words of the request, read by their annotations."""
 
 
-def _bytes(kind: str, ask: Callable[[Scene, Asked], bytes]) -> Handler:
-    return lambda scene, asked: Answer(ask(scene, asked), kind, KEPT)
-
-
-def _place(asked: Asked) -> tuple[int, int, int]:
-    return asked.whole("level"), asked.whole("row"), asked.whole("column")
-
-
-#: Every address that is answered.
-ROUTES: tuple[tuple[str, Handler], ...] = (
-    ("/", _page),
-    ("/assets/{name}", _asset),
-    ("/contents.json", _json(lambda scene, asked: scene.overview())),
-    ("/slides/{slide}/about.json", _json(lambda scene, asked: scene.about(asked.whole("slide")))),
-    (
-        "/slides/{slide}/tiles/{level}/{row}-{column}.jpg",
-        _bytes("image/jpeg", lambda scene, asked: scene.tile(asked.whole("slide"), *_place(asked))),
-    ),
-    (
-        "/slides/{slide}/thumbnail.jpg",
-        _bytes("image/jpeg", lambda scene, asked: scene.thumbnail(asked.whole("slide"))),
-    ),
-    (
-        "/slides/{slide}/region.png",
-        _bytes(
-            "image/png",
-            lambda scene, asked: scene.region(
-                asked.whole("slide"), *(asked.whole(name) for name in ("x", "y", "width", "height"))
-            ),
-        ),
-    ),
-    ("/slides/{slide}/regions.json", _json(lambda scene, asked: scene.regions(asked.whole("slide")))),
-    (
-        "/slides/{slide}/layers/{layer}/about.json",
-        _json(lambda scene, asked: scene.about_layer(asked.whole("slide"), asked.word("layer"))),
-    ),
-    (
-        "/slides/{slide}/layers/{layer}/{level}/{row}-{column}.bin",
-        _bytes(
-            "application/octet-stream",
-            lambda scene, asked: scene.numbers(asked.whole("slide"), asked.word("layer"), *_place(asked)),
-        ),
-    ),
-    (
-        "/slides/{slide}/layers/{layer}/at.json",
-        _json(
-            lambda scene, asked: scene.at(
-                asked.whole("slide"), asked.word("layer"), asked.number("x"), asked.number("y")
-            )
-        ),
-    ),
-    (
-        "/slides/{slide}/layers/{layer}/outlines.json",
-        _json(
-            lambda scene, asked: scene.outlines(asked.whole("slide"), asked.word("layer"), asked.number("threshold"))
-        ),
-    ),
-    (
-        "/slides/{slide}/layers/{layer}/top.json",
-        _json(lambda scene, asked: scene.top(asked.whole("slide"), asked.word("layer"), asked.whole("count"))),
-    ),
-)
+def answer(scene: Scene, address: str, words: Words) -> File:
+    """The answer of a route."""
+    ask = ROUTES[address]
+    kinds = get_type_hints(ask)
+    wanted = [one.name for one in signature(ask).parameters.values() if one.default is one.empty][1:]
+    found = ask(scene, **{name: READ[kinds[name]](words, name) for name in wanted})
+    if isinstance(found, File):
+        return found
+    kind = KINDS[address.rpartition(".")[2]]
+    return File(found, kind, KEPT) if isinstance(found, bytes) else File(to_json(found), kind)
 
 
 def make_app(scene: Scene, guard: Guard, workers: int = 4) -> web.Application:
     """The application; its requests are answered by a few threads, and one that nobody waits for any more is not."""
     app = web.Application(middlewares=[_refusing, guard.middleware])
     threads = ThreadPoolExecutor(workers, thread_name_prefix="view")
-    for address, handler in ROUTES:
-        app.router.add_get(address, _threaded(scene, handler, threads))
+    for address in ROUTES:
+        app.router.add_get(address, _threaded(scene, address, threads))
 
     async def end(_: web.Application) -> None:
         threads.shutdown(wait=True, cancel_futures=True)
@@ -197,24 +159,24 @@ def _is_request(record: logging.LogRecord) -> bool:
 
 
 def _threaded(
-    scene: Scene, handler: Handler, threads: ThreadPoolExecutor
+    scene: Scene, address: str, threads: ThreadPoolExecutor
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        asked = Asked({**request.query, **request.match_info})
-        found = await asyncio.get_running_loop().run_in_executor(threads, partial(handler, scene, asked))
+    async def threaded(request: web.Request) -> web.StreamResponse:
+        words = {**request.query, **request.match_info}
+        found = await asyncio.get_running_loop().run_in_executor(threads, answer, scene, address, words)
         response = web.Response(body=found.body, headers={"Content-Type": found.kind, "Cache-Control": found.caching})
         if found.kind != "image/jpeg":
             response.enable_compression()
         return response
 
-    return answer
+    return threaded
 
 
 @web.middleware
 async def _refusing(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """What goes wrong as a status and a line of JSON; every answer gets the headers that keep other sites out."""
+    """Answer errors by a status and a line of JSON; every answer gets the headers that keep other sites out."""
     try:
         # aiohttp takes a line without a version, and one of HTTP/2.0, for a request like any other
         if request.version not in (HttpVersion10, HttpVersion11):

@@ -31,7 +31,7 @@ WORDS = st.one_of(
     st.text(string.ascii_letters + string.digits + "-._~!$'()*,;:@%", min_size=1, max_size=30),
 )  # fmt: skip
 ADDRESS = st.one_of(
-    st.sampled_from([address for address, _ in ROUTES]),
+    st.sampled_from(list(ROUTES)),
     st.lists(WORDS, max_size=6).map(lambda words: "/" + "/".join(words)),
 )
 NAMES = ("slide", "layer", "level", "row", "column", "name")

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
+from tests.wsi_trainer.view import vendored
 from wsi_trainer.errors import UserError
-from wsi_trainer.view import vendored
 from wsi_trainer.view.server import ASSETS
 
 

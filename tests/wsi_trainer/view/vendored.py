@@ -1,6 +1,6 @@
 """OpenSeadragon, which lies among the files of the page: one script, and the notices of its licences.
 
-`python -m wsi_trainer.view.vendored` fetches it anew with npm, compares the package with the hash below, and writes
+`python -m tests.wsi_trainer.view.vendored` fetches it with npm, compares the package with the hash below, and writes
 both files. Nothing else needs Node.
 """
 
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from wsi_trainer.errors import UserError
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).resolve().parents[3] / "wsi_trainer" / "view" / "assets"
 VERSION = "6.1.1"
 INTEGRITY = "sha512-g4iKe2q8B642SaBT3+x4ZF3/8b1TxPPydyjmtrOLgDrlYWMKd9ZXM+1Cb/xa9DVySkvs/7l6HR1nHKfD5F3Tsw=="
 """Of the npm package, as npm itself states it."""
