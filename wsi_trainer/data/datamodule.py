@@ -76,7 +76,7 @@ class SlideData(pl.LightningDataModule):
         return [replace(record, split=other.split) for record, other in zip(records, done)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in an epoch the run is. Lightning asks the loader too, but gives its state back only to a loader that
+        """Position in the epoch. Lightning asks the loader too, but gives its state back only to a loader that
         was not made before, and making a schedule of the learning rate makes it.
         """
         return {} if self._loader is None else self._loader.state_dict()
@@ -116,5 +116,5 @@ class SlideData(pl.LightningDataModule):
         return SlideDataset(records, self.task, self.config, self.to_image, augmenter, self.tissue_stride)
 
     def _rank(self) -> tuple[int, int]:
-        """Which of how many processes this one is."""
+        """Rank of this process, and number of processes."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)

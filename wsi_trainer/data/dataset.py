@@ -29,15 +29,16 @@ from wsi_trainer.models.segmentation import SegmentationTask
 from wsi_trainer.models.slide_model import SlideBatch
 from wsi_trainer.models.tasks import Task
 from wsi_trainer.regions.target import counted, open_target
-from wsi_trainer.slide.augment import AS_IT_IS, GLASS, Augmentation, Augmented, Augmenter
+from wsi_trainer.slide.augment import AS_IT_IS, Augmentation, Augmented, Augmenter
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import BlockView, Image, View, naming
+from wsi_trainer.store.layout import FILL
 
 
 def readers_of(given: int | None = None) -> int:
-    """How many threads read and decode a slide: as many as were given, or by what computes.
+    """Threads that read and decode a slide: as many as were given, or a number that suits the device.
 
     A processor decodes some 300 megapixels a second and computes a network on less than one, so two threads never wait
     long and take little from it. A GPU computes as fast as several processors decode; one is left for what feeds it.
@@ -48,7 +49,7 @@ def readers_of(given: int | None = None) -> int:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -86,7 +87,7 @@ def tissue_of(image: BlockView) -> TissueMask:
 
 
 class _Mask(TileSource):
-    """A tissue mask, pixel for pixel; glass has the value of what an augmented slide is filled with."""
+    """A tissue mask, pixel for pixel; background has the value that an augmented slide is filled with."""
 
     dtype = torch.uint8
 
@@ -95,10 +96,10 @@ class _Mask(TileSource):
 
     def read(self, box: Box) -> Tensor:
         covered = self.mask.cover(*box.lo, *box.extent)
-        return torch.from_numpy(np.where(covered, np.uint8(TISSUE), np.uint8(GLASS)))[None, None]
+        return torch.from_numpy(np.where(covered, np.uint8(TISSUE), np.uint8(FILL)))[None, None]
 
     def constant(self, box: Box) -> Tensor | None:
-        return None if self.mask.any_in(*box.lo, *box.extent) else torch.full((1,), GLASS, dtype=self.dtype)
+        return None if self.mask.any_in(*box.lo, *box.extent) else torch.full((1,), FILL, dtype=self.dtype)
 
 
 class TissueMap(TileSource):
@@ -122,7 +123,7 @@ class TissueMap(TileSource):
 
     def read(self, box: Box) -> Tensor:
         inside = self._inside(box)
-        tissue = (self._pixels.load(inside) != GLASS).float()
+        tissue = (self._pixels.load(inside) != FILL).float()
         rows, columns = box.extent
         missing = (columns * self.stride - inside.extent[1], rows * self.stride - inside.extent[0])
         padded = torch.nn.functional.pad(tissue, (0, missing[0], 0, missing[1]))
@@ -130,7 +131,7 @@ class TissueMap(TileSource):
 
     def constant(self, box: Box) -> Tensor | None:
         value = self._pixels.constant(self._inside(box))
-        return None if value is None or int(value[0]) != GLASS else torch.zeros(1, dtype=self.dtype)
+        return None if value is None or int(value[0]) != FILL else torch.zeros(1, dtype=self.dtype)
 
     def _inside(self, box: Box) -> Box:
         """The pixels that the positions of a box stand for."""
@@ -206,7 +207,7 @@ MASKS = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which slides, and how they are read."""
+    """Slides, their splits, and how they are read."""
 
     manifest: Path
     """CSV file with the columns slide, those of the task (label, unless it says otherwise), and optionally patient,
@@ -439,7 +440,7 @@ def _coarser(how: Augmentation, times: float) -> Augmentation:
 
 
 def grouped(config: DataConfig, records: Sequence[SlideRecord], task: Task | None) -> list[SlideRecord]:
-    """What batches are of: slides, or patients; without a task they need no labels."""
+    """Records of which batches are made: slides, or patients; without a task they need no labels."""
     if config.group == "slide":
         return list(records)
     return by_patient(records, () if task is None else task.columns)

@@ -18,7 +18,7 @@ from wsi_trainer.slide.views import View
 
 
 class Visit(NamedTuple):
-    """Which slide, and in which epoch, which decides how it is augmented."""
+    """A slide and an epoch, which decides about augmentation."""
 
     slide: int
     """SlideTransform in the list of slides."""

@@ -92,7 +92,7 @@ def over_slide(shape: tuple[int, int], size: int, stride: int) -> Positions:
 
 
 def over_tissue(mask: TissueMask, shape: tuple[int, int], size: int, stride: int, share: float) -> Positions:
-    """Those of the grid that hold tissue, and at least this share of it.
+    """Corners of the grid's patches that hold tissue, and at least this share of it.
 
     Row by row of the grid, so that memory goes with what is found and not with the slide.
     """
@@ -155,7 +155,7 @@ def open_bag(
 
 
 def positions_of(image: Image, config: PatchConfig, tissue: Tissue) -> Positions:
-    """Where the patches of an image are; an error where there are none."""
+    """Corners of the patches of an image; an error where there are none."""
     path, size, shape = image.slide.path, config.size, image.size
     if config.positions is not None:
         try:

@@ -169,7 +169,7 @@ def _parts(found: list[Any]) -> Any:
 
 
 def chosen_patches(folder: Path, slide: Path) -> Chosen:
-    """What the file of a slide says; an error where there is none, or more than one."""
+    """Patches from the file of a slide; an error where there is none, or more than one."""
     name = plain_name(slide)
     paths = {folder / ending.format(name): read for ending, read in READERS.items()}
     there = [path for path in paths if path.is_file()]

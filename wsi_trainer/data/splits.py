@@ -234,7 +234,7 @@ def folds(
 
 
 def _kept(record: SlideRecord) -> str:
-    """What of the manifest's split stays: only test; the rest is divided anew."""
+    """Keep `test`; train and val are divided anew."""
     return "test" if record.split == "test" else "train"
 
 
@@ -301,7 +301,7 @@ def first_names(slides: Sequence[str], most: int = 10) -> str:
 
 
 def describe(records: Sequence[SlideRecord]) -> dict[str, dict[str, int]]:
-    """How many slides and patients each split has, and how many slides of each class."""
+    """Numbers of slides and patients of each split, and of slides of each class."""
     found: dict[str, dict[str, int]] = {}
     for split in ("train", "val", "test"):
         some = [record for record in records if record.split == split]

@@ -21,10 +21,11 @@ from lightning_plugin import TiledModule, materialize
 from wsi_trainer.errors import UserError
 from wsi_trainer.models import AttentionPooling, SlideClassifier
 from wsi_trainer.models.tasks import BinaryTask, Task
+from wsi_trainer.store.layout import FILL
 
 
 def targets_of(task: Task) -> tuple[str, ...]:
-    """What can be explained: the classes, or else the one number that is predicted."""
+    """Targets of a map: the classes, or else the one number that is predicted."""
     return task.classes or task.names[:1]
 
 
@@ -53,10 +54,6 @@ def score(task: Task, logits: Tensor, target: int) -> Tensor:
     return task.predict(logits)[0, target].log()
 
 
-GLASS = 255
-"""The pixel that stands for nothing: what is not tissue is white."""
-
-
 class GatedFeatures(nn.Module):
     """The score of a slide whose features, at the finest magnification, are multiplied by the gate."""
 
@@ -72,20 +69,20 @@ class GatedFeatures(nn.Module):
 
 
 class GatedPixels(GatedFeatures):
-    """The score of a slide whose pixels, at the finest magnification, are mixed with glass: glass + gate · (x − glass).
+    """The score of a slide whose pixels, at the finest magnification, are mixed with background b: b + gate · (x − b).
 
-    A gate of ones is the slide, one of zeros is glass.
+    A gate of ones is the slide, one of zeros is background.
     """
 
     def forward(self, gate: Tensor, image: Tensor, context: Sequence[Tensor], tissue: Sequence[Tensor]) -> Tensor:
         model = self.model
-        glass = model.normalise(torch.full((1, 3, 1, 1), GLASS, dtype=torch.uint8, device=model.device))
+        background = model.normalise(torch.full((1, 3, 1, 1), FILL, dtype=torch.uint8, device=model.device))
 
         def mixed(x: Tensor) -> Tensor:
             if getattr(model.backbone, "bags", False):
-                return glass + gate.permute(2, 0, 1, 3) * (x - glass)
+                return background + gate.permute(2, 0, 1, 3) * (x - background)
             large = functional.interpolate(gate, scale_factor=model.stride, mode="nearest")
-            return glass + large[:, :, : x.shape[2], : x.shape[3]] * (x - glass)
+            return background + large[:, :, : x.shape[2], : x.shape[3]] * (x - background)
 
         with _once(model.backbone, mixed, lambda features: features):
             logits = model(image, context, tissue)
@@ -155,7 +152,7 @@ def at_rest(model: SlideClassifier) -> Iterator[None]:
 
 
 def receptive_field(backbone: nn.Module, size: int = 512, most: int = 2048) -> int:
-    """How many pixels across the backbone looks at for one position, found by asking for the gradient.
+    """Receptive field of a position of the backbone's map, in pixels across, measured with one backward pass.
 
     The image that is asked with grows until the field fits into it; a network that sees more than `most` pixels is
     said to see `most`.
@@ -194,7 +191,7 @@ class Attribution:
 
     @property
     def positive(self) -> Tensor:
-        """What speaks for the class; what speaks against it counts as nothing."""
+        """The positive part of the map, which speaks for the class."""
         return self.values.clamp(min=0)
 
 
@@ -216,12 +213,12 @@ def attribute(
         image: The slide (1, 3, height, width), or its bag (patches, 3, size, size), dense or a `LazyImage`.
         target: Index of the class.
         method: What a position's value is. `activation`: gradient × activation of the features that enter the head.
-            `attention`: the weight in the head's softmax. `gradient`: gradient × (pixel − glass), summed over the
-            position's pixels and colours. `integrated`: the same with the gradient's mean on the way from glass to
+            `attention`: the weight in the head's softmax. `gradient`: gradient × (pixel − background), summed over the
+            position's pixels and colours. `integrated`: the same with the gradient's mean on the way from background to
             the slide; its sum is the score's difference between the two, up to the steps.
         context: The slide at further magnifications, which are left as they are.
         tissue: Which positions count, for the image and each of its context.
-        steps: Steps from glass to the slide, of `integrated`.
+        steps: Steps from background to the slide, of `integrated`.
         budget: Device memory, by tile-by-tile execution; None runs plain PyTorch.
     """
     if method not in METHODS:

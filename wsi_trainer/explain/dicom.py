@@ -83,7 +83,7 @@ def check_same(path: Path, level: Dataset, place: SlideTransform) -> None:
 
 
 def grid_of(level: Dataset, place: SlideTransform) -> dict[str, Any]:
-    """Where the pixels of an image or map lie, as highdicom's constructors take it.
+    """Position of an image or map in the slide, as highdicom's constructors take it.
 
     Args:
         level: The slide's finest level.
@@ -146,7 +146,7 @@ class Results:
         )  # fmt: skip
 
     def segmentation(self, mask: NDArray[np.bool_], place: SlideTransform) -> Any:
-        """Which positions of the map are above the threshold."""
+        """The positions of the map above the threshold."""
         import highdicom
 
         segment = highdicom.seg.SegmentDescription(

@@ -37,7 +37,7 @@ from wsi_trainer.store.identity import result_names
 
 
 def is_known(record: SlideRecord, regions: Sequence[Rings], target: str, classes: Sequence[str]) -> bool:
-    """Whether all lesions of a slide are drawn: some are, or its label says that it has none."""
+    """True where all lesions of a slide are drawn: some are, or its label says that it has none."""
     return bool(regions) or (record.label in classes and record.label != target)
 
 
@@ -147,7 +147,7 @@ def write_heatmaps(
 
 
 def device_of(config: TrainConfig) -> torch.device:
-    """Where maps are made: as the run's Trainer would choose."""
+    """Device of maps, as the run's Trainer would choose it."""
     gpu = config.accelerator in (AUTO, "cuda", "gpu") and torch.cuda.is_available()
     return torch.device("cuda" if gpu else "cpu")
 
@@ -162,7 +162,7 @@ def budget_of(config: TrainConfig, device: torch.device) -> int | str:
 def _of_original(
     one: SlideMap, files: MapFiles, originals: Originals, target: PathClass, options: MapOptions
 ) -> dict[str, Any]:
-    """Where the original slide is, and the results that refer to it."""
+    """Path of the original slide, and the results that refer to it."""
     original = originals.of(one.record.path)
     dicom = results_as_dicom(one, files, original, target, options) if options.dicom else {}
     return {"original": None if original is None else str(original.resolve()), **dicom}

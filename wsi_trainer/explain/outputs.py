@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of a map lies in the true regions or near them."""
+    """Shares of a map in the true regions or near them."""
 
     mass: float
     """Of what speaks for the class; NaN where nothing does."""
@@ -49,7 +49,7 @@ def shares_inside(attribution: Attribution, regions: Sequence[Rings], margin: fl
 
 
 def sentence_on_regions(facts: dict[str, Any]) -> str:
-    """What heatmaps.json says about the true regions, as a sentence; empty where none are known."""
+    """Sentence about the shares in true regions of heatmaps.json; empty where none are known."""
     if not facts.get("annotated_slides"):
         return ""
     mass, area, field = facts["mass_inside"], facts["area_inside"], facts["receptive_field"]
@@ -100,7 +100,7 @@ def crop(source: TileSource, box: Box) -> Picture.Image:
 
 
 def positions_with_tissue(image: Image, stride: int, shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which positions of a map stand for tissue; all of them where none is found."""
+    """Positions of a map with tissue; all of them where none is found."""
     tissue = image.tissue()
     return with_tissue(tissue, stride, shape, image.size) if tissue.mask.any() else np.ones(shape, dtype=bool)
 

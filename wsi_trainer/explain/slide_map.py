@@ -49,14 +49,14 @@ class MapOptions:
 
     method: Method = "activation"
     """activation: gradient × activation of the features before the head; attention: the weights of an attention head;
-    gradient: gradient × (pixel − glass), summed over each position; integrated: integrated gradients from glass.
+    gradient: gradient × (pixel − background), summed over each position; integrated: integrated gradients from there.
     """
     target: str | None = None
     """The class that the maps speak for; by default the positive or highest one of two or of an order, else the
     first.
     """
     steps: int = 16
-    """Steps from glass to the slide, of integrated gradients; each is a forward and a backward pass."""
+    """Steps from background to the slide, of integrated gradients; each is a forward and a backward pass."""
     threshold: float = 0.5
     """Where outlines are drawn in the GeoJSON file, as a share of the slide's largest value."""
     top: int = 3
@@ -92,7 +92,7 @@ class MapOptions:
 
 @dataclass(frozen=True, eq=False)
 class BagPlaces:
-    """Where the patches of a bag lie in the image that they were cut from."""
+    """Positions of a bag's patches in the image that they were cut from."""
 
     image: Image
     positions: Positions
@@ -104,7 +104,7 @@ class BagPlaces:
 
     @staticmethod
     def of(bag: Bag, patches: PatchConfig) -> BagPlaces:
-        """Those of a slide's bag."""
+        """Positions of a slide's bag."""
         return BagPlaces(bag.whole(), bag.positions, bag.side, min(patches.step, patches.size))
 
     def paint(self, values: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ LAYERS = {"0.5": "", "0.4": f"{NGFF04}/"}
 
 @dataclass(frozen=True)
 class MapFiles:
-    """What was written of a map, and what it was written from."""
+    """Files of a map, and the values and outlines in them."""
 
     entry: dict[str, Any]
     """The files and places of the slide, as heatmaps.json has them."""

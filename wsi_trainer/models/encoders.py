@@ -193,7 +193,7 @@ ENCODERS: tuple[Encoder, ...] = (
 
 
 def is_encoder(name: str) -> bool:
-    """Whether a published encoder has this name."""
+    """True for the name of a published encoder."""
     return name in _NAMED
 
 
@@ -509,7 +509,7 @@ def _built(encoder: Encoder, size: int) -> nn.Module:
 
 
 def _length_of_vector(network: nn.Module, size: int) -> int:
-    """How long a patch's vector is: what the network answers to two of them."""
+    """Entries of a patch's vector, found by asking the network with two patches."""
     name = type(network).__name__
     try:
         out = answer(network, 2, size)

@@ -89,7 +89,7 @@ def strides_inside(backbone: nn.Module, parts: Mapping[str, nn.Module]) -> dict[
 
 
 def answer(backbone: nn.Module, images: int = 1, side: int = SIDE) -> Any:
-    """What a network makes of images of so many pixels; on the meta device, so that nothing is computed."""
+    """Result of a network for images of so many pixels, on the meta device: nothing is computed."""
     state = {key: value.to("meta") for key, value in (*backbone.named_parameters(), *backbone.named_buffers())}
     training = {part: part.training for part in backbone.modules()}
     dtype = next((p.dtype for p in backbone.parameters()), torch.get_default_dtype())

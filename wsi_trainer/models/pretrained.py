@@ -36,7 +36,7 @@ def as_timm(given: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
 
 
 def _old(given: Mapping[str, Tensor]) -> bool:
-    """Whether these are weights of DINOv2's own code, or of a Swin transformer of timm before 0.9."""
+    """True for weights of DINOv2's own code, and of a Swin transformer of timm before 0.9."""
     return "mask_token" in given or any(name.endswith("relative_position_index") for name in given)
 
 
@@ -79,7 +79,7 @@ NAMES = ("loaded", "missing", "unexpected", "mismatched", "resampled")
 
 @dataclass(frozen=True)
 class Match:
-    """What became of the weights of a file and of the parameters of a network."""
+    """Match of a file's weights with a network's parameters."""
 
     path: Path
     loaded: tuple[str, ...]
@@ -94,7 +94,7 @@ class Match:
 
     @property
     def fits(self) -> bool:
-        """Whether every tensor of the network is in the file, in its shape."""
+        """True where every tensor of the network is in the file, in its shape."""
         return not self.missing and not self.mismatched
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ def load_pretrained(module: nn.Module, path: Path) -> Match:
 
 
 def compare(module: nn.Module, path: Path) -> tuple[dict[str, Tensor], Match]:
-    """Those weights of a file that fit a network, and what became of all of them; the network is not touched."""
+    """Find the weights of a file that fit a network, which is not touched, and the match of all of them."""
     learnt = low_rank_names(module)
     own = {name: value for name, value in module.state_dict().items() if name not in learnt}
     given = _read(path)
@@ -162,7 +162,7 @@ def compare(module: nn.Module, path: Path) -> tuple[dict[str, Tensor], Match]:
 
 
 def _network_of(module: nn.Module) -> nn.Module:
-    """What a file of weights is of: the network that encodes patches, or the backbone itself."""
+    """The network that a file of weights is of: the one that encodes patches, or the backbone itself."""
     return module.network if isinstance(module, PatchEncoder) else module  # type: ignore[return-value]
 
 

@@ -28,7 +28,7 @@ SPACE = (2, 3)
 
 @dataclass(frozen=True)
 class Pixels:
-    """What the network says and what is true, pixel by pixel.
+    """Prediction and truth, pixel by pixel.
 
     Attributes:
         logits: (1, classes, height, width).

@@ -256,7 +256,7 @@ class SlideModel(pl.LightningModule):
 
     @property
     def wants_tissue(self) -> bool:
-        """Whether the network has to be told where a slide has tissue."""
+        """True where the network needs a map of tissue."""
         return "tissue" in (self.pool_over, self.config.statistics)
 
     def train(self, mode: bool = True) -> SlideModel:

@@ -101,7 +101,7 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def stratum(self, cells: Cells) -> str:
-        """What is kept in proportion when slides are split."""
+        """The stratum, kept in proportion when slides are split."""
         raise NotImplementedError
 
     def marks(self, cells: Cells) -> tuple[str, ...]:
@@ -449,7 +449,7 @@ class RegressionTask(Task):
 
 
 class SurvivalTask(Task):
-    """What both survival tasks share: the columns of time and event, and a risk as prediction."""
+    """Base of the survival tasks: the columns of time and event, and a risk as prediction."""
 
     scores = RISK_SCORES
     names: tuple[str, ...] = ("risk",)

@@ -1,6 +1,6 @@
 """BatchNorm whose statistics are those of the tissue alone (`model.statistics: tissue`).
 
-Four fifths of a slide are often glass. A BatchNorm over all of it mostly measures how much glass there is; this one
+Four fifths of a slide are often background, and a BatchNorm over all of it mostly measures how much there is; this one
 takes mean and variance over the positions that stand for tissue, and normalises every position with them. Which
 positions these are is what the head may pool over too: the cells of the network's own map, `stride` × `stride` pixels
 each, that hold at least one pixel of tissue. A layer at a finer stride counts all of its positions in such cells.
@@ -21,7 +21,7 @@ from wsi_trainer.models.network_facts import strides_inside
 
 
 class TissueCells:
-    """Which cells of the network's map have tissue, in the size of whatever layer asks; shared by all its layers."""
+    """Cells of the network's map with tissue, in the size of whatever layer asks; shared by all its layers."""
 
     def __init__(self) -> None:
         self._map: Tensor | None = None

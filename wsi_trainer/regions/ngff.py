@@ -22,7 +22,7 @@ from wsi_trainer.store.metadata import NGFF, write_json
 
 
 def multiscale(name: str, place: SlideTransform, levels: int = 1) -> dict[str, Any]:
-    """What NGFF 0.4 and 0.5 alike say of an image with the axes y and x, in the coordinates of the original slide.
+    """The multiscale of NGFF 0.4 and 0.5 alike, with the axes y and x, in the coordinates of the original slide.
 
     Args:
         name: Of the image.

@@ -67,7 +67,7 @@ def fill(edges: Edges, lo: Sequence[int], hi: Sequence[int]) -> Mask:
 
 
 def touches(edges: Edges, box: Box) -> bool:
-    """Whether an edge may pass through the box; where none does, all of its pixels are in or all are out."""
+    """True where an edge may pass through the box; else all of its pixels are in or all are out."""
     (top, left), (bottom, right) = box.lo, box.hi
     x0, x1 = edges[(edges[:, 3] > top) & (edges[:, 1] < bottom)][:, [0, 2]].T
     return bool(((np.maximum(x0, x1) >= left) & (np.minimum(x0, x1) <= right)).any())

@@ -25,7 +25,7 @@ from wsi_trainer.slide.formats.tiff_pages import check_pages
 from wsi_trainer.slide.geometry import SlideTransform
 
 IGNORED = 255
-"""The value of a pixel that says nothing: no loss looks at it. A slide that is shifted has it where glass comes in."""
+"""The value of a pixel without a class: no loss looks at it. A shifted slide has it where background comes in."""
 IGNORE = "ignore"
 """What a region or an unmarked pixel is that says nothing."""
 
@@ -127,7 +127,7 @@ class Painted:
     value: int
 
     def meets(self, box: Box) -> bool:
-        """Whether the rectangle about the region and the box have anything in common."""
+        """True where the rectangle about the region and the box overlap."""
         left, top, right, bottom = self.bounds
         return bool(left < box.hi[1] and right > box.lo[1] and top < box.hi[0] and bottom > box.lo[0])
 

@@ -1,1 +1,1 @@
-"""What a model with a class for each pixel finds on whole slides: label images and outlines, written tile by tile."""
+"""Segmentation of whole slides: label images and outlines, written block by block, and their scores."""

@@ -70,7 +70,7 @@ def segment(words: Sequence[str]) -> int:
 
 
 def sentences_on(scores: Mapping[str, Any]) -> Iterator[str]:
-    """What scores.json says, in short."""
+    """Sentences on the scores in scores.json."""
     named = {"lesions": ("froc", "lesions, FROC"), "borders": ("border_f1", "borders, F1")}
     for kind, (score, text) in named.items():
         if kind in scores:

@@ -33,7 +33,7 @@ from wsi_trainer.store.identity import result_names
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What is predicted of a box of the slide."""
+    """Prediction of a box of the slide."""
 
     box: Box
     classes: NDArray[np.uint8]
@@ -115,7 +115,7 @@ class SegmentOptions:
 
 @dataclass(frozen=True)
 class Segments:
-    """What is written of slides, as it comes."""
+    """Writer of the segments of slides."""
 
     model: SlideSegmenter
     data: DataConfig

@@ -153,7 +153,7 @@ def border(values: NDArray[np.uint8], place: int) -> Mask:
 
 
 def _near(borders: Sequence[Mask], inner: tuple[slice, ...], pixel: tuple[float, float], tolerance: float) -> list[int]:
-    """Of each border in the inner part: its pixels near the other one, and all."""
+    """Pixels of each border in the inner part that are near the other one, and all."""
     counts = []
     most = tolerance + _EQUAL * (tolerance + min(pixel))
     starts = [part.start for part in inner]
@@ -169,7 +169,7 @@ BORDERS = "borders.csv"
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What was found on a slide against what was drawn on it."""
+    """Comparison of a slide's found regions with its drawn ones."""
 
     marks: tuple[Marks, ...]
     """Of each class but the first."""

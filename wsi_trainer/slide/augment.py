@@ -20,8 +20,7 @@ from torch import Tensor
 
 from lightning_plugin import Box, TileSource
 from wsi_trainer.slide.views import Positions, View
-
-GLASS = 255
+from wsi_trainer.store.layout import FILL
 
 # Directions of the stains in optical density of R, G and B: haematoxylin, eosin, and what is left,
 # measured by Ruifrok and Johnston (2001).
@@ -36,9 +35,9 @@ _BAND = 1 << 14  # pixels at a time: what they take beside themselves, some fort
 def _tables() -> tuple[Tensor, Tensor]:
     """Optical density of each grey level; grey level of each step of optical density (float32)."""
     levels = torch.arange(256, dtype=torch.float64).clamp_min(0.5)
-    density = -torch.log(levels / GLASS)
+    density = -torch.log(levels / FILL)
     steps = torch.arange(_DEEPEST * _STEPS, dtype=torch.float64) / _STEPS
-    back = torch.round(GLASS * torch.exp(-steps)).to(torch.uint8)
+    back = torch.round(FILL * torch.exp(-steps)).to(torch.uint8)
     return density.float(), back
 
 
@@ -218,7 +217,7 @@ class Augmented(View):
             return self.source.constant(self._whole(box))  # glass, which no stain changes
         y, x, height, width = _sizes(self._shifted(self._inner(box)))
         inside = self._clip(y, x, height, width)
-        glass = torch.full((self.shape[1],), GLASS, dtype=self.dtype)
+        glass = torch.full((self.shape[1],), FILL, dtype=self.dtype)
         if inside.empty:
             value: Tensor | None = glass
         else:
@@ -271,7 +270,7 @@ class Augmented(View):
         if inside.extent == (height, width):
             return self.source.read(inside)
         shape = (*self.source.shape[:2], height, width)
-        tile = torch.empty(shape, dtype=self.dtype, memory_format=self.memory_format).fill_(GLASS)
+        tile = torch.empty(shape, dtype=self.dtype, memory_format=self.memory_format).fill_(FILL)
         if not inside.empty:
             top, left = inside.lo[0] - y, inside.lo[1] - x
             rows, columns = inside.extent

@@ -108,7 +108,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def tell(console: Console, guard: Guard, host: str, browser: bool) -> Callable[[int], None]:
-    """What is printed as soon as the server answers."""
+    """Printer of the link, called as soon as the server answers."""
 
     def ready(port: int) -> None:
         query = "" if guard.token is None else f"?token={guard.token}"

@@ -1,4 +1,4 @@
-"""What is shown: slides with what is known of them, from a run or from slides alone."""
+"""Contents of the viewer: slides with their predictions and maps, from a run, or slides alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MapFile:
 
 @dataclass(frozen=True)
 class Opinion:
-    """What a model said of a slide."""
+    """Prediction of a slide."""
 
     predicted: str
     error: float
@@ -71,7 +71,7 @@ class ShownSlide:
     """Annotations of the slide."""
 
     def row(self, number: int) -> dict[str, Any]:
-        """What the list of the page shows; where the slide lies is nothing that the page needs."""
+        """Row of the page's list. The page needs no path."""
         said = [None if one is None else vars(one) for one in self.opinions]
         facts = {key: getattr(self, key) for key in ("name", "label", "patient", "site", "split")}
         return {"number": number, **facts, "opinions": said, "maps": len(self.maps)}
@@ -96,7 +96,7 @@ def contents_of(
     name: str | None = None,
     data_root: Path | None = None,
 ) -> Contents:
-    """What a run, a slide, a store, a folder of slides or a manifest has to show."""
+    """Contents of a run, a slide, a store, a folder of slides or a manifest."""
     if regions is not None and not regions.is_dir():
         raise UserError(f"--regions: there is no folder {regions}; it holds SLIDE.geojson for each annotated slide")
     if (what / "cross_validation.json").is_file():
@@ -184,7 +184,7 @@ def opinions_of(folder: Run) -> tuple[dict[str, str], dict[str, Opinion]]:
 
 
 def error_means(folder: Run) -> str:
-    """What the error of a slide is, in words; empty where nothing was predicted."""
+    """The meaning of a slide's error; empty where nothing was predicted."""
     for path in predictions_of(folder):
         return read_predictions(path).of_slide.ERROR
     return ""

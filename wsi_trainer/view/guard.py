@@ -1,4 +1,4 @@
-"""Who may look: a token where others can reach the server, and never another web site.
+"""Access to the viewer: a token where others can reach the server, and never another web site.
 
 A page of any web site can have the browser send requests to this machine, and can give its own name the address of
 this machine. So the name in a request has to be one that the server was started for, and every answer forbids other
@@ -35,7 +35,7 @@ HEADERS = {
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine reaches a server at this address."""
+    """True where only this machine reaches a server at this address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -67,7 +67,7 @@ class Guard:
         return "wsi-train-" + (hmac.new(b"name", (self.token or "").encode(), "sha256").hexdigest()[:8])
 
     def knows(self, token: str | None) -> bool:
-        """Whether a token is right."""
+        """True for the right token."""
         if self.token is None:
             return True
         fits = token is not None and _TOKEN.fullmatch(token) is not None

@@ -30,7 +30,7 @@ from wsi_trainer.view.tiles import LAYER_TILE, TILE, BadNumber, Layer, NotThere,
 
 
 class Closable(Protocol):
-    """What can be closed."""
+    """Anything with `close`."""
 
     def close(self) -> None: ...
 
@@ -62,7 +62,7 @@ class Pool(Generic[Value]):
 
     @property
     def opened(self) -> int:
-        """How many are open now."""
+        """Number of open ones."""
         with self._lock:
             return sum(entry.value is not None for entry in self._entries.values())
 
@@ -86,7 +86,7 @@ class Pool(Generic[Value]):
                 value.close()
 
     def _superfluous(self) -> list[Value]:
-        """Those to close, taken out of the pool: that could not be opened, or are more than the limit."""
+        """Take out of the pool all that could not be opened and all beyond the limit; returns those to close."""
         idle = [number for number, entry in self._entries.items() if entry.users == 0]
         broken = [number for number in idle if self._entries[number].value is None]
         kept = [number for number in idle if self._entries[number].value is not None]
@@ -138,7 +138,7 @@ class Scene:
         self.pool.close()
 
     def overview(self) -> dict[str, Any]:
-        """What the page starts from."""
+        """Facts that the page starts from."""
         shown = self.contents
         return {
             "version": self.version,
@@ -152,7 +152,7 @@ class Scene:
         }
 
     def about(self, slide: int) -> dict[str, Any]:
-        """What the page needs to show a slide."""
+        """Facts by which the page shows a slide."""
         entry = self._slide(slide)
         with self.pool.lease(slide) as opened:
             place = _place(opened)
@@ -289,7 +289,7 @@ class Scene:
             raise NotThere(f"the slide cannot be read: {error.reason}") from error
 
     def _tissue(self, slide: int) -> Layer:
-        """What `preprocess` stored with a store, or would store."""
+        """The mask that `preprocess` stored with a store, or would store."""
         self._slide(slide)
         with self.pool.lease(slide) as opened:
             found = _tissue_of(opened)
@@ -306,7 +306,7 @@ class Scene:
 
 
 def _place(opened: TiledSlide) -> SlideTransform:
-    """Where level 0 of what is shown lies in the slide that it was made from."""
+    """Position of level 0 of the shown image in the slide that it was made from."""
     try:
         return opened.slide.transform
     except SlideError as error:

@@ -154,7 +154,7 @@ class Layer:
 
     @property
     def levels(self) -> int:
-        """How many levels there are until one fits into a tile; each has half the positions along each side."""
+        """Number of levels until one fits into a tile; each has half the positions along each side."""
         levels = 1
         while max(self.values.shape) > LAYER_TILE * 2 ** (levels - 1):
             levels += 1
@@ -190,7 +190,7 @@ class Layer:
         return np.where(np.isfinite(values), ranks, np.nan).astype(np.float32)
 
     def about(self) -> dict[str, Any]:
-        """What the page needs to draw the layer."""
+        """Facts by which the page draws the layer."""
         numbers = np.asarray(self.values)
         finite = numbers[np.isfinite(numbers)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

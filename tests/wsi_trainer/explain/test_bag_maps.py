@@ -14,12 +14,13 @@ from lightning_plugin import LazyImage
 from wsi_trainer.cli import main
 from wsi_trainer.data.dataset import dense
 from wsi_trainer.data.patches import PatchConfig, open_bag
-from wsi_trainer.explain.attribution import GLASS, attribute
+from wsi_trainer.explain.attribution import attribute
 from wsi_trainer.explain.slide_map import BagPlaces
 from wsi_trainer.fit.run import Run
 from wsi_trainer.models import AttentionPooling, PatchEncoder, ResNet, SlideClassifier
 from wsi_trainer.models.pretrained import load_weights
 from wsi_trainer.store.convert import Job, convert
+from wsi_trainer.store.layout import FILL
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide
 from wsi_trainer.view.contents import contents_of
@@ -59,7 +60,7 @@ def test_each_patch_has_the_value_that_plain_pytorch_gives_it_within_a_budget(me
     else:
         logits = model.last(model.head(features))
         (logits[0, -1] if logits.shape[1] == 1 else logits[0, 1] - logits[0, 0]).backward()
-        glass = model.normalise(torch.full((1, 3, 1, 1), GLASS, dtype=torch.uint8))
+        glass = model.normalise(torch.full((1, 3, 1, 1), FILL, dtype=torch.uint8))
         assert features.grad is not None and x.grad is not None
         parts = features * features.grad if method == "activation" else (x - glass) * x.grad
         expected = parts.sum(1).flatten() if method == "activation" else parts.sum((1, 2, 3))

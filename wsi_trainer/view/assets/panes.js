@@ -16,7 +16,7 @@ wsi.Pane = class {
       navigatorSizeRatio: 0.18,
       navigatorAutoFade: false,
       navigatorOpacity: 1,
-      navigatorBackground: "var(--glass)",
+      navigatorBackground: "var(--background)",
       animationTime: 0.4,
       visibilityRatio: 0.3,
       minZoomImageRatio: 0.6,
