@@ -140,7 +140,7 @@ def write_heatmaps(
         scale = None if options.method == "attention" else largest
         entries[slide] |= one.overlay(scale, _regions_of(one.record, regions), field)
     write_detected(folder, records, marks, shown_as.name, split, config.resamples)
-    facts = _facts(shown_as.name, options, field, entries, skipped, maps)
+    facts = facts_of(shown_as.name, options, field, entries, skipped, maps)
     write_json(folder / MAPS, facts)
     write_script(folder)
     return facts
@@ -168,11 +168,14 @@ def _of_original(
     return {"original": None if original is None else str(original.resolve()), **dicom}
 
 
-def _facts(
+def facts_of(
     name: str, options: MapOptions, field: int, entries: dict[str, dict[str, Any]], skipped: dict[str, str],
     maps: dict[str, SlideMap],
 ) -> dict[str, Any]:  # fmt: skip
-    found = [e for slide, e in entries.items() if maps[slide].record.label == name and "mass_inside" in e]
+    """The content of heatmaps.json."""
+    # A map of which nothing speaks for the class has no share of it anywhere.
+    labelled = [entry for slide, entry in entries.items() if maps[slide].record.label == name]
+    found = [entry for entry in labelled if np.isfinite(entry.get("mass_inside", np.nan))]
     facts: dict[str, Any] = {
         "class": name,
         "method": options.method,

@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.explain.attribution import Attribution
-from wsi_trainer.explain.outputs import draw_overlay, shares_inside
+from wsi_trainer.explain.heatmaps import facts_of
+from wsi_trainer.explain.outputs import draw_overlay, sentence_on_regions, shares_inside
+from wsi_trainer.explain.slide_map import MapOptions, SlideMap
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.shapes import Rings, mask_of
+from wsi_trainer.slide.geometry import SlideTransform
 
 
 def square(x: float, y: float, side: float) -> list[tuple[float, float]]:
@@ -62,6 +66,16 @@ def test_a_map_that_aims_has_all_and_what_speaks_against_counts_as_nothing() -> 
     values[3:6, 3:6] = 2.0
     assert shares_inside(Attribution(values, 8), [[square(0, 0, 80)]], margin=0).mass == 1
     assert np.isnan(shares_inside(Attribution(-torch.ones(4, 4), 8), [[square(0, 0, 8)]], 0).mass)
+
+
+def test_a_slide_on_which_nothing_speaks_for_the_class_does_not_spoil_the_mean(tmp_path: Path) -> None:
+    record = SlideRecord("s", tmp_path, "tumour", "p", "test")
+    maps = {name: SlideMap(tmp_path, record, (8, 8), SlideTransform((8, 8)), 8, name) for name in "ab"}
+    nothing = {"a": {"mass_inside": float("nan"), "area_inside": 0.5}}
+    assert sentence_on_regions(facts_of("tumour", MapOptions(), 9, nothing, {}, maps)) == ""
+    both = nothing | {"b": {"mass_inside": 0.25, "area_inside": 0.1}}
+    said = sentence_on_regions(facts_of("tumour", MapOptions(), 9, both, {}, maps))
+    assert "25 % of what speaks for 'tumour'" in said and "mean over 1 slides" in said
 
 
 def test_the_overlay_is_coloured_where_the_map_is_high_only() -> None:
