@@ -18,9 +18,8 @@ wsi.controls = (page) => {
     say("the link is copied");
   });
   const toggleTheme = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-  const told = (id) => byId(id).dispatchEvent(new Event("input", { bubbles: true }));
-  const flip = (id) => { byId(id).checked = !byId(id).checked; told(id); };
-  const fade = (by) => { byId("opacity").valueAsNumber += by; told("opacity"); };
+  const flip = (id) => { byId(id).checked = !byId(id).checked; byId(id).dispatchEvent(new Event("input")); };
+  const fade = (by) => { byId("opacity").valueAsNumber += by; page.changed(); };
   const step = (by) => { const slide = page.list.step(by); if (slide && slide !== state.slide) page.open(slide); };
 
   const KEYS = {
@@ -44,6 +43,5 @@ wsi.controls = (page) => {
   });
   byId("show-outlines").addEventListener("input", page.changed);
   byId("show-tissue").addEventListener("input", page.changed);
-  window.addEventListener("input", () => page.rested(page.panes[0])); // the address is a link to what is to be seen
   on("click", { next: () => step(1), previous: () => step(-1), theme: toggleTheme, link: copyLink, help: () => byId("keys").showModal() });
 };

@@ -56,15 +56,6 @@ wsi.layers = (page) => {
     const diverging = byId("colours").value === "coolwarm";
     byId("low").value = diverging ? -both : Math.max(0, about.low).toPrecision(4);
     byId("high").value = (diverging ? both : about.high).toPrecision(4);
-    for (const id of ["low", "high"]) state.initial[id] = byId(id).value;
-  };
-
-  // The inputs whose values a link keeps, where they are not those that the page begins with.
-  const KEPT = ["show-map", "show-outlines", "show-tissue", "show-regions", "outline-at", "colours", "opacity", "threshold", "fade", "low", "high"];
-  const valueOf = (id) => (byId(id).type === "checkbox" ? (checked(id) ? "1" : "0") : byId(id).value);
-  const setValue = (id, value) => {
-    if (byId(id).type === "checkbox") byId(id).checked = value === "1";
-    else byId(id).value = value;
   };
 
   const fetchOutlines = async () => {
@@ -107,5 +98,5 @@ wsi.layers = (page) => {
     page.rested(page.panes[0]);
   };
 
-  Object.assign(page, { layerOf, tilesOf, draw, legend, setWindow, fetchOutlines, fetchTissue, changed, captions, KEPT, valueOf, setValue });
+  Object.assign(page, { layerOf, tilesOf, draw, legend, setWindow, fetchOutlines, fetchTissue, changed, captions });
 };

@@ -85,12 +85,25 @@ wsi.places = (page) => {
     byId("zoom").textContent = power;
   };
 
+  // What is shown over the slides, in links where it is not as it is at first.
+  const SHOWN = ["show-map", "show-outlines", "show-regions", "show-tissue", "fade", "colours", "opacity", "threshold", "outline-at"];
+  const firstValue = (control) => (control.type === "checkbox" ? String(Number(control.defaultChecked)) : control.tagName === "SELECT" ? control.options[0].value : control.defaultValue);
+  const valueOf = (control) => (control.type === "checkbox" ? String(Number(control.checked)) : control.value);
+  const settings = () => Object.fromEntries(SHOWN.map((id) => [id, valueOf(byId(id))]).filter(([id, value]) => value !== firstValue(byId(id))));
+  const takeSettings = (words) => {
+    for (const control of SHOWN.map(byId)) {
+      const value = words[control.id] ?? firstValue(control);
+      if (control.type === "checkbox") control.checked = value === "1";
+      else control.value = value;
+      if (control.value === "") control.value = firstValue(control);
+    }
+  };
+
   const link = () => {
     const { x, y, scale } = page.panes[0].centre;
     const words = { slide: state.slide.name, x: x.toFixed(0), y: y.toFixed(0), scale: scale.toPrecision(4), left: page.layerOf(page.panes[0]), right: page.layerOf(page.panes[1]) };
     if (checked("side")) words.side = "1";
-    for (const id of page.KEPT) if (page.valueOf(id) !== state.initial[id]) words[id] = page.valueOf(id);
-    return `#${new URLSearchParams(words)}`;
+    return `#${new URLSearchParams({ ...words, ...settings() })}`;
   };
 
   const rested = (pane) => {
@@ -99,5 +112,5 @@ wsi.places = (page) => {
     history.replaceState(null, "", link());
   };
 
-  Object.assign(page, { fetchTop, goToTop, named, show, hovered, moved, rested, link, tellZoom });
+  Object.assign(page, { fetchTop, goToTop, named, show, hovered, moved, rested, link, takeSettings, tellZoom });
 };

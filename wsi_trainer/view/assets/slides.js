@@ -55,7 +55,6 @@ wsi.slides = (page) => {
     state.about = about;
     fillLayers(place);
     page.setWindow();
-    for (const id of ["low", "high"]) if (place[id] !== undefined) byId(id).value = place[id];
     page.changed();
     showControls(about.layers, about.regions);
     if (about.regions) state.polygons.regions = (await wsi.data.json(address("regions.json")).catch((error) => { say(error.message); return { polygons: [] }; })).polygons;

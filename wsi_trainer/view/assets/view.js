@@ -6,7 +6,7 @@ wsi.start = async () => {
   const contents = wsi.data.isStatic ? window.wsiStatic : await wsi.data.json("contents.json");
   wsi.data.use(contents);
   document.title = `${contents.title} – wsi-train view`;
-  const state = { slide: null, about: null, tiles: new Map(), polygons: {}, marked: null, top: [], opened: 0, initial: {} };
+  const state = { slide: null, about: null, tiles: new Map(), polygons: {}, marked: null, top: [], opened: 0 };
   const say = (text) => { byId("message").textContent = text; };
   const page = {
     byId, contents, state, say,
@@ -21,14 +21,13 @@ wsi.start = async () => {
   wsi.controls(page);
 
   byId("colours").replaceChildren(...Object.keys(contents.colours).map((name) => new Option(name, name)));
-  for (const id of page.KEPT) state.initial[id] = page.valueOf(id);
   page.list = new wsi.List(contents, (slide) => page.open(slide));
   const visit = async () => {
     const place = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
     const slide = contents.slides.find((one) => one.name === place.slide) || page.list.shown[0];
     byId("side").checked = place.side === "1" || (contents.runs.length > 1 && place.side === undefined && !place.slide);
     page.panes[1].element.hidden = !page.checked("side");
-    for (const id of page.KEPT) page.setValue(id, place[id] === undefined ? state.initial[id] : place[id]);
+    page.takeSettings(place);
     if (slide) await page.open(slide, place);
   };
   window.addEventListener("hashchange", visit);
