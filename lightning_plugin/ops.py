@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -106,6 +106,37 @@ class TileOp(Op):
     def whole(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor | None:
         """All of the output from whole maps as plain PyTorch computes it, or None where `apply` does as well."""
         return None
+
+
+class AxisMap(Protocol):
+    """How an operator's result lies along one axis over the map that it reads."""
+
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        """The positions inside the map that results ``[lo, hi)`` read: one at least."""
+
+    def mark(self, lo: int, hi: int) -> Hashable:
+        """What results ``[lo, hi)`` depend on besides what they read: see `TileOp.mark`."""
+
+
+@dataclass(frozen=True)
+class Along(TileOp):
+    """An operator that goes axis by axis: ``maps[i]`` is that of ``axes[i]``, and other axes stay as they are."""
+
+    maps: tuple[AxisMap, ...]
+    axes: tuple[int, ...]
+
+    def need(self, box: Box) -> tuple[Box, ...]:
+        lo, hi = list(box.lo), list(box.hi)
+        for m, a in zip(self.maps, self.axes, strict=True):
+            lo[a], hi[a] = m.need(lo[a], hi[a])
+        return (Box(tuple(lo), tuple(hi)),)
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return tuple(m.mark(lo, hi) for m, a in zip(self.maps, self.axes, strict=True) if a == axis)
+
+    def intervals(self, box: Box) -> list[tuple[int, int]]:
+        """The interval of a box for each map."""
+        return [(box.lo[a], box.hi[a]) for a in self.axes]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Along
 from lightning_plugin.rules.adaptive_sums import BinMax, BinMean, Pooled, follow, largest
 from lightning_plugin.rules.channels import name_of
-from lightning_plugin.rules.interpolate import Resample, marked
+from lightning_plugin.rules.interpolate import Resample
 from lightning_plugin.rules.sampling import Bins
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
@@ -29,25 +29,17 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class AdaptiveMax(TileOp):
+class AdaptiveMax(Along):
     """The largest value of each bin, or, with ``index``, its flat position among the pooled dimensions of the map."""
 
     kind: ClassVar[str] = "resample"
-    samplers: tuple[Bins, ...]
-    axes: tuple[int, ...]
+    maps: tuple[Bins, ...]
     dims: tuple[int, ...]
     index: bool = False
 
-    def need(self, box: Box) -> tuple[Box, ...]:
-        for sampler, a in zip(self.samplers, self.axes, strict=True):
-            box = box.replace(a, *sampler.reach(box.lo[a], box.hi[a]))
-        return (box,)
-
     def mark(self, axis: int, lo: int, hi: int) -> Hashable:
         """The bins, from the first input on; where they lie, if positions are asked for."""
-        if self.index:
-            return lo, hi
-        return tuple(marked(bins, lo, hi) for bins, a in zip(self.samplers, self.axes, strict=True) if a == axis)
+        return (lo, hi) if self.index else super().mark(axis, lo, hi)
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         """The last axis first: of equal values in a bin, the first in row-major order wins, as PyTorch has it."""
@@ -55,7 +47,7 @@ class AdaptiveMax(TileOp):
         (held,) = self.need(box)
         where = None
         step = 1
-        for sampler, a, d in reversed(list(zip(self.samplers, self.axes, self.dims, strict=True))):
+        for sampler, a, d in reversed(list(zip(self.maps, self.axes, self.dims, strict=True))):
             index = sampler.members(box.lo[a], box.hi[a])[0]
             x, choice = largest(x, d, (index - held.lo[a]).to(x.device))
             if self.index:

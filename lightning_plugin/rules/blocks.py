@@ -16,33 +16,36 @@ from torch import Tensor
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Axis, Dim, Factor, Layout
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Along
 from lightning_plugin.rules.table import Recorder
 
 
-@dataclass(frozen=True)
-class Blocks(TileOp):
-    """Axes that become shorter (``finer`` false: a block becomes a position) or longer by whole numbers."""
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One axis that becomes shorter (a block of ``size`` becomes a position) or, if ``finer``, longer."""
 
-    kind: ClassVar[str] = "layout"
-    axes: tuple[int, ...]
-    sizes: tuple[int, ...]
+    size: int
     finer: bool
 
-    def need(self, box: Box) -> tuple[Box, ...]:
-        for a, size in zip(self.axes, self.sizes, strict=True):
-            lo, hi = box.lo[a], box.hi[a]
-            box = box.replace(a, lo // size, -(-hi // size)) if self.finer else box.replace(a, lo * size, hi * size)
-        return (box,)
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
+        return (lo // self.size, -(-hi // self.size)) if self.finer else (lo * self.size, hi * self.size)
 
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+    def mark(self, lo: int, hi: int) -> Hashable:
         """How far into a block the tile begins."""
-        return tuple(lo % size for a, size in zip(self.axes, self.sizes, strict=True) if a == axis and self.finer)
+        return lo % self.size if self.finer else 0
+
+
+@dataclass(frozen=True)
+class Blocks(Along):
+    """Axes that become shorter or longer by whole numbers."""
+
+    kind: ClassVar[str] = "layout"
+    maps: tuple[Block, ...]
 
     def crop(self, x: Tensor, box: Box, dims: Sequence[int]) -> Tensor:
         """The outputs of ``box`` among those of all blocks that it touches."""
-        for a, size, d in zip(self.axes, self.sizes, dims, strict=True):
-            x = x.narrow(d, box.lo[a] % size, box.hi[a] - box.lo[a])
+        for block, (lo, hi), d in zip(self.maps, self.intervals(box), dims, strict=True):
+            x = x.narrow(d, lo % block.size, hi - lo)
         return x
 
 
@@ -103,7 +106,9 @@ def cut(layout: Layout, shape: Sequence[int]) -> Cut | None:
     placed: list[Dim] = [(1,) if s == 1 else next(full) for s in shape]
     placed[-1] = (*placed[-1], *(f for f in waiting if isinstance(f, Axis)))
     found = Layout(tuple(placed), tuple(extent))
-    return Cut(tuple(blocks), tuple(blocks.values()), False, found) if found.shape == tuple(shape) else None
+    if found.shape != tuple(shape):
+        return None
+    return Cut(tuple(Block(size, False) for size in blocks.values()), tuple(blocks), found)
 
 
 def joined(rec: Recorder, x: Value) -> Value:
@@ -120,7 +125,7 @@ def joined(rec: Recorder, x: Value) -> Value:
     if not found:
         return x
     axes, sizes, joined_dims = zip(*found, strict=True)
-    op = Join(axes, sizes, True, joined_dims)
+    op = Join(tuple(Block(size, True) for size in sizes), axes, joined_dims)
     layout = Layout(tuple(dims), tuple(extent))
     value: Value = rec.emit(op, [x], [x.fake], layout, "view")[0]
     return value

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Along
 from lightning_plugin.rules.channels import plain
 from lightning_plugin.rules.table import Recorder
 
@@ -68,7 +68,6 @@ Runs = tuple[Run, ...]
 class Line:
     """The map of one axis: it lies along ``dim`` of the tensor and its input has ``size`` positions."""
 
-    axis: int
     dim: int
     size: int
     runs: Runs
@@ -84,36 +83,28 @@ class Line:
             return at, at + 1
         return min(r[0] for r in reaches), max(r[1] for r in reaches)
 
+    def mark(self, lo: int, hi: int) -> Hashable:
+        """The runs, from the first output and the first input on."""
+        first = self.need(lo, hi)[0]
+        return tuple(
+            (p.lo - lo, p.hi - lo, None if p.first is None else p.first - first, p.step) for p in self.parts(lo, hi)
+        )
+
 
 @dataclass(frozen=True)
-class IndexMap(TileOp):
+class IndexMap(Along):
     """A map of indices on some of the axes; the others stay as they are."""
 
     kind: ClassVar[str] = "layout"
-    lines: tuple[Line, ...]
+    maps: tuple[Line, ...]
     fill: float = 0.0
 
-    def need(self, box: Box) -> tuple[Box, ...]:
-        for line in self.lines:
-            box = box.replace(line.axis, *line.need(box.lo[line.axis], box.hi[line.axis]))
-        return (box,)
-
     def joins(self, box: Box) -> bool:
-        return any(len(line.parts(box.lo[line.axis], box.hi[line.axis])) > 1 for line in self.lines)
-
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """The runs, from the first output and the first input on."""
-        return tuple(
-            (p.lo - lo, p.hi - lo, None if p.first is None else p.first - line.need(lo, hi)[0], p.step)
-            for line in self.lines
-            if line.axis == axis
-            for p in line.parts(lo, hi)
-        )
+        return any(len(line.parts(lo, hi)) > 1 for line, (lo, hi) in zip(self.maps, self.intervals(box), strict=True))
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
-        for line in self.lines:
-            lo, hi = box.lo[line.axis], box.hi[line.axis]
+        for line, (lo, hi) in zip(self.maps, self.intervals(box), strict=True):
             origin = line.need(lo, hi)[0]
             pieces = [part.take(x, line.dim, origin, self.fill) for part in line.parts(lo, hi)]
             x = pieces[0] if len(pieces) == 1 else torch.cat(pieces, line.dim)
@@ -135,12 +126,14 @@ def remap(rec: Recorder, x: Value, maps: Mapping[int, Runs], name: str, fill: fl
     if not maps:
         return x
     extent, shape = list(x.space.extent), list(x.shape)
-    lines = []
+    lines: dict[int, Line] = {}
     for dim, runs in maps.items():
         axis = x.space.axis_of(dim)
         if axis is None or not runs or runs[-1].hi == 0:
             return None
-        lines.append(Line(axis, dim, extent[axis], runs))
+        lines[axis] = Line(dim, extent[axis], runs)
         extent[axis] = shape[dim] = runs[-1].hi
     out = rec.fake(shape, x.dtype, x.device)
-    return rec.emit(IndexMap(tuple(lines), fill), [x], [out], x.space.with_extent(extent), name)[0]
+    return rec.emit(IndexMap(tuple(lines.values()), tuple(lines), fill), [x], [out], x.space.with_extent(extent), name)[
+        0
+    ]

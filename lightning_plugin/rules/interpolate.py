@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Along
 from lightning_plugin.rules.channels import name_of
 from lightning_plugin.rules.reductions import widen
 from lightning_plugin.rules.sampling import (
@@ -28,7 +28,6 @@ from lightning_plugin.rules.sampling import (
     Sampler,
     Scaled,
     mix,
-    with_values,
 )
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.window import squeezed_axes, windowed_at
@@ -40,28 +39,18 @@ PERIOD = 8
 
 
 @dataclass(frozen=True)
-class Resample(TileOp):
+class Resample(Along):
     """Each axis on its own; ``dims`` are the dimensions of ``axes``."""
 
     kind: ClassVar[str] = "resample"
     uniform: ClassVar[bool] = True
-    samplers: tuple[Sampler, ...]
-    axes: tuple[int, ...]
+    maps: tuple[Sampler, ...]
     dims: tuple[int, ...]
-
-    def need(self, box: Box) -> tuple[Box, ...]:
-        for sampler, a in zip(self.samplers, self.axes, strict=True):
-            box = box.replace(a, *sampler.reach(box.lo[a], box.hi[a]))
-        return (box,)
-
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """The taps, from the first input on."""
-        return tuple(marked(sampler, lo, hi) for sampler, a in zip(self.samplers, self.axes, strict=True) if a == axis)
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = widen(tiles[0])
         (held,) = self.need(box)
-        for sampler, a, d in zip(self.samplers, self.axes, self.dims, strict=True):
+        for sampler, a, d in zip(self.maps, self.axes, self.dims, strict=True):
             index, weight = sampler.taps(box.lo[a], box.hi[a])
             x = mix(x, d, index - held.lo[a], weight)
         return x.to(tiles[0].dtype)
@@ -74,7 +63,7 @@ class Neighbour(Resample):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x = tiles[0]
         (held,) = self.need(box)
-        for sampler, a, d in zip(self.samplers, self.axes, self.dims, strict=True):
+        for sampler, a, d in zip(self.maps, self.axes, self.dims, strict=True):
             index = sampler.taps(box.lo[a], box.hi[a])[0][:, 0] - held.lo[a]
             x = x.index_select(d, index.to(x.device))
         return x
@@ -95,7 +84,7 @@ class Periodic(Resample):
     def start(self, i: int, lo: int, hi: int) -> int:
         """The same, for an interval of the i-th axis."""
         inputs, outputs = self.periods[i]
-        return min(self.samplers[i].reach(lo, hi)[0] // inputs, lo // outputs)
+        return min(self.maps[i].need(lo, hi)[0] // inputs, lo // outputs)
 
     def need(self, box: Box) -> tuple[Box, ...]:
         (wanted,) = super().need(box)
@@ -115,7 +104,7 @@ class Periodic(Resample):
         x = tiles[0]
         sizes, skips = [], []
         for sampler, start, a, d, (_, outputs) in zip(
-            self.samplers, self.starts(box), self.axes, self.dims, self.periods, strict=True
+            self.maps, self.starts(box), self.axes, self.dims, self.periods, strict=True
         ):
             skips.append(box.lo[a] - start * outputs)
             size = box.hi[a] - start * outputs
@@ -131,13 +120,6 @@ class Periodic(Resample):
         for skip, a, d in zip(skips, self.axes, self.dims, strict=True):
             x = x.narrow(d, skip, box.hi[a] - box.lo[a])
         return x
-
-
-@with_values
-def marked(sampler: Sampler, lo: int, hi: int) -> Hashable:
-    """What outputs ``[lo, hi)`` make of their inputs, wherever these begin."""
-    index, weight = sampler.taps(lo, hi)
-    return str((index - sampler.reach(lo, hi)[0]).tolist()), str(weight.tolist())
 
 
 def period(scale: float) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, wraps
@@ -49,8 +49,14 @@ class Sampler(ABC):
         """For outputs ``[lo, hi)``: inputs (int64) and weights (float64), both of shape (outputs, taps)."""
 
     @abstractmethod
-    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
         """The inputs, inside the map, that outputs ``[lo, hi)`` mix."""
+
+    @with_values
+    def mark(self, lo: int, hi: int) -> Hashable:
+        """The taps of outputs ``[lo, hi)``, from their first input on."""
+        index, weight = self.taps(lo, hi)
+        return str((index - self.need(lo, hi)[0]).tolist()), str(weight.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Scaled(Sampler):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Scaled):
-    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
         if self.out == self.size:
             return lo, hi
         first, last = (max(self.source(float(o)), 0.0) for o in (lo, hi - 1))
@@ -103,7 +109,7 @@ class Linear(Scaled):
 class Cubic(Scaled):
     """Cubic convolution with a = -3/4, over four inputs; those beyond the border repeat the last one."""
 
-    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
         first, last = (math.floor(self.source(float(o))) for o in (lo, hi - 1))
         return min(max(first - 1, 0), self.size - 1), min(max(last + 2, 0), self.size - 1) + 1
 
@@ -142,7 +148,7 @@ class Antialiased(Scaled):
     def support(self) -> float:
         return self.kernel_reach * max(self.scale, 1.0)
 
-    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
         first, last = (lo + 0.5) * self.scale, (hi - 0.5) * self.scale
         return max(int(first - self.support + 0.5), 0), min(int(last + self.support + 0.5), self.size)
 
@@ -165,7 +171,7 @@ class Bins(Sampler):
     def bin(self, o: int) -> tuple[int, int]:
         return (o * self.size) // self.out, -((-(o + 1) * self.size) // self.out)
 
-    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
         return self.bin(lo)[0], self.bin(hi - 1)[1]
 
     @with_values
@@ -207,7 +213,7 @@ class Nearest(Sampler):
         return neighbours(self.size, self.out, self.factor, self.mode, rounding or self.rounding, self.device)
 
     @with_values
-    def reach(self, lo: int, hi: int) -> tuple[int, int]:
+    def need(self, lo: int, hi: int) -> tuple[int, int]:
         table = self.table()
         return int(table[lo]), int(table[hi - 1]) + 1
 

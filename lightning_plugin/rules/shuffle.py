@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.rules.blocks import Blocks
+from lightning_plugin.rules.blocks import Block, Blocks
 from lightning_plugin.rules.channels import name_of, plain
 from lightning_plugin.rules.pointwise import local
 from lightning_plugin.rules.table import ATEN, Recorder
@@ -22,14 +22,14 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class PixelShuffle(Blocks):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        x = aten.pixel_shuffle.default(tiles[0], self.sizes[0])
+        x = aten.pixel_shuffle.default(tiles[0], self.maps[0].size)
         return self.crop(x, box, (x.dim() - 2, x.dim() - 1))
 
 
 @dataclass(frozen=True)
 class PixelUnshuffle(Blocks):
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        return aten.pixel_unshuffle.default(tiles[0], self.sizes[0])
+        return aten.pixel_unshuffle.default(tiles[0], self.maps[0].size)
 
 
 @ATEN.rule(aten.pixel_shuffle.default, aten.pixel_unshuffle.default, kind="resample")
@@ -39,7 +39,7 @@ def pixel_shuffle(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequen
     if axes is None or not plain(x, -3):
         return NotImplemented
     finer = func is aten.pixel_shuffle.default
-    op = (PixelShuffle if finer else PixelUnshuffle)(axes, (size, size), finer)
+    op = (PixelShuffle if finer else PixelUnshuffle)((Block(size, finer),) * 2, axes)
     return rec.emit(op, [x], outs, windowed(x, 2, outs[0].shape), name_of(func))
 
 

@@ -7,7 +7,7 @@ outputs, runs PyTorch's operator on them without padding, and cuts its outputs o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_plugin.boxes import Box
-from lightning_plugin.ops import Kernel, TileOp
+from lightning_plugin.ops import Along, Kernel
 from lightning_plugin.rules.table import ATEN, Recorder
 from lightning_plugin.rules.unread import How, unread
 from lightning_plugin.rules.window import axes_of, each, windowed
@@ -47,7 +47,7 @@ class Stamp:
             end = first + 1
         return first, end
 
-    def cut(self, lo: int, hi: int) -> tuple[int, int, int, int]:
+    def mark(self, lo: int, hi: int) -> tuple[int, int, int, int]:
         """(where outputs start in what the inputs of ``[lo, hi)`` are stamped on, how many, zeros before, after)."""
         first, end = self.need(lo, hi)
         start = first * self.stride - self.before
@@ -60,30 +60,20 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Transposed(TileOp):
+class Transposed(Along):
     kind: ClassVar[str] = "resample"
-    stamps: tuple[Stamp, ...]
-    axes: tuple[int, ...]
+    maps: tuple[Stamp, ...]
     groups: int
     bias: bool
 
-    def need(self, box: Box) -> tuple[Box, ...]:
-        for stamp, a in zip(self.stamps, self.axes, strict=True):
-            box = box.replace(a, *stamp.need(box.lo[a], box.hi[a]))
-        return (box,)
-
-    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
-        """What is cut out of the inputs' stamps, and what is padded."""
-        return tuple(stamp.cut(lo, hi) for stamp, a in zip(self.stamps, self.axes, strict=True) if a == axis)
-
     def cuts(self, box: Box) -> list[tuple[int, int, int, int]]:
         """What is cut out of the inputs' stamps, and what is padded, on each axis."""
-        return [stamp.cut(box.lo[a], box.hi[a]) for stamp, a in zip(self.stamps, self.axes, strict=True)]
+        return [stamp.mark(lo, hi) for stamp, (lo, hi) in zip(self.maps, self.intervals(box), strict=True)]
 
     @property
     def how(self) -> How:
         """How the operator is called on all inputs."""
-        strides, dilations = tuple(s.stride for s in self.stamps), tuple(s.dilation for s in self.stamps)
+        strides, dilations = tuple(s.stride for s in self.maps), tuple(s.dilation for s in self.maps)
         return How(strides, (0,) * len(strides), dilations, True, self.groups)
 
     def unread(self, box: Box) -> Kernel | None:
@@ -97,7 +87,7 @@ class Transposed(TileOp):
         return kernel
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        count, how = len(self.stamps), self.how
+        count, how = len(self.maps), self.how
         cuts = self.cuts(box)
         pads = [n for cut in reversed(cuts) for n in cut[2:]]
         bias = vectors[1] if self.bias else None

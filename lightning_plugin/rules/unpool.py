@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lightning_plugin.boxes import Box, Window
+from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Value
 from lightning_plugin.layout import Layout
-from lightning_plugin.ops import TileOp
+from lightning_plugin.ops import Along
 from lightning_plugin.rules.pooling import MaxPoolIndices
 from lightning_plugin.rules.table import ATEN, Recorder
+from lightning_plugin.rules.transposed import Stamp
 from lightning_plugin.rules.window import axes_of
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Unpool(TileOp):
+class Unpool(Along):
     """Maps: values and indices, the latter flat positions in the whole map of ``extent``."""
 
     kind: ClassVar[str] = "resample"
-    windows: tuple[Window, ...]
-    axes: tuple[int, ...]
     extent: tuple[int, ...]
-    pooled: tuple[int, ...]
 
     def need(self, box: Box) -> tuple[Box, ...]:
         """The windows, which do not overlap, that have a position in the box."""
-        for w, a in zip(self.windows, self.axes, strict=True):
-            first = max(0, -((w.kernel - 1 - box.lo[a] - w.before) // w.stride))
-            end = min(self.pooled[a], (box.hi[a] - 1 + w.before) // w.stride + 1)
-            first = min(first, self.pooled[a] - 1)  # between windows: one position, whose value lies elsewhere
-            box = box.replace(a, first, max(end, first + 1))
-        return box, box
+        return super().need(box) * 2
+
+    def mark(self, axis: int, lo: int, hi: int) -> Hashable:
+        return lo, hi
 
     def apply(self, box: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
         x, where = tiles
@@ -68,7 +64,10 @@ def max_unpool(rec: Recorder, func: Any, args: Any, kwargs: Any, outs: Sequence[
     extent = pool.extent
     if tuple(extent[a] for a in axes) != size or any(w.kernel > w.stride or w.dilation != 1 for w in pool.windows):
         return NotImplemented
-    op = Unpool(pool.windows, axes, extent, x.space.extent)
+    stamps = tuple(
+        Stamp(w.kernel, w.stride, 1, w.before, x.space.extent[a]) for w, a in zip(pool.windows, axes, strict=True)
+    )
+    op = Unpool(stamps, axes, extent)
     return rec.emit(op, [x, indices], outs, Layout(x.space.dims, extent), "max_unpool")[0]
 
 

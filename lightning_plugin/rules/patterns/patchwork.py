@@ -79,7 +79,7 @@ def box_of(v: Value) -> tuple[Value, Box]:
     while v.node is not None and same_positions(v):
         source, op = v.node.inputs[0], v.node.op
         if isinstance(op, IndexMap):
-            runs = [line.runs for line in op.lines]
+            runs = [line.runs for line in op.maps]
             if any(len(here) != 1 or here[0].first is None or here[0].step != 1 for here in runs):
                 break
             box = op.need(box)[0]

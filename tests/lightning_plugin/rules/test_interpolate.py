@@ -118,7 +118,7 @@ def test_reach_is_what_taps_read(size: int, out: int, data: st.DataObject) -> No
     hi = data.draw(st.integers(lo + 1, min(out, lo + 50)))
     for sampler in samplers(size, out):
         index, weight = sampler.taps(lo, hi)
-        first, end = sampler.reach(lo, hi)
+        first, end = sampler.need(lo, hi)
         assert first >= 0 and end <= size
         assert int(index.min()) >= first and int(index.max()) < end
         torch.testing.assert_close(weight.sum(1), torch.ones_like(weight[:, 0]))
