@@ -60,7 +60,7 @@ PLANNER: tuple[tuple[str, ...], ...] = (
     ("search", "rehearsal"),
     ("costs",),
     ("analysis",),
-    ("cache", "uncollected"),  # the user's folder; Python's collector
+    ("cache", "remembered", "uncollected"),  # the user's folder; answers that are kept; Python's collector
 )
 
 

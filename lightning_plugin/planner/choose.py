@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from lightning_plugin.chain import Body
 from lightning_plugin.errors import BarrierError, BudgetError
@@ -63,24 +63,7 @@ class Chooser:
 
     def __post_init__(self) -> None:
         self.search = Search(self.network, self.rates, self.lower, self.policy)
-        self.chains = Chains(self.network, self.ways)
-
-    def ways(self, network: Network, body: Body) -> list[Way]:
-        """The ways to run a link of a chain: whole, and in half as much memory, a quarter and so on, down to as little
-        as can be; of all that were rehearsed on the way, those that no other beats. Its parameters live where they do.
-        """
-        inner = Chooser(network, self.rates, dataclasses.replace(self.lower, parameters=()), self.policy)
-        inner.search.place(inner.placements[-1])
-        whole = inner.search.whole(PLENTY)
-        limit = inner.true(whole).peak_bytes // 2 if whole is not None else 0
-        while limit > inner.frugal.peak_bytes:
-            inner.try_rounds(limit, FEW)
-            limit //= 2
-        found: list[Plan] = []
-        for plan in sorted(inner.rehearsed.values(), key=lambda plan: (plan.peak_bytes, plan.seconds)):
-            if not found or plan.seconds < found[-1].seconds:
-                found.append(plan)
-        return [Way.of(plan, network, body) for plan in found]
+        self.chains = Chains(self.network, partial(ways_of_link, self.rates, self.lower, self.policy))
 
     def choose(self, budget: int) -> Plan:
         """The fastest plan within the budget, or an error that says what would be enough."""
@@ -294,6 +277,23 @@ class Chooser:
             smallest,
             operator,
         )
+
+
+def ways_of_link(rates: Rates, lower: Lower, policy: Policy, network: Network, body: Body) -> list[Way]:
+    """The ways to run a link of a chain: whole, and in half as much memory, a quarter and so on, down to as little as
+    can be; of all that were rehearsed on the way, those that no other beats. Its parameters live where they do."""
+    inner = Chooser(network, rates, dataclasses.replace(lower, parameters=()), policy)
+    inner.search.place(inner.placements[-1])
+    whole = inner.search.whole(PLENTY)
+    limit = inner.true(whole).peak_bytes // 2 if whole is not None else 0
+    while limit > inner.frugal.peak_bytes:
+        inner.try_rounds(limit, FEW)
+        limit //= 2
+    found: list[Plan] = []
+    for plan in sorted(inner.rehearsed.values(), key=lambda plan: (plan.peak_bytes, plan.seconds)):
+        if not found or plan.seconds < found[-1].seconds:
+            found.append(plan)
+    return [Way.of(plan, network, body) for plan in found]
 
 
 def rehearsed(plan: Plan, found: Account) -> Plan:

@@ -85,16 +85,13 @@ class Coster(Peaks):
         #: What a scan's tile in the middle holds: asked for both directions, and for every surroundings.
         self.scan_need = cache(lambda program, scans: held(program, scans.parts(program)))
 
-    def forward(self, tiles: Diagonal, distinct: float = ALL) -> Cost:
-        peak = max(self.forward_peak(tiles.program, need) for need in tiles.needs)
-        return Cost(peak, *self.passed(tiles, False, distinct))
-
-    def backward(self, tiles: Diagonal, distinct: float = ALL) -> Cost:
-        """Recompute and backward of every tile."""
-        program, grid = tiles.program, tiles.grid
-        again = self.vectors(program) if grid.tiles > 1 else 0
-        peak = max(self.backward_peak(program, need) for need in tiles.needs) + again
-        return Cost(peak, *self.passed(tiles, True, distinct))
+    def peak(self, tiles: Diagonal, backward: bool) -> int:
+        """The bytes of the largest tile; backward also holds the gradients of vectors that are added to earlier
+        tiles'."""
+        if not backward:
+            return max(self.forward_peak(tiles.program, need) for need in tiles.needs)
+        again = self.vectors(tiles.program) if tiles.grid.tiles > 1 else 0
+        return max(self.backward_peak(tiles.program, need) for need in tiles.needs) + again
 
     def passed(self, tiles: Diagonal, backward: bool, distinct: float = ALL) -> tuple[float, float]:
         """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back. Of tiles

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import cache
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -35,54 +34,58 @@ class Floor(NamedTuple):
         return (self.computed + grid.tiles * self.tile) * (1 - ROUNDING)
 
 
-class Choice:
-    """Grids from coarse to fine, and in the order of the seconds that they take; ``least``: seconds below which a grid
-    is not, known without looking at any tiles; ``floor``: what a grid says of finer ones."""
+class Price(NamedTuple):
+    """What an interval says of its grids: the ``seconds`` of one, the ``least`` that it takes, known without looking at
+    any tiles, and the ``floor`` that it puts under finer ones, where it does."""
 
-    def __init__(
-        self,
-        grids: list[Grid],
-        seconds: Callable[[Grid], float],
-        least: Callable[[Grid], float],
-        floor: Callable[[Grid], Floor] | None,
-    ) -> None:
+    seconds: Callable[[Grid], float]
+    least: Callable[[Grid], float]
+    floor: Callable[[Grid], Floor] | None
+
+
+class Choice:
+    """The grids of an interval from coarse to fine, and in the order of the seconds that they take."""
+
+    def __init__(self, grids: list[Grid]) -> None:
         self.grids = grids
-        self.seconds = cache(seconds)
-        self.least = cache(least)
-        self.floor = floor
+        self.seconds: dict[Grid, float] = {}
         #: The floors of grids that were looked at.
         self.floors: dict[Grid, Floor] = {}
-        #: Of each place the grids that have been asked for, and the others.
-        self.known: dict[int, tuple[list[Grid], Iterator[Grid]]] = {}
+        #: Of each place the grids that have been asked for, and the others, with seconds that they take at least.
+        self.known: dict[int, tuple[list[Grid], list[tuple[float, bool, int]]]] = {}
 
-    def from_(self, place: int) -> Iterator[Grid]:
+    def from_(self, place: int, price: Price) -> Iterator[Grid]:
         """The grids from a place on, the cheapest first; the coarser of two that take equally long."""
-        found, more = self.known.setdefault(place, ([], self.ordered(place)))
+        if place not in self.known:
+            waiting = [(price.least(grid), False, i) for i, grid in enumerate(self.grids) if i >= place]
+            heapify(waiting)
+            self.known[place] = [], waiting
+        found, waiting = self.known[place]
         for i in itertools.count():
             if i == len(found):
-                found.extend(itertools.islice(more, 1))
-            if i == len(found):
-                return
+                if not waiting:
+                    return
+                found.append(self.cheapest(waiting, price))
             yield found[i]
 
-    def ordered(self, place: int) -> Iterator[Grid]:
-        """The same, looked for; see [Note: floor]."""
-        waiting = [(self.least(grid), False, i) for i, grid in enumerate(self.grids) if i >= place]
-        heapify(waiting)
-        while waiting:
+    def cheapest(self, waiting: list[tuple[float, bool, int]], price: Price) -> Grid:
+        """The cheapest of the grids that wait, which it leaves; see [Note: floor]."""
+        while True:
             bound, known, i = heappop(waiting)
             grid = self.grids[i]
             if known:
-                yield grid
-            elif (floor := self.under(grid)) > bound:
+                return grid
+            if (floor := self.under(grid)) > bound:
                 heappush(waiting, (floor, False, i))
             else:
-                heappush(waiting, (self.looked_at(grid), True, i))
+                heappush(waiting, (self.looked_at(grid, price), True, i))
 
-    def looked_at(self, grid: Grid) -> float:
-        if self.floor is not None and grid not in self.floors:
-            self.floors[grid] = self.floor(grid)
-        return self.seconds(grid)
+    def looked_at(self, grid: Grid, price: Price) -> float:
+        if price.floor is not None and grid not in self.floors:
+            self.floors[grid] = price.floor(grid)
+        if grid not in self.seconds:
+            self.seconds[grid] = price.seconds(grid)
+        return self.seconds[grid]
 
     def under(self, grid: Grid) -> float:
         """The highest floor under a grid."""

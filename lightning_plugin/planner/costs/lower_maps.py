@@ -70,7 +70,7 @@ def tier_of(
     return lower.tier(after.parameter_bytes + lower.calls * after.host_bytes, cotangents)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transit:
     """The seconds of transfers: those in which the processors that compute are ``busy`` with them, and those in which
     somebody else is, so that they pass beside the work on other tiles.

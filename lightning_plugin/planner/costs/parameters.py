@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from lightning_plugin.chain import chains
 from lightning_plugin.execute.streams import derived
@@ -19,6 +19,7 @@ from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.lower import Lower, one_way
 from lightning_plugin.planner.costs.lower_maps import beside_parameters, weight_on_host
 from lightning_plugin.planner.costs.rates import Rates
+from lightning_plugin.planner.remembered import remembered
 from lightning_plugin.residency.file import fills_its_memory
 from lightning_plugin.rules.reductions import wide
 
@@ -109,8 +110,6 @@ class Copies:
         self.tiers = values | {network.nodes[place].outputs[0]: "disk" for place in placed.on_disk}
         self.freed = sum(map(network.weight, self.tiers))
         self.lower = beside_parameters(network, placed.on_host)
-        for name in ("used", "flight", "kept_flight", "transfers"):  # for this search alone
-            setattr(self, name, cache(getattr(self, name)))
 
     @cached_property
     def of_node(self) -> dict[int, frozenset[Value]]:
@@ -119,10 +118,12 @@ class Copies:
         served = {*tensors, *derived(tensors, self.network.nodes)}
         return {n.serial: frozenset(closure(n.vectors, served)) for n in self.network.order}
 
+    @remembered
     def used(self, begin: int, end: int) -> frozenset[Value]:
         """What an interval needs."""
         return frozenset().union(*(self.of_node[n.serial] for n in self.network.order[begin:end]))
 
+    @remembered
     def flight(self, begin: int, end: int) -> int:
         """The bytes of a tiled interval's copies and of their gradients, which are added up in a wider type; the copies
         of the one that is next are taken to be as many."""
@@ -147,6 +148,7 @@ class Copies:
             if v in self.tiers
         )
 
+    @remembered
     def kept_flight(self, begin: int, end: int) -> int:
         """The same where the interval is kept: its nodes have their copies one after the other."""
         if not self.tiers:
@@ -154,11 +156,20 @@ class Copies:
         nodes = (self.used(i, i + 1) for i in range(begin, end))
         return max(sum(self.in_flight(v, v.dtype.itemsize) for v in used) for used in nodes)
 
+    @remembered
     def transfers(self, begin: int, end: int) -> tuple[float, float]:
         """The seconds in which an interval's copies come, and those in which they come again and gradients go."""
         found = [(v, self.tiers[v]) for v in (self.used(begin, end) if self.tiers else ()) if v in self.tiers]
         forward = sum(one_way(self.rates, tier, v.bytes) for v, tier in found)
         return forward, forward + sum(one_way(self.rates, tier, v.bytes) for v, tier in found if v.requires_grad)
+
+    def least(self, begin: int, end: int, work: float) -> float:
+        """Seconds below which an interval is not that works for so long at least."""
+        if not self.tiers:
+            return work
+        there, back = self.transfers(begin, end)
+        copies = there + (back if self.network.trains else 0.0)
+        return max(work, copies) if self.ahead else work + copies
 
     def waiting(self, begin: int, end: int, forward: float, backward: float | None) -> float:
         """The seconds for which an interval, which works for so long, waits for copies."""

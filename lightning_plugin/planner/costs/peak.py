@@ -141,12 +141,23 @@ class Held:
 
 @dataclass(eq=False)
 class Tile:
-    """What is known of one tile of a program, wherever the maps lie that it reads and writes: what it needs, holds, and
-    its peaks beside transfers. The program and the needs are there so that their identity lasts."""
+    """What is known of one tile of a program, wherever the maps lie that it reads and writes.
+
+    Attributes:
+        program: The program, here so that its identity lasts.
+        need: The boxes of all maps, likewise.
+        reads: The bytes of the tile's part of each map that it reads, by identity.
+        writes: The bytes of its part of each map that it stores.
+        prefetched: The bytes of pixels that a source reads ahead for the next tile.
+        forward: Its peak in forward, beside transfers, once it is known.
+        backward: Its peak in backward.
+    """
 
     program: Program
     need: Mapping[int, Box]
-    held: Held
+    reads: dict[int, int]
+    writes: dict[int, int]
+    prefetched: int
     forward: int | None = None
     backward: int | None = None
 
@@ -206,7 +217,7 @@ class Peaks:
             return 0 if v.node.op.lies == "here" else size
         return 0
 
-    def buffers(self, program: Program, held: Held, backward: bool) -> int:
+    def buffers(self, tile: Tile, backward: bool) -> int:
         """What transfers to and from lower tiers borrow, which is there as long as the pass: see [Note: pool] in
         `residency.pool`.
 
@@ -214,9 +225,8 @@ class Peaks:
         left. Where tiles travel beside the work on others, they have not left them: the next tile's come on top, and
         the last tile's result or, in backward, the gradient of its input and what that is added to.
         """
-        reads = sum(held.bytes[id(v)] for v in program.reads if id(v) in self.spilled & held.need.keys())
-        stored = {id(t.stored) for t in program.targets if t.stored is not None} if self.leaving else set()
-        written = sum(held.bytes[key] for key in stored & held.need.keys())
+        reads = sum(size for key, size in tile.reads.items() if key in self.spilled) if self.spilled else 0
+        written = sum(tile.writes.values()) if self.leaving else 0
         if backward:
             return 4 * reads + 2 * written if self.ahead else reads + written
         return 2 * reads + written if self.ahead else max(reads, written)
@@ -253,23 +263,32 @@ class Peaks:
         """A tile that may have been asked for in other surroundings."""
         key = id(program), id(need), self.pieces if self.strips else 1
         if key not in self._tiles:
-            self._tiles[key] = Tile(program, need, self.held(program, need))
+            held = self.held(program, need)
+            stored = {id(t.stored) for t in program.targets if t.stored is not None}
+            self._tiles[key] = Tile(
+                program,
+                need,
+                {id(v): held.bytes[id(v)] for v in program.reads if id(v) in need},
+                {key: held.bytes[key] for key in stored & need.keys()},
+                self.prefetched(program, held),
+            )
         return self._tiles[key]
 
     def beside(self, tile: Tile, backward: bool) -> int:
         """What transfers take as long as a tile lasts."""
-        return self.buffers(tile.program, tile.held, backward) + self.prefetched(tile.program, tile.held)
+        moves = self.buffers(tile, backward) if self.spilled or self.leaving else 0
+        return moves + tile.prefetched
 
     def forward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
         tile = self.tile(program, need)
         if tile.forward is None:
-            tile.forward = self.forward_alone(program, need, tile.held)
+            tile.forward = self.forward_alone(program, need, self.held(program, need))
         return self.beside(tile, False) + tile.forward
 
     def backward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
         tile = self.tile(program, need)
         if tile.backward is None:
-            tile.backward = self.backward_alone(program, need, tile.held)
+            tile.backward = self.backward_alone(program, need, self.held(program, need))
         return self.beside(tile, True) + tile.backward
 
     def forward_alone(self, program: Program, need: Mapping[int, Box], held: Held) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from typing import NamedTuple
 
 from lightning_plugin.boxes import Grid, pieces_of
 from lightning_plugin.errors import PlanError
@@ -19,6 +19,7 @@ from lightning_plugin.planner.costs.grids import (
     SCANS,
     Choice,
     Floor,
+    Price,
     first_that,
     image_counts,
     nested,
@@ -27,21 +28,18 @@ from lightning_plugin.planner.costs.grids import (
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans
 from lightning_plugin.planner.costs.tiles import Diagonal
+from lightning_plugin.planner.remembered import remembered
+from lightning_plugin.planner.search.ladder import Ladder
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.program.pieces import Strip, strips
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import parts_in_order
 
-#: What a search asks again and again.
-MEMOIZED = (
-    "program", "outline", "first", "costed", "stored_at", "diagonal", "middle", "grids", "choice", "cost", "scan_cost",
-    "kept_peak", "plain_work", "distinct", "kept_seconds", "given_whole", "saved_bytes", "alive", "ends", "path",
-    "strips", "scan_grids", "scan_least", "scans_of", "scan_bytes",
-)  # fmt: skip
+#: What a way needs that does not exist: it is none in any smaller room.
+NEVER = -math.inf
 
 
-@dataclass(frozen=True)
-class Where:
+class Where(NamedTuple):
     """An interval ``[begin, end)`` in its surroundings: which of the maps it reads lie on a lower tier, whether what
     it stores goes there, and whether such tiles travel beside the work on others; in how many ``pieces`` they read
     keys. A ``blind`` one is planned as if no part of its maps were known to be constant."""
@@ -53,6 +51,14 @@ class Where:
     ahead: bool = False
     pieces: int = 1
     blind: bool = False
+
+
+class Fitting(NamedTuple):
+    """The cheapest grid that fits, and the ``place`` of the coarsest whose tiles in the middle do."""
+
+    grid: Grid
+    cost: Cost
+    place: int
 
 
 def how_of(way: str, where: Where) -> str:
@@ -78,9 +84,8 @@ class Intervals:
         #: With a uniform policy, how many tiles the longest axis of every segment has.
         self.only: int | None = None
         self._scans: dict[tuple[int, Grid, tuple[int, ...]], Scans] = {}
-        for name in MEMOIZED:  # for this search alone, so that nothing outlives it
-            setattr(self, name, cache(getattr(self, name)))
 
+    @remembered
     def stored_at(self, begin: int, end: int) -> list[Value]:
         """What a tiled segment has to store: made in it, read after it or asked for."""
         network = self.network
@@ -92,10 +97,12 @@ class Intervals:
                     alive[id(v)] = v
         return list(alive.values())
 
+    @remembered
     def alive(self, cut: int) -> frozenset[int]:
         """The maps that are alive at a cut, by identity."""
         return frozenset(map(id, self.network.alive[cut]))
 
+    @remembered
     def program(self, begin: int, end: int) -> Program | None:
         network = self.network
         stored = {id(v) for v in self.stored_at(begin, end)}
@@ -110,15 +117,18 @@ class Intervals:
         made = network.made
         return Program.build(targets, lambda v: id(v) in made and made[id(v)] < begin)
 
+    @remembered
     def outline(self, begin: int, end: int) -> tuple[frozenset[int], bool]:
         """The maps that an interval reads, by identity, and whether anything it makes requires grad."""
         program = self.work_of(begin, end)
         return frozenset(map(id, program.reads)), any(t.requires_grad for t in program.targets)
 
+    @remembered
     def first(self, begin: int, end: int) -> tuple[int, int]:
         """The first interval that costs the same, whatever is glass; see [Note: repeats] in `analysis.repeats`."""
         return self.looks.setdefault(self.network.repeats.look(self.work_of(begin, end)), (begin, end))
 
+    @remembered
     def costed(self, where: Where) -> Where:
         """Where an interval is costed: the first like it, in the same surroundings. What glass saves is its own."""
         if self.sees(where):
@@ -128,7 +138,7 @@ class Intervals:
             return where
         pairs = zip(self.work_of(where.begin, where.end).reads, self.work_of(begin, end).reads, strict=True)
         reads = frozenset(id(there) for here, there in pairs if id(here) in where.reads)
-        return replace(where, begin=begin, end=end, reads=reads)
+        return where._replace(begin=begin, end=end, reads=reads)
 
     def work_of(self, begin: int, end: int) -> Program:
         program = self.program(begin, end)
@@ -137,6 +147,7 @@ class Intervals:
 
     # Grids
 
+    @remembered
     def grids(self, begin: int, end: int, sees: bool) -> list[Grid]:
         """Grids from coarse to fine: fewer images at a time, which costs no halo; then rows, or tiles about as high as
         they are wide; where glass is shared (``sees``), such that tiles of one segment lie alike in another's."""
@@ -174,9 +185,11 @@ class Intervals:
 
     # Costs
 
+    @remembered
     def diagonal(self, begin: int, end: int, grid: Grid) -> Diagonal:
         return Diagonal(self.work_of(begin, end), grid)
 
+    @remembered
     def strips(self, begin: int, end: int) -> Mapping[int, Strip]:
         """The maps that an interval can read piece by piece, by identity."""
         return strips(self.work_of(begin, end))
@@ -188,12 +201,24 @@ class Intervals:
         if where.pieces > 1:
             coster.strips = self.strips(where.begin, where.end)
 
+    @remembered
     def cost(self, where: Where, grid: Grid, backward: bool) -> Cost:
         tiles = self.diagonal(where.begin, where.end, grid)
+        passed = self.passed(where.begin, where.end, where.pieces, where.blind, grid, backward)
         self.surround(where)
-        distinct = self.distinct(where, grid)
-        return self.coster.backward(tiles, distinct) if backward else self.coster.forward(tiles, distinct)
+        return Cost(self.coster.peak(tiles, backward), *passed)
 
+    @remembered
+    def passed(
+        self, begin: int, end: int, pieces: int, blind: bool, grid: Grid, backward: bool
+    ) -> tuple[float, float]:  # fmt: skip
+        """Seconds and operations of a pass over an interval's tiles, wherever its maps lie: transfers are added
+        later."""
+        where = Where(begin, end, pieces=pieces, blind=blind)
+        self.surround(where)
+        return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))
+
+    @remembered
     def distinct(self, where: Where, grid: Grid) -> float:
         """The share of an interval's tiles that are computed; see [Note: shared work] in `analysis.glass`."""
         if not self.sees(where):
@@ -204,6 +229,7 @@ class Intervals:
         """Whether an interval is planned for what is glass."""
         return bool(self.network.glass) and not where.blind
 
+    @remembered
     def scans_of(self, begin: int, end: int, grid: Grid) -> Scans | None:
         """The scans of which one is this interval's, or None where some operator turns an axis round."""
         program = self.work_of(begin, end)
@@ -216,18 +242,21 @@ class Intervals:
             return None
         return found if parts_in_order(program, grid) else None
 
+    @remembered
     def scan_cost(self, where: Where, grid: Grid, backward: bool) -> Cost | None:
         """What a scan costs, where it can be."""
         self.surround(where)
         scans = self.scans_of(where.begin, where.end, grid)
         return None if scans is None else self.coster.scan(self.work_of(where.begin, where.end), scans, backward)
 
+    @remembered
     def scan_bytes(self, where: Where, grid: Grid, backward: bool) -> tuple[int, int] | None:
         """The bytes of a scan's tiles, and of all that they hand on, where it can be."""
         self.surround(where)
         scans = self.scans_of(where.begin, where.end, grid)
         return None if scans is None else self.coster.scan_bytes(self.work_of(where.begin, where.end), scans, backward)
 
+    @remembered
     def middle(self, where: Where, grid: Grid, backward: bool) -> int:
         """The bytes of a tile in the middle: no more than `cost` says, and quickly known."""
         tiles = self.diagonal(where.begin, where.end, grid)
@@ -235,14 +264,18 @@ class Intervals:
         peak = self.coster.backward_peak if backward else self.coster.forward_peak
         return peak(tiles.program, tiles.middle)
 
-    def choice(self, where: Where, backward: bool, only: int | None) -> Choice:
-        """The grids of an interval, with what they take; ``only`` is what `allowed` depends on."""
+    @remembered
+    def choice(self, begin: int, end: int, pieces: int, blind: bool, backward: bool, only: int | None) -> Choice:
+        """The grids of an interval, wherever its maps lie. ``only`` is what `allowed` depends on."""
+        return Choice(self.allowed(begin, end, self.sees(Where(begin, end, blind=blind))))
+
+    def choice_of(self, where: Where, backward: bool) -> tuple[Choice, Price]:
+        """The grids of an interval, and what they take."""
         begin, end = where.begin, where.end
         sees, glass = self.sees(where), self.network.glass
 
         def seconds(grid: Grid) -> float:
-            self.surround(where)
-            return self.coster.passed(self.diagonal(begin, end, grid), backward, self.distinct(where, grid))[0]
+            return self.passed(begin, end, where.pieces, where.blind, grid, backward)[0]
 
         def least(grid: Grid) -> float:
             return self.coster.least(self.work_of(begin, end), grid, backward, glass.tissue) if sees else 0.0
@@ -250,36 +283,83 @@ class Intervals:
         def floor(grid: Grid) -> Floor:
             return self.coster.floor(self.diagonal(begin, end, grid), backward)
 
-        # A finer grid may compute less of what is glass.
-        return Choice(self.allowed(begin, end, sees), seconds, least, None if sees else floor)
+        choice = self.choice(begin, end, where.pieces, where.blind, backward, self.only)
+        return choice, Price(seconds, least, None if sees else floor)  # a finer grid may compute less of what is glass
+
+    @remembered
+    def least_seconds(self, begin: int, end: int, blind: bool, backward: bool, only: int | None) -> float:
+        """Seconds below which no pass over an interval's tiles is, in any room."""
+        choice, price = self.choice_of(self.costed(Where(begin, end, blind=blind)), backward)
+        return choice.seconds[next(choice.from_(0, price))]
+
+    @remembered
+    def least(self, begin: int, end: int, blind: bool, only: int | None) -> tuple[float, float]:
+        """Seconds below which no tiled segment is in any room: of both passes, and of forward alone where halos are
+        recomputed."""
+        trains = self.outline(begin, end)[1]
+        forward = found = self.least_seconds(begin, end, blind, False, only)
+        if trains:
+            found += self.least_seconds(begin, end, blind, True, only)
+        if "share" in self.policy.halos:
+            found = min(found, self.scan_least(*self.first(begin, end), trains))
+        return found, forward
+
+    @remembered
+    def ladder(self, where: Where, backward: bool, only: int | None, lesson: float) -> Ladder[Fitting | None]:
+        """The cheapest grids by the room there is."""
+        return Ladder()
 
     def cheapest(self, where: Where, room: int, backward: bool) -> tuple[Grid, Cost] | None:
         """The cheapest grid whose tiles fit into ``room``: rarely the coarsest, as small tiles stay in a cache."""
-        how = how_of("backward" if backward else "forward", where)
-        lesson = self.lessons.get((where.begin, where.end, how), 1.0)
-        here = self.costed(where)
-        # Where maps lie changes no grid's tiles, and transfers are added later.
-        choice = self.choice(Where(here.begin, here.end, pieces=here.pieces, blind=here.blind), backward, self.only)
-        small = first_that(choice.grids, lambda g: lesson * self.middle(here, g, backward) <= room)
-        for grid in choice.from_(small):
-            cost = taught(self.cost(here, grid, backward), lesson)
-            if cost.bytes <= room:
-                return grid, cost
-        return None
+        lesson = 1.0
+        if self.lessons:
+            how = how_of("backward" if backward else "forward", where)
+            lesson = self.lessons.get((where.begin, where.end, how), 1.0)
+        found = self.fitting(self.costed(where), room, backward, lesson)
+        return None if found is None else (found.grid, found.cost)
 
+    def fitting(self, where: Where, room: int, backward: bool, lesson: float) -> Fitting | None:
+        """The same, where the model's bytes are so many times too few."""
+
+        def find(room: int) -> tuple[float, Fitting | None]:
+            choice, price = self.choice_of(where, backward)
+            plain = Where(where.begin, where.end, pieces=where.pieces, blind=where.blind)
+            if where == plain:
+                small = first_that(choice.grids, lambda g: lesson * self.middle(where, g, backward) <= room)
+            else:  # transfers take room, so that what does not fit without them does not fit with them
+                alone = self.fitting(plain, room, backward, lesson)
+                if alone is None:
+                    return NEVER, None
+                small = alone.place
+            for grid in choice.from_(small, price):
+                cost = taught(self.cost(where, grid, backward), lesson)
+                if cost.bytes <= room:
+                    return cost.bytes, Fitting(grid, cost, small)
+            return NEVER, None
+
+        return self.ladder(where, backward, self.only, lesson).best(room, find)
+
+    @remembered
     def scan_grids(self, begin: int, end: int) -> list[Grid]:
         reference = self.work_of(begin, end).reference
         return [row_grid(reference, count) for count in SCANS if count <= reference[0]]
 
+    @remembered
     def scan_least(self, begin: int, end: int, trains: bool) -> float:
         """Seconds below which no scan of an interval is."""
         grids = self.scan_grids(begin, end)
         return self.coster.scan_least(self.work_of(begin, end), grids, trains) if grids else math.inf
 
+    @remembered
+    def scan_ladder(
+        self, where: Where, trains: bool, forth: float, back: float
+    ) -> Ladder[tuple[Grid, Cost, Cost] | None]:  # fmt: skip
+        """The coarsest scans by the room there is."""
+        return Ladder()
+
     def scans(self, where: Where, room: int, trains: bool) -> tuple[Grid, Cost, Cost] | None:
         """The coarsest scan that fits, forward and backward."""
         here = self.costed(where)
-        grids = self.scan_grids(here.begin, here.end)
         forth, back = (
             self.lessons.get((where.begin, where.end, how), 1.0) for how in ("scan forward", "scan backward")
         )
@@ -291,22 +371,28 @@ class Intervals:
             most, carried = found
             return int((back if backward else forth) * most), carried if trains else 0
 
-        def may_fit(grid: Grid) -> bool:
-            found = needs(grid, trains)
-            return found is not None and found[0] <= room
+        def find(room: int) -> tuple[float, tuple[Grid, Cost, Cost] | None]:
+            def may_fit(grid: Grid) -> bool:
+                found = needs(grid, trains)
+                return found is not None and found[0] <= room
 
-        for grid in grids[first_that(grids, may_fit) :]:
-            both = [needs(grid, False), needs(grid, trains)]
-            if any(found is None or found[1] > room for found in both):
-                return None  # finer ones hand more rows on
-            if all(found is not None and sum(found) <= room for found in both):
-                forward, backward = self.scan_cost(here, grid, False), self.scan_cost(here, grid, True)
-                assert forward is not None and backward is not None
-                return grid, taught(forward, forth), taught(backward, back)
-        return None
+            grids = self.scan_grids(here.begin, here.end)
+            for grid in grids[first_that(grids, may_fit) :]:
+                both = [needs(grid, False), needs(grid, trains)]
+                if any(found is None or found[1] > room for found in both):
+                    break  # finer ones hand more rows on
+                most = max(sum(found) for found in both if found is not None)
+                if most <= room:
+                    forward, backward = self.scan_cost(here, grid, False), self.scan_cost(here, grid, True)
+                    assert forward is not None and backward is not None
+                    return most, (grid, taught(forward, forth), taught(backward, back))
+            return NEVER, None
+
+        return self.scan_ladder(here, trains, forth, back).best(room, find)
 
     # Kept intervals
 
+    @remembered
     def kept_peak(self, begin: int, end: int) -> int:
         first = self.looks.setdefault(self.network.kept_look(begin, end), (begin, end))
         if first != (begin, end):
@@ -314,9 +400,11 @@ class Intervals:
         self.surround(Where(begin, end))
         return self.coster.kept_peak(begin, end)
 
+    @remembered
     def saved_bytes(self, begin: int, end: int) -> int:
         return self.network.saved_bytes(begin, end)
 
+    @remembered
     def kept_seconds(self, begin: int, end: int) -> float:
         return self.coster.kept_seconds(self.network.order[begin:end])
 
@@ -324,6 +412,7 @@ class Intervals:
         """The seconds of a node's forward, run whole."""
         return self.coster.time(node, 1.0, 1)
 
+    @remembered
     def given_whole(self, begin: int, end: int) -> int:
         """Images that a kept segment is the first to read whole and that are not on the device yet."""
         network = self.network
@@ -332,13 +421,21 @@ class Intervals:
         self.surround(Where(begin, end))
         return sum(self.coster.read_bytes(v, v.bytes) for v in seen.values())
 
+    @remembered
     def plain_work(self, begin: int, end: int) -> float:
         return float(sum(self.network.profiles[n.serial].work for n in self.network.order[begin:end]))
 
+    @remembered
     def ends(self, cut: int, spilled: frozenset[int]) -> int:
         """The cotangents, on the device, of what is alive at a cut."""
-        return cotangent_bytes(v for v in self.network.alive[cut] if not is_given(v) and id(v) not in spilled)
+        return sum(size for key, size in self.cotangents(cut).items() if key not in spilled)
 
+    @remembered
+    def cotangents(self, cut: int) -> dict[int, int]:
+        """The bytes of the cotangent of each map that is alive at a cut, by identity."""
+        return {id(v): cotangent_bytes([v]) for v in self.network.alive[cut] if not is_given(v)}
+
+    @remembered
     def path(self, begin: int, end: int) -> str:
         """The modules of an interval, first to last."""
         paths = [n.path or n.name for n in self.network.order[begin:end]]

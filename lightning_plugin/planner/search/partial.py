@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -28,7 +29,7 @@ class Piece:
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Partial:
     """A plan up to a cut: what it holds, what it costs, and how it got there.
 
@@ -89,6 +90,52 @@ class Partial:
         return found[::-1]
 
 
+class Front:
+    """The plans that end at one cut, without those that are beaten when they come."""
+
+    def __init__(self) -> None:
+        self.plans: list[Partial] = []
+        self.grown = False
+        #: Of plans without dropped maps the bytes held, ascending, and the seconds, descending; by whether they are
+        #: blind, since what later segments cost them differs.
+        self.stairs: dict[bool, tuple[list[int], list[float]]] = {}
+        #: The plans with dropped maps, likewise.
+        self.opened: dict[bool, list[Partial]] = {False: [], True: []}
+
+    def beats(self, held: int, seconds: float, blind: bool, levels: Sequence[int] = ()) -> bool:
+        """Whether some plan here is no worse than one that holds and takes so much at least: one without dropped maps,
+        or, than a plan that has some and holds so much on its ``levels``, one that has some, too."""
+        helds, times = self.stairs.setdefault(blind, ([], []))
+        place = bisect_right(helds, levels[0] if levels else held)
+        if place > 0 and times[place - 1] <= seconds:
+            return True
+        rivals = self.opened[blind] if levels else ()
+        return any(r.seconds <= seconds and r.held <= held and below(r.levels, levels) for r in rivals)
+
+    def add(self, plan: Partial) -> None:
+        if self.beats(plan.held, plan.seconds, plan.blind, plan.levels if plan.dropped else ()):
+            return
+        self.plans.append(plan)
+        self.grown = True
+        if plan.dropped:
+            self.opened[plan.blind].append(plan)
+            return
+        helds, times = self.stairs[plan.blind]
+        place = end = bisect_left(helds, plan.held)
+        while end < len(helds) and times[end] >= plan.seconds:
+            end += 1
+        helds[place:end], times[place:end] = [plan.held], [plan.seconds]
+
+    def thin(self) -> None:
+        """Keep the plans that no other beats, and of many some."""
+        if self.grown:
+            kept = undominated(self.plans)
+            self.plans, self.stairs, self.opened = [], {}, {False: [], True: []}
+            for plan in kept:
+                self.add(plan)
+            self.grown = False
+
+
 def undominated(plans: Sequence[Partial]) -> list[Partial]:
     """The plans that no other beats in bytes, now and later, and in seconds, thinned evenly where they are many."""
     if len({plan.blind for plan in plans}) > 1:  # what later segments cost them differs
@@ -104,6 +151,11 @@ def undominated(plans: Sequence[Partial]) -> list[Partial]:
             opened.append(plan)
     deep = any(d.depth > 1 for p in opened for d in p.dropped)
     return [*thinned(closed, MOST_PARTIAL), *thinned(opened, MOST_OPEN_DEEP if deep else MOST_OPEN)]
+
+
+def levels(keeps: int, dropped: int, depth: int) -> tuple[int, ...]:
+    """The levels of a plan that keeps so much, and so much with what it drops to a depth."""
+    return (*(keeps for _ in range(depth)), dropped)
 
 
 def below(one: Sequence[int], other: Sequence[int]) -> bool:

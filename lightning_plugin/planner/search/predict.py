@@ -61,10 +61,10 @@ def work_of(coster: Coster, segment: SegmentPlan, targets: Sequence[Target], pro
         backward = coster.scan(program, scans, True).seconds if trains else None
     else:
         forth, back = (glass.distinct(program, g) if segment.alike else ALL for g in grids)
-        forward = coster.forward(Diagonal(program, segment.forward), forth).seconds
+        forward = coster.passed(Diagonal(program, segment.forward), False, forth)[0]
         tiles, backward = Diagonal(program, segment.backward), None
         if trains:
-            backward = coster.recalled(tiles, back)[0] if segment.recall else coster.backward(tiles, back).seconds
+            backward = coster.recalled(tiles, back)[0] if segment.recall else coster.passed(tiles, True, back)[0]
     return Work(forward, backward)
 
 

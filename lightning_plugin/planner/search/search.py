@@ -13,7 +13,7 @@ than something after it is made in passing there, and costs its forward once mor
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from lightning_plugin.graph import Value
 from lightning_plugin.plan import Forecast, Plan, SegmentForecast, SegmentPlan
 from lightning_plugin.planner.analysis.network import Network
-from lightning_plugin.planner.costs.grids import COUNTS
+from lightning_plugin.planner.costs.grids import COUNTS, ROUNDING
 from lightning_plugin.planner.costs.lower import Lower
 from lightning_plugin.planner.costs.lower_maps import NONE, tier_of, way_back, way_down
 from lightning_plugin.planner.costs.parameters import Copies, Placed
@@ -29,9 +29,9 @@ from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.search.cuts import Cuts
 from lightning_plugin.planner.search.dropped import Dropped, making_again, passed, still_needed
 from lightning_plugin.planner.search.interval import Intervals, Where
-from lightning_plugin.planner.search.partial import Partial, Piece, merge_kept, merged_counts, most_of, undominated
+from lightning_plugin.planner.search.partial import Front, Partial, Piece, levels, merge_kept, merged_counts, most_of
 from lightning_plugin.planner.search.policies import AUTO, Policy
-from lightning_plugin.planner.search.site import Placement, Site
+from lightning_plugin.planner.search.site import Moves, Placement, Site, Span
 from lightning_plugin.planner.search.ways import Part, Room, Tiled, Ways
 from lightning_plugin.turns import Turn
 
@@ -60,7 +60,9 @@ class Search:
         self.copies = Copies(network, Placed(), rates)
         #: Of the plan that was found last among those that decide the same, what each segment is made of.
         self._pieces: dict[Plan, list[list[Piece]]] = {}
-        self._stored: dict[tuple[int, int], tuple[tuple[Value, ...], frozenset[int], int, int]] = {}
+        self._stored: dict[tuple[int, int], tuple[Placement, Placement | None]] = {}
+        #: What each map takes on a lower tier, by identity.
+        self.below = lower.sizes(v for n in network.order for v in n.outputs if v.is_map)
 
     @property
     def free(self) -> dict[int, tuple[int, int]]:
@@ -84,124 +86,162 @@ class Search:
 
     # One more segment
 
-    def options(self, before: Partial, begin: int, end: int, first: bool) -> Iterator[Partial]:
-        """A partial plan with one more segment, in every way that is allowed and fits."""
-        if self.intervals.program(begin, end) is None:
-            yield replace(before, piece=None, before=before)
-        else:
-            sights, spills = before.sights(bool(self.network.glass)), self.spills(before, begin, end)
-            for seen, spill, ahead, pieces in itertools.product(
-                sights, spills, (False, True), self.pieces_of(begin, end)
-            ):
-                yield from self.tiled(seen, begin, end, spill, ahead, pieces)
-        if first and self.policy.keep:
-            found = self.kept(before, begin, end)
-            if found is not None:
-                yield found
+    def span(self, begin: int, end: int) -> Span | None:
+        """An interval; None where it makes nothing that anybody needs."""
+        intervals = self.intervals
+        program = intervals.program(begin, end)
+        if program is None:
+            return None
+        read, trains = intervals.outline(begin, end)
+        before, after = intervals.alive(begin), intervals.alive(end)
+        flight, plain = self.copies.flight(begin, end), intervals.plain_work(begin, end)
+        return Span(begin, end, program, read, trains, before, after, flight, plain)
 
-    def spills(self, before: Partial, begin: int, end: int) -> tuple[bool, ...]:
+    def options(self, before: Partial, span: Span, front: Front) -> Iterator[Partial]:
+        """A partial plan with one more tiled segment, in every way that is allowed, fits, and is not beaten by what
+        the ``front`` holds already."""
+        reads = span.program.reads if before.spilled else ()
+        brought = [v for v in reads if id(v) in before.spilled]
+        for seen in before.sights(bool(self.network.glass)):
+            for spill in self.spills(before, span):
+                placement = self.placement(seen, span, spill)
+                if placement is None:
+                    continue
+                moves = self.moves(before, placement, brought)
+                for ahead in (False, True) if moves else (False,):
+                    depths = self.depths(seen, span, moves, ahead, front)
+                    for pieces in self.pieces_of(span) if depths else ():
+                        yield from self.tiled(seen, span, moves, ahead, pieces, depths, front)
+
+    def spills(self, before: Partial, span: Span) -> tuple[bool, ...]:
         """Whether what an interval stores may go to a lower tier, or has to where it can."""
         if self.policy.spill == "all":
-            return (self.placement(before, begin, end, True) is not None,)
+            return (self.placement(before, span, True) is not None,)
         return (False, True) if self.policy.spill else (False,)
 
-    def pieces_of(self, begin: int, end: int) -> tuple[int, ...]:
+    def pieces_of(self, span: Span) -> tuple[int, ...]:
         """In how many pieces an interval may read keys."""
-        if not self.streaming or not (found := self.intervals.strips(begin, end)):
+        if not self.streaming or not (found := self.intervals.strips(span.begin, span.end)):
             return (1,)
         most = next(iter(found.values())).positions
         return (1, *(count for count in PIECES if count <= most))
 
-    def tiled(self, before: Partial, begin: int, end: int, spill: bool, ahead: bool, pieces: int) -> Iterator[Partial]:
-        """One more segment, tiled; with ``spill``, what it stores goes to a lower tier, with ``ahead`` while other
-        tiles are computed; its tiles read keys in so many pieces."""
-        placement = self.placement(before, begin, end, spill)
-        site = None if placement is None else self.site(before, begin, end, placement, ahead, pieces)
-        if site is None:
-            return
-        for way in self.ways.of(site.where, site.room, site.trains):
-            yield self.extended(before, site, way, drop=0)
-            if self.may_drop(site, way):
-                for depth in range(1, self.depth + 1):
-                    yield self.extended(before, site, way, depth)
-
-    def placement(self, before: Partial, begin: int, end: int, spill: bool) -> Placement | None:
-        stored, maps, size, below = self.stored(begin, end)
+    def placement(self, before: Partial, span: Span, spill: bool) -> Placement | None:
+        here, below = self.stored(span.begin, span.end)
         if not spill:
-            return Placement(stored, maps, size, "device", size, 0)
-        if not size or any(id(v) in self.network.gathered for v in stored):
+            return here
+        if below is None:
             return None
-        tier = tier_of(self.lower, before.lower, maps, below, self.network, begin, end)
-        if tier is None:
-            return None
-        return Placement(stored, maps, size, tier, 0, below)
+        size = below.below
+        tier = tier_of(self.lower, before.lower, below.maps, size, self.network, span.begin, span.end)
+        return None if tier is None else below._replace(tier=tier)
 
-    def stored(self, begin: int, end: int) -> tuple[tuple[Value, ...], frozenset[int], int, int]:
-        """What a tiled segment stores, by identity, and its bytes on the device and on a lower tier."""
+    def stored(self, begin: int, end: int) -> tuple[Placement, Placement | None]:
+        """What a tiled segment stores on the device, and below it, where it may; the tier is to be found."""
         found = self._stored.get((begin, end))
         if found is None:
             maps = tuple(self.intervals.stored_at(begin, end))
-            found = maps, frozenset(map(id, maps)), sum(v.bytes for v in maps), self.lower.size(maps)
-            self._stored[begin, end] = found
+            here = Placement(maps, frozenset(map(id, maps)), sum(v.bytes for v in maps), "device", 0, 0)
+            gathered = any(id(v) in self.network.gathered for v in maps)
+            below = here._replace(below=self.lower.size(maps)) if here.size and not gathered else None
+            found = self._stored[begin, end] = here._replace(device=here.size), below
         return found
 
-    def site(
-        self, before: Partial, begin: int, end: int, placement: Placement, ahead: bool, pieces: int
-    ) -> Site | None:  # fmt: skip
-        """None where there is nothing to do ahead, or no room for what has to be made again."""
-        intervals, leaving = self.intervals, placement.below > 0
-        read, trains = intervals.outline(begin, end)
-        brought = [v for v in intervals.work_of(begin, end).reads if id(v) in before.spilled] if before.spilled else []
-        if ahead and not leaving and not brought:
-            return None
-        spilled = before.spilled | placement.maps if leaving else before.spilled
-        alive = intervals.alive(begin)
-        gone = before.back - sum(d.size for d in before.dropped if not d.maps.isdisjoint(alive))
-        room = Room(
-            self.budget - self.fixed - before.held - self.copies.flight(begin, end),
-            placement.device - gone,
-            intervals.ends(begin, before.spilled) + intervals.ends(end, spilled) if trains else 0,
-        )
-        again = making_again(still_needed(before.dropped, read), read)
+    def moves(self, before: Partial, placement: Placement, brought: Sequence[Value]) -> Moves:
+        """What an interval sends to lower tiers, and has brought from there."""
+        writes, reads = NONE, NONE
+        if placement.below:
+            writes = way_down(self.rates, before.lower, placement.tier, placement.below)
+        if brought:
+            reads = way_back(self.rates, before.lower, {id(v): self.below[id(v)] for v in brought})
+        return Moves(placement, brought, writes, reads)
+
+    def depths(self, before: Partial, span: Span, moves: Moves, ahead: bool, front: Front) -> list[int]:
+        """How deep a segment may drop what it stores, or 0 where it does not: of these all that may not be beaten,
+        however fast its tiles are in any room."""
+        found = []
+        total, forward = self.intervals.least(span.begin, span.end, before.blind, self.intervals.only)
+        if moves:
+            total = moves.both(span.trains).with_work(total, ahead)
+        seconds = before.seconds + (1 - ROUNDING) * self.copies.least(span.begin, span.end, total)
+        held = before.keeps + moves.placement.device
+        if not front.beats(held, seconds, before.blind):
+            found.append(0)
+        if self.depth and self.may_drop(moves.placement):
+            seconds += (1 - ROUNDING) * moves.reads.with_work(forward, ahead)
+            for depth in range(1, self.depth + 1):
+                if not front.beats(before.keeps, seconds, before.blind, levels(before.keeps, held, depth)):
+                    found.append(depth)
+        return found
+
+    def tiled(
+        self, before: Partial, span: Span, moves: Moves, ahead: bool, pieces: int, depths: Sequence[int], front: Front
+    ) -> Iterator[Partial]:
+        """One more segment, tiled, that moves maps while other tiles are computed where they travel ``ahead``, reads
+        keys in so many pieces, and drops what it stores to one of some depths."""
+        site = self.site(before, span, moves, ahead, pieces)
+        if site is None:
+            return
+        for way in self.ways.of(site.where, site.room, span.trains):
+            for depth in depths:
+                if depth and way.halo != "recompute":
+                    break
+                found = self.extended(before, site, way, depth, front)
+                if found is not None:
+                    yield found
+
+    def site(self, before: Partial, span: Span, moves: Moves, ahead: bool, pieces: int) -> Site | None:
+        """None where there is no room for what has to be made again."""
+        intervals, placement, begin, end = self.intervals, moves.placement, span.begin, span.end
+        leaving, ends, back, again = placement.below > 0, 0, before.back, 0
+        if span.trains:
+            spilled = before.spilled | placement.maps if leaving else before.spilled
+            ends = intervals.ends(begin, before.spilled) + intervals.ends(end, spilled)
+        if before.dropped:
+            back -= sum(d.size for d in before.dropped if not d.maps.isdisjoint(span.before))
+            again = making_again(still_needed(before.dropped, span.read), span.read)
+        room = Room(self.budget - self.fixed - before.held - span.flight, placement.device - back, ends)
         if room.ends + again > room.free:
             return None
-        writes = way_down(self.rates, before.lower, placement.tier, placement.below) if leaving else NONE
-        reads = way_back(self.rates, before.lower, self.lower.sizes(brought))
-        where = Where(begin, end, frozenset(id(v) for v in brought), leaving, ahead, pieces, before.blind)
-        cut = intervals.strips(begin, end)
-        keys = way_back(self.rates, before.lower, self.lower.sizes(v for v in brought if id(v) in cut))
-        return Site(where, placement, read, room, trains, again, writes, reads, keys)
+        where = Where(begin, end, frozenset(map(id, moves.brought)), leaving, ahead, pieces, before.blind)
+        keys = NONE
+        if moves.brought and (cut := intervals.strips(begin, end)):
+            keys = way_back(self.rates, before.lower, self.lower.sizes(v for v in moves.brought if id(v) in cut))
+        return Site(span, where, placement, room, again, moves.writes, moves.reads, keys)
 
-    def may_drop(self, site: Site, way: Tiled) -> bool:
-        stored = site.placement.stored
+    def may_drop(self, placement: Placement) -> bool:
+        """Whether a segment that recomputes its halos may drop what it stores there."""
+        stored = placement.stored
         return (
             self.network.trains
             and bool(stored)
-            and not site.where.leaving
-            and way.halo == "recompute"
+            and not placement.below
             and not any(id(v) in self.network.gathered for v in stored)
         )
 
-    def extended(self, before: Partial, site: Site, way: Tiled, drop: int) -> Partial:
-        """A partial plan with one more tiled segment, which drops what it stores so deep."""
-        where, placement = site.where, site.placement
-        plain = self.intervals.plain_work(where.begin, where.end)
+    def extended(self, before: Partial, site: Site, way: Tiled, drop: int, front: Front) -> Partial | None:
+        """A partial plan with one more tiled segment, which drops what it stores so deep; None where it is beaten."""
+        where, placement, span = site.where, site.placement, site.span
         dropped = before.dropped
         again: tuple[Dropped, ...] = ()
         if drop:
             once = way.forward[1].work, way.once(site.reads, where.ahead)
-            mine = Dropped(placement.maps, placement.size, way.forward[1].bytes, site.read, drop, *once)
-            dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, site.read), drop))
-        extra = way.work - plain + sum(d.work for d in again)
+            mine = Dropped(placement.maps, placement.size, way.forward[1].bytes, span.read, drop, *once)
+            dropped, again = (*dropped, mine), (mine, *passed(still_needed(dropped, span.read), drop))
+        extra = way.work - span.plain + sum(d.work for d in again)
         reads = site.reads + site.keys.times(way.forward[0].tiles - 1)
         back = None if way.backward is None else way.backward[1].seconds
         waiting = self.copies.waiting(where.begin, where.end, way.forward[1].seconds, back)
         seconds = way.with_transfers(site.writes, reads, where.ahead) + waiting + sum(d.seconds for d in again)
-        flight = self.copies.flight(where.begin, where.end)
+        keeps = before.keeps + way.carried + (0 if drop else placement.device)
+        after = levels(keeps, keeps + placement.size, drop) if drop else ()
+        if front.beats(keeps, before.seconds + seconds, before.blind, after):
+            return None
+        flight = span.flight
         base = before.held + self.fixed + flight
         peak = max(way.peak, site.room.ends + site.again)
         return Partial(
-            before.keeps + way.carried + (0 if drop else placement.device),
+            keeps,
             before.seconds + seconds,
             max(before.peak, before.held + flight + peak),
             before.spilled | placement.maps if where.leaving else before.spilled,
@@ -212,7 +252,7 @@ class Search:
             dropped,
             before.back,
             blind=before.blind,
-        ).at(self.intervals.alive(where.end))
+        ).at(span.after)
 
     def alike(self, where: Where, way: Tiled) -> bool:
         """Whether many tiles of forward are identical to others."""
@@ -225,8 +265,7 @@ class Search:
     ) -> Piece:  # fmt: skip
         """A tiled segment, where so many bytes lie there already."""
         where, placement = site.where, site.placement
-        plain = self.intervals.plain_work(where.begin, where.end)
-        targets = self.intervals.work_of(where.begin, where.end).targets
+        plain, targets = site.span.plain, site.span.program.targets
         segment = SegmentPlan(
             targets=tuple(self.network.place[t.node.serial] for t in targets),
             forward=way.forward[0],
@@ -342,22 +381,27 @@ class Search:
         """From the image to the loss."""
         cuts, free = self.cuts, self.free
         stages = [self.network.stage[n.serial] for n in self.network.order]
-        front: dict[int, list[Partial]] = {0: [Partial(0, 0.0, 0, lower=self.copies.lower)]}
-        settled: dict[int, int] = {}  # how many were left when none was dropped
+        fronts: dict[int, Front] = {cut: Front() for cut in cuts}
+        fronts[cuts[0]].add(Partial(0, 0.0, 0, lower=self.copies.lower))
         for i, begin in enumerate(cuts[:-1]):
-            for before in front.get(begin, ()):
-                for j in range(i + 1, len(cuts)):
-                    end = cuts[j]
-                    long = end - begin > MOST_OPERATORS and stages[begin] not in free
-                    if j > i + 1 and (stages[end - 1] != stages[begin] or long):
-                        break
-                    front.setdefault(end, []).extend(self.options(before, begin, end, j == i + 1))
-            front.pop(begin, None)
-            for cut, plans in front.items():
-                if settled.get(cut) != len(plans):
-                    front[cut] = undominated(plans)
-                    settled[cut] = len(plans) if len(front[cut]) == len(plans) else -1
-        return front.get(cuts[-1], [])
+            plans = fronts.pop(begin).plans
+            for j in range(i + 1, len(cuts) if plans else 0):
+                end = cuts[j]
+                long = end - begin > MOST_OPERATORS and stages[begin] not in free
+                if j > i + 1 and (stages[end - 1] != stages[begin] or long):
+                    break
+                span, front = self.span(begin, end), fronts[end]
+                for before in plans:
+                    if span is None:
+                        front.add(replace(before, piece=None, before=before))
+                    else:
+                        for found in self.options(before, span, front):
+                            front.add(found)
+                    if j == i + 1 and self.policy.keep and (kept := self.kept(before, begin, end)) is not None:
+                        front.add(kept)
+            for front in fronts.values():
+                front.thin()
+        return fronts[cuts[-1]].plans
 
     def learn(self, plan: Plan, turns: Mapping[Any, Turn]) -> None:
         """Correct what the model says of the intervals of a plan of this search by what its turns have held."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.planner.costs.cost import Cost
@@ -27,7 +28,7 @@ class Part:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Tiled:
     """One way to run an interval tile by tile."""
 
@@ -75,8 +76,7 @@ class Tiled:
         return self.forward[1].work + (self.backward[1].work if self.backward else 0.0)
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """Bytes that are free for a segment, and what of them is taken: by what it stores in forward, by the cotangents of
     its ends in backward."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +29,7 @@ from lightning_plugin.planner.analysis.glass import Glass, summed, sums, windows
 from lightning_plugin.planner.analysis.optimizers import state_for
 from lightning_plugin.planner.analysis.recorded import recorded
 from lightning_plugin.planner.calibration import calibrate
+from lightning_plugin.planner.choose import Chooser, choose_plan
 from lightning_plugin.planner.costs import lower as lower_module
 from lightning_plugin.planner.costs.lower import HOST, Lower, lower_tiers, one_way
 from lightning_plugin.planner.costs.lower_maps import NONE, NOTHING, LowerMaps, Transit, way_back, way_down
@@ -35,7 +38,16 @@ from lightning_plugin.planner.costs.peak import Books, tile_bytes
 from lightning_plugin.planner.costs.rates import RATES, rates_of
 from lightning_plugin.planner.rehearsal.representative import Candidate, heaviest
 from lightning_plugin.planner.search.dropped import Dropped
-from lightning_plugin.planner.search.partial import MOST_PARTIAL, Partial, below, merge_kept, thinned, undominated
+from lightning_plugin.planner.search.ladder import Ladder
+from lightning_plugin.planner.search.partial import (
+    MOST_PARTIAL,
+    Front,
+    Partial,
+    below,
+    merge_kept,
+    thinned,
+    undominated,
+)
 from lightning_plugin.planner.search.ways import Tiled, with_transfers
 from lightning_plugin.program.fixed import fixed, kept_segments
 
@@ -133,6 +145,45 @@ def test_what_is_dropped_counts_later() -> None:
     assert undominated([stored, dropped]) == [stored, dropped]
     assert undominated([stored, Partial(5, 6.0, 0, dropped=dropped.dropped)]) == [stored]
     assert below((1, 2), (1, 2, 2)) and below((1,), (1, 2)) and not below((1, 3), (2,)) and not below((2,), (1, 3))
+
+
+PLANS = st.builds(
+    lambda keeps, back, seconds, size, depth, blind: Partial(
+        keeps, float(seconds), 0, back=back if depth else 0, blind=blind,
+        dropped=(Dropped(frozenset({1}), size, 0, frozenset(), depth),) if depth else (),
+    ),
+    st.integers(0, 9), st.integers(0, 5), st.integers(0, 9), st.integers(0, 9), st.integers(0, 2), st.booleans(),
+)  # fmt: skip
+
+
+@given(st.lists(PLANS, max_size=20))
+def test_what_is_beaten_when_it_comes_is_what_would_be_left_out(plans: list[Partial]) -> None:
+    front = Front()
+    for plan in plans:
+        front.add(plan)
+    front.thin()
+
+    def figures(plans: list[Partial]) -> list[Any]:
+        return [(p.blind, p.keeps, p.back, p.seconds, p.levels) for p in plans]
+
+    assert figures(front.plans) == figures(undominated(plans))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=6), st.lists(st.integers(-2, 22), max_size=9)
+)
+def test_the_best_in_a_room_does_not_depend_on_the_rooms_asked_before(
+    ways: list[tuple[int, int]], rooms: list[int]
+) -> None:
+    """Ways are bytes and seconds."""
+    ladder = Ladder[tuple[int, int] | None]()
+
+    def find(room: int) -> tuple[float, tuple[int, int] | None]:
+        found = min((way for way in ways if way[0] <= room), key=lambda way: (way[1], way[0]), default=None)
+        return (float("-inf") if found is None else found[0]), found
+
+    for room in rooms:
+        assert ladder.best(room, find) == find(room)[1]
 
 
 @pytest.mark.parametrize("count", [1, MOST_PARTIAL, MOST_PARTIAL + 1, 200])
@@ -398,3 +449,21 @@ def test_what_a_window_sees(layer: nn.Conv2d, scale: int, before: int, after: in
         (sides,) = windows(node.op, node.outputs[0].space.extent, node.maps)  # type: ignore[arg-type]
     assert sides is not None
     assert [(s.scale, s.before, s.after) for s in sides] == [(scale, before, after)] * 2
+
+
+@pytest.mark.parametrize("chains", ["never", "always"])
+def test_a_search_is_let_go_when_it_is_over(chains: str) -> None:
+    """Without waiting for Python's collector of cycles."""
+    net = nn.Sequential(*[nn.Conv2d(8 if i else 3, 8, 3, padding=1) for i in range(6)])
+    with recorded(net, (1, 3, 64, 64), torch.float32, chains=chains) as (network, _):
+        choose_plan(network, rates_of("cpu"), 1 << 30, lower_tiers(None, Options()))  # what is imported is cyclic
+        gc.collect()
+        gc.disable()
+        try:
+            chooser = Chooser(network, rates_of("cpu"), lower_tiers(None, Options()))
+            chooser.choose(900 << 10)
+            alive = [weakref.ref(chooser.search), weakref.ref(chooser.search.intervals)]
+            del chooser
+            assert [ref() for ref in alive] == [None, None]
+        finally:
+            gc.enable()
