@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from lightning_plugin.errors import BudgetError
@@ -160,5 +161,6 @@ def digest(recording: Recording) -> str:
     return hashed(signature(recording, gradients=False))
 
 
+@lru_cache(16)
 def hashed(description: tuple[Any, ...]) -> str:
     return hashlib.sha256(repr(description).encode()).hexdigest()
