@@ -129,6 +129,11 @@ def checkpointed() -> weakref.ref[Any] | None:
     return weakref.ref(hooks[0]) if hooks and hooks[0].__qualname__.startswith("_checkpoint_hook.") else None
 
 
+def profiles() -> bool:
+    """Whether a profiler is on."""
+    return bool(torch.autograd._profiler_enabled())
+
+
 # Tensors without data
 
 

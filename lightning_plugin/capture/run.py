@@ -22,6 +22,7 @@ from lightning_plugin.execute.frame import Frame, Step
 from lightning_plugin.execute.run import run_plan
 from lightning_plugin.graph import Node, Value, ancestors
 from lightning_plugin.program.fixed import fixed
+from lightning_plugin.progress import ranged
 from lightning_plugin.recording import Recording, gathered
 
 
@@ -83,7 +84,7 @@ def execute(session: Session, wanted: Value | None, pending: Sequence[Value]) ->
     if wanted is not None:
         values.append(wanted if not wanted.is_map else gathered(wanted))
     ordinary(b for e in session.effects for b in e.writes)
-    with forget_modules(), torch.inference_mode(False):
+    with forget_modules(), torch.inference_mode(False), ranged("step"):
         default, waiting = session.settings, True
         try:
             while waiting:
@@ -131,7 +132,8 @@ def run(recording: Recording, session: Session) -> None:
     """Run what was recorded in the order of a plan."""
     check_versions(recording)
     settings = session.settings
-    plan = fixed(recording.nodes, None) if settings is None else settings.choose(recording)
+    with ranged("plan"):
+        plan = fixed(recording.nodes, None) if settings is None else settings.choose(recording)
     step = Step() if settings is None else settings.begin(plan, recording)
     run_plan(plan, recording.nodes, Frame(recording.bindings, session.vectors, step))
 

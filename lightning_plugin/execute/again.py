@@ -30,6 +30,7 @@ from lightning_plugin.execute.streams import Saved, Streams
 from lightning_plugin.graph import Value
 from lightning_plugin.private import Version, version, written
 from lightning_plugin.program.program import Program
+from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary
 
 
@@ -92,7 +93,12 @@ class Again:
             handle.bring_back(deepest)
         for handle in missing.values():
             handle.make_room()
-        with torch.no_grad(), torch.autocast(run.kind, enabled=False), run.turn("again"):
+        with (
+            torch.no_grad(),
+            torch.autocast(run.kind, enabled=False),
+            run.turn("again"),
+            ranged("segment", run.place, run.plan.path, "again"),
+        ):
             Forward(run, self.used(program, inputs), {**self.boundaries, **missing}).run()
         for handle in passing:
             if handle.again is not None and handle.again.depth > deepest:

@@ -26,6 +26,7 @@ from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
 from lightning_plugin.program.scan import ScanTile, run_tile, scan
 from lightning_plugin.program.tape import Emit, Read
+from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.team import Team
 
@@ -198,7 +199,8 @@ class Backward:
             with segment.watching(self.watched and segment.watch(self.tapes, members[0])):
                 for tile in self.evaluations(members):
                     if not all(tuple(owned) in zero for owned in tile.members):
-                        self.tile(program, tile)
+                        with ranged("tile"):
+                            self.tile(program, tile)
 
     def evaluations(self, members: Sequence[Owned]) -> Iterator[Tile]:
         """Identical tiles as one evaluation with the sum of their cotangents, where nothing that they read needs a
@@ -309,7 +311,7 @@ class Backward:
         self.segment.expect(lambda: [(t.reads, t.owned) for t, _ in tiles], self.handles, self.given(program))
         back: dict[int, Tensor] = {}
         for ((tile, carried),) in self.segment.step.told([pair] for pair in reversed(tiles)):
-            with self.segment.watching():
+            with self.segment.watching(), ranged("tile"):
                 back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
 
     def wanted(self, v: Value) -> bool:

@@ -14,6 +14,7 @@ from lightning_plugin.execute.segment import SegmentRun, outline, read_from
 from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.program.scan import run_tile, scan
+from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.team import Team
 
@@ -81,7 +82,7 @@ class Forward:
             self.together(run.team)
             return
         for members in run.loop(self.tapes, self.handle, run.fetch(self.handles)):
-            with run.watching(self.watched and run.watch(self.tapes, members[0])):
+            with run.watching(self.watched and run.watch(self.tapes, members[0])), ranged("tile"):
                 self.tile(members)
 
     def read(self, v: Value, box: Box) -> Tensor | Pieces:
@@ -102,7 +103,7 @@ class Forward:
                 self.emit(i, [box], tiles)
                 self.note(i, [box], tiles[0], near)
 
-            with self.segment.watching():
+            with self.segment.watching(), ranged("tile"):
                 handed = run_tile(
                     program, tile, handed, self.read, self.vectors, emit, grad=False, see=self.segment.see
                 )

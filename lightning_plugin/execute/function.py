@@ -26,6 +26,7 @@ from lightning_plugin.ledger import Ledger
 from lightning_plugin.passes import first_order
 from lightning_plugin.program.parts import parts_of
 from lightning_plugin.program.scan import scanned
+from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary
 from lightning_plugin.residency.numbered import Numbered
 
@@ -143,6 +144,7 @@ class SegmentFunction(torch.autograd.Function):
         # Saved tensors come back as new ones: whose gradients are collected, autograd's own nodes know.
         leaves = [f.variable for f, _ in ctx.next_functions if hasattr(f, "variable")]
         make_room(ctx.run, [ref() for ref in ctx.handles], leaves)
-        found = Backward(ctx, inputs, grads).run()
+        with ranged("segment", ctx.run.place, ctx.run.plan.path, "backward"):
+            found = Backward(ctx, inputs, grads).run()
         seen(ledger, found)
         return found

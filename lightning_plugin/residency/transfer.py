@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.layout import Layout
-from lightning_plugin.progress import Progress
+from lightning_plugin.progress import Progress, ranged
 from lightning_plugin.residency.numbered import Numbered
 from lightning_plugin.residency.pool import Lend, Pool
 
@@ -189,7 +189,7 @@ class Courier:
             return Pending(transfer, None, self.progress)
         if self.thread is not None and ahead:
             return Pending(transfer, self.thread.submit(transfer.run), self.progress)
-        with self.progress.spending("spill"):
+        with self.progress.spending("spill"), ranged("transfer"):
             transfer.run()
         return Pending(transfer, None, self.progress)
 
