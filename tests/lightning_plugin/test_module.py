@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_plugin import (
@@ -23,7 +23,7 @@ from lightning_plugin import (
     check,
     materialize,
 )
-from tests.exactness import assert_same_step
+from tests.exactness import TOLERANCE, assert_same_step, difference
 from tests.lightning_plugin.tiers import Way, image, network
 
 
@@ -382,3 +382,31 @@ def test_under_torch_compile_a_tiled_module_is_called_as_ever(within: bool) -> N
         for mine, theirs in zip(tiled.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9)
     assert wrapped.plan is not None
+
+
+class TwoResults(nn.Module):
+    """A map, and another that is made of it: whole, or in tiles."""
+
+    def __init__(self, tiled: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.tiled = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3), tiled
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = materialize(self.first(x).tanh())
+        return h, materialize(self.second(LazyImage.from_tensor(h) if self.tiled else h))
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_a_result_that_is_held_whole_has_the_gradient_of_another(tiled: bool) -> None:
+    torch.manual_seed(0)
+    net = TwoResults(tiled).double()
+    x = torch.randn(1, 3, 20, 24, dtype=torch.float64, requires_grad=True)
+
+    def gradients(run: nn.Module) -> list[Tensor]:
+        h, y = run(x)
+        return [*torch.autograd.grad(y.square().sum() + h.sum(), [h, x, net.first.weight])]
+
+    found = gradients(TiledModule(net, tiles=(2, 2)))
+    net.tiled = False
+    for one, other in zip(found, gradients(net), strict=True):
+        assert difference(one, other) < TOLERANCE
