@@ -21,6 +21,7 @@ from lightning_plugin.options import Options, Words
 from lightning_plugin.plan import Plan
 from lightning_plugin.private import never_compiled
 from lightning_plugin.settings import Settings
+from lightning_plugin.source import channels_lie_last
 from lightning_plugin.trees import tree_map
 
 
@@ -88,6 +89,8 @@ class TiledModule(nn.Module):
         # A tensor of whole numbers with three dimensions is a target (N, H, W), not an image of H channels.
         image = isinstance(a, Tensor) and (a.dim() > 3 or (a.dim() == 3 and a.is_floating_point()))
         if image and not isinstance(a, LazyTensor):
+            if not a.requires_grad and channels_lie_last(a.shape):
+                return LazyImage.from_tensor(a.movedim(-1, 1), settings=self.settings).movedim(1, -1)
             return LazyImage.from_tensor(a, settings=self.settings)
         return a
 

@@ -131,7 +131,7 @@ def checkpointed() -> weakref.ref[Any] | None:
 
 def profiles() -> bool:
     """Whether a profiler is on."""
-    return bool(torch.autograd._profiler_enabled())
+    return bool(torch._C._autograd._profiler_enabled())
 
 
 # Tensors without data

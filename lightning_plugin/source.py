@@ -65,12 +65,20 @@ SAMPLED = 4
 
 #: How many channels an image can have to be recognised with its channels elsewhere than in dimension 1.
 COLOURS = (1, 3, 4)
+#: No image has so many channels and so few columns: then they are positions, and the last dimension is the channels.
+MANY = 64
 
 
 def likely_instances(shape: Sequence[int]) -> int:
     """How many of the first dimensions count images: ``(N, K, C, H, W)`` is told from ``(N, C, D, H, W)`` by the number
     of channels. A wrong guess costs tiling, never exactness."""
     return 2 if len(shape) == 5 and shape[2] in COLOURS and not {shape[1], shape[4]} & set(COLOURS) else 1
+
+
+def channels_lie_last(shape: Sequence[int]) -> bool:
+    """Whether channels are the last dimension, as the coordinates of points ``(N, P, 2)`` are: told by their number. A
+    wrong guess costs tiling, never exactness."""
+    return shape[-1] <= max(COLOURS) < MANY <= min(shape[1:-1])
 
 
 def instances_of(image: TileSource) -> int:

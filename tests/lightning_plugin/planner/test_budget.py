@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from lightning_plugin.planner.make import rates_for
 from lightning_plugin.planner.search.policies import Policy
 from lightning_plugin.planner.search.search import Search
 from lightning_plugin.residency.host import make_room_for_pinned
-from tests.exactness import asked, assert_exact
+from tests.exactness import asked, assert_exact, assert_same_step
 from tests.lightning_plugin.outside import account
 from tests.lightning_plugin.planner.chains import Recipe, recipes
 
@@ -295,3 +296,20 @@ def test_pinned_blocks_are_given_back_where_those_of_another_plan_need_their_roo
     assert not emptied
     make_room_for_pinned(201, 1000)
     assert emptied == [600]
+
+
+@pytest.mark.parametrize("shape", [(1, 6000, 2), (2, 70, 90, 3)])
+def test_points_are_cut_along_their_positions(shape: tuple[int, ...]) -> None:
+    """Channels that lie last are told from positions; a network that takes them for something else is exact as well."""
+    torch.manual_seed(0)
+    mlp = nn.Sequential(nn.Linear(shape[-1], 32), nn.Tanh(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)).double()
+    x = torch.randn(shape, dtype=torch.float64)
+    budget = 6000 * 32 * 8  # of one map of all points
+    tiled = TiledModule(mlp, budget=budget, disk=False)
+    assert account(lambda: tiled(x).mean().backward(), mlp).held <= budget
+    flat = nn.Conv1d(shape[1], 2, 1) if len(shape) == 3 else nn.Conv2d(shape[1], 2, 1)
+    for net, words in ((mlp, {"budget": budget}), (flat.double(), {"tiles": (2,) * (len(shape) - 2)})):
+        other = copy.deepcopy(net)
+        other.zero_grad()
+        net.zero_grad()
+        assert_same_step(net, other, net(x).square().mean(), TiledModule(other, **words)(x).square().mean())
