@@ -347,18 +347,19 @@ class Settings:
         if look not in self._looks:
             return
         self._looks.discard(look)
+        recording, known = look.taken()
         first = None
         if self._lost is None and look.lost():
-            first = finite.first_vector(look.recording.nodes, look.vectors)
+            first = finite.first_vector(recording.nodes, known)
         if first is None:
             return
         node, value, how = first
-        found, more = finite.at_once(look.recording.nodes, node, value, how), ""
+        found, more = finite.at_once(recording.nodes, node, value, how), ""
         if found is None and self.team is not None:
             more = " (its tiles lie on several ranks, and are not looked at)"
         elif found is None:
             try:
-                found = self.look_in_tiles(look.recording, value, look.vectors)
+                found = self.look_in_tiles(recording, value, known)
             except EngineError as refused:
                 more = f" (its tiles are not looked at: {refused})"
         self._lost = found or finite.Lost(how, finite.named(node))

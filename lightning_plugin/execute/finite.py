@@ -107,21 +107,24 @@ class Look:
     """A look at small results: their device says whether they are finite, and is not waited for until that is read.
 
     Attributes:
-        recording: What made them.
-        vectors: The small vectors of its run, without their graph: this hangs on the results' own.
+        known: What made them, and the small vectors of its run, without their graph: this hangs on the results' own.
     """
 
     def __init__(self, results: Sequence[Tensor], recording: Recording, vectors: Mapping[Value, Tensor]) -> None:
-        self.recording = recording
-        self.vectors = {v: t.detach() for v, t in vectors.items() if t.numel() <= SMALL}
+        self.known = [(recording, {v: t.detach() for v, t in vectors.items() if t.numel() <= SMALL})]
         device = results[0].device
         finite = [t.detach().isfinite().all().to(device) for t in results]
         self.finite = torch.stack(finite).all().to("cpu", non_blocking=True)
-        self.known = launched(device)
+        self.ready = launched(device)
+
+    def taken(self) -> tuple[Recording, dict[Value, Tensor]]:
+        """What is known, which is let go here: results may live on."""
+        return self.known.pop()
 
     def lost(self) -> bool:
-        if self.known is not None:
-            self.known.synchronize()
+        """Whether one of the results is not finite."""
+        if self.ready is not None:
+            self.ready.synchronize()
         return not self.finite
 
 
