@@ -123,7 +123,7 @@ def happen(session: Session) -> None:
 def again_in_backward(session: Session, values: Sequence[Value]) -> None:
     """Have effects within checkpointed blocks happen again in backward; see [Note: checkpoint] in `repeats`."""
     for v in values if session.repeats else ():
-        if (result := session.vectors[v]).requires_grad:
+        if (result := session.vectors[v]).grad_fn is not None:
             behind = {made for node in ancestors([v]) for made in node.outputs}
             result.register_hook(InBackward([r for r in session.repeats if r.effect.values[0] in behind]))
 

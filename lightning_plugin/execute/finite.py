@@ -100,7 +100,7 @@ def named(node: Node) -> str:
 def followed(values: Iterable[Value], vectors: Mapping[Value, Tensor]) -> list[Tensor]:
     """The small results that training follows."""
     found = (vectors[v] for v in values if v in vectors)
-    return [t for t in found if t.requires_grad and t.numel() <= SMALL]
+    return [t for t in found if t.grad_fn is not None and t.numel() <= SMALL]
 
 
 class Look:
