@@ -217,7 +217,6 @@ def check_formats(folder: Path) -> list[Check]:
     slides = fix.format("openslide-python openslide-bin")
     checks = [
         attempt(READERS, "OpenSlide, pyramidal TIFF", lambda: openslide_tiff(folder), slides),
-        dicom(folder),
     ]
     for codec, tolerance in TIFF_CODECS.items():
         trial = tiff_trial(folder, codec, tolerance)
@@ -312,36 +311,6 @@ def zarr_shards(folder: Path) -> str:
     array[:] = image
     read = np.asarray(zarr.open_array(str(path), mode="r")[:])
     return described(compare(np.moveaxis(read, 0, -1)))
-
-
-def dicom(folder: Path) -> Check:
-    """A DICOM file, if the extra is installed."""
-    name = "DICOM"
-    if version_of("wsidicom") is None:
-        return Check(READERS, name, Status.ABSENT, "not installed", f"pip install '{DISTRIBUTION}[dicom]'")
-    return attempt(READERS, name, lambda: dicom_image(folder), "pip install --force-reinstall wsidicom pydicom")
-
-
-def dicom_image(folder: Path) -> str:
-    """A tiny DICOM image, written and read by pydicom, with the slide reader imported."""
-    import pydicom
-    import wsidicom
-    from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, VLWholeSlideMicroscopyImageStorage, generate_uid
-
-    meta = FileMetaDataset()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    meta.MediaStorageSOPClassUID = VLWholeSlideMicroscopyImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    dataset = FileDataset(str(folder / "slide.dcm"), {}, file_meta=meta, preamble=b"\0" * 128)
-    dataset.SOPClassUID, dataset.SOPInstanceUID = (
-        meta.MediaStorageSOPClassUID,
-        meta.MediaStorageSOPInstanceUID,
-    )
-    dataset.set_pixel_data(picture(), "RGB", 8)
-    dataset.save_as(folder / "slide.dcm", enforce_file_format=True)
-    compare(pydicom.dcmread(folder / "slide.dcm").pixel_array)
-    return f"wsidicom {wsidicom.__version__}, pydicom {pydicom.__version__}"
 
 
 def described(error: float) -> str:
