@@ -14,15 +14,14 @@ from PIL import Image as Picture
 from PIL import ImageDraw
 from scipy.ndimage import binary_dilation
 
-from wsi_trainer.explain.attribution import Attribution
 from wsi_trainer.regions.geojson import PathObject, rectangle
 from wsi_trainer.regions.shapes import Rings, mask_of
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.slide.views import Image
 
 if TYPE_CHECKING:
     from lightning_plugin import Box, TileSource
     from wsi_trainer.explain.attribution import Attribution
+    from wsi_trainer.slide.views import Image
 
 
 @dataclass(frozen=True)

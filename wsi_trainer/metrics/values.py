@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import CensoredData, ecdf, logrank
 
 from wsi_trainer.metrics.table import Predictions, PredictionsError, Score, Table, Words
 
@@ -192,6 +191,8 @@ class RiskPredictions(Predictions):
 
 def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_]) -> tuple[Any, Any]:
     """The times of events, from 0 on, and the share of independent patients without event after each."""
+    from scipy.stats import CensoredData, ecdf  # slow to import
+
     curve = ecdf(CensoredData.right_censored(times, ~events)).sf
     happened = np.isin(curve.quantiles, times[events])
     return np.append(0.0, curve.quantiles[happened]), np.append(1.0, curve.probabilities[happened])
@@ -199,6 +200,8 @@ def kaplan_meier(times: NDArray[np.float64], events: NDArray[np.bool_]) -> tuple
 
 def log_rank(times: NDArray[np.float64], events: NDArray[np.bool_], group: NDArray[np.bool_]) -> float:
     """p of the log-rank test of a group against the others; NaN where no event can tell them apart."""
+    from scipy.stats import CensoredData, logrank  # slow to import
+
     one, other = (CensoredData.right_censored(times[rows], ~events[rows]) for rows in (group, ~group))
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(logrank(one, other).pvalue)
