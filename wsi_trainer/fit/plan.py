@@ -7,7 +7,6 @@ import re
 import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from lightning_plugin import BudgetError, LazyImage, Plan, make_plan, sweep
+from lightning_plugin.options import Words
 from lightning_plugin.planner.analysis.recorded import Blank
 from wsi_trainer import models
 from wsi_trainer.cli.parsing import Parser
@@ -35,6 +35,11 @@ T = TypeVar("T")
 
 #: Budgets of a sweep.
 POINTS = 10
+#: Arguments of `make_plan` that are given otherwise, or decide nothing about a plan for a size.
+OWN: set[str | int] = {
+    "module", "image", "dtype", "device", "optimizer", "budget", "tiles", "backward_tiles", "wobble", "compile", "trim",
+    "calls",
+}  # fmt: skip
 #: Pixels on a side that numbers of bytes still have room for.
 LARGEST = 10_000_000
 
@@ -65,33 +70,10 @@ def add_options(parser: ArgumentParser, bags: bool = False) -> None:
     parser.add_argument(
         "--device", type=str, default="cpu", help="whose speed ranks the plans: cpu, cuda:a100, ...; need not be there"
     )
-    parser.add_argument("--host_budget", type=str, default=None, help="host memory below a device that is not the CPU")
-    parser.add_argument("--disk", type=bool, default=True, help="whether what fits nowhere else may go to disk")
-    parser.add_argument("--half", type=bool, default=False, help="keep maps there as bfloat16, which loses digits")
-    parser.add_argument(
-        "--halo", type=str, default="auto",
-        help="what tiles share is computed twice (recompute) or handed on (share); split and stochastic_split are "
-        "approximations",
-    )  # fmt: skip
-    parser.add_argument(
-        "--splits", type=int, default=None, help="into how many splits each side is cut, to approximate"
-    )
-    parser.add_argument("--split_depth", type=str, default="0.5", help="up to which share of the windows, or module")
-    parser.add_argument(
-        "--parameters",
-        type=str,
-        default="auto",
-        help="where parameters live that do not fit: host, disk, auto (the first with room); device lets none leave",
-    )
-    parser.add_argument(
-        "--chains",
-        type=str,
-        default="auto",
-        help="whether long runs of equal layers are planned as one: always, never, auto (in very deep networks)",
-    )
     parser.add_argument(
         "--optimizer", type=str, default=None, help="count what it keeps for each parameter: adamw, sgd, ..."
     )
+    parser.add_function_arguments(make_plan, as_group=False, skip=OWN)
     parser.add_argument("--json", type=Path, default=None, help="also write the plan to this file")
     parser.add_argument("--picture", type=Path, default=None, help="also draw memory over the step, as PNG")
     parser.add_argument(
@@ -179,11 +161,8 @@ def report(planned: Callable[..., Any], options: Namespace, budget: str, shape: 
     if options.sweep_picture is not None and options.sweep is None:
         raise UserError("--sweep-picture draws a sweep; give --sweep budget too")
     console = Console(width=200)
-    names = ("device", "host_budget", "disk", "half", "halo", "splits", "parameters", "chains", "optimizer")
-    arguments: dict[str, Any] = {"budget": budget, **{name: options[name] for name in names}}
-    with suppress(ValueError):  # else it is the path of a module
-        options.split_depth = float(options.split_depth)
-    arguments["split_depth"] = options.split_depth
+    names = {"device", "optimizer", *Words.__annotations__} & set(vars(options))
+    arguments: dict[str, Any] = {name: options[name] for name in names} | {"budget": budget}
 
     def run(module: nn.Module, dtype: torch.dtype) -> tuple[Plan, Any]:
         if options.sweep is None:
