@@ -45,3 +45,19 @@ def speakable(stream: Any) -> None:
     """Let a stream escape what its encoding lacks instead of raising an error."""
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in the unit that reads best."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("the loop ends at TiB")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else "a second"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

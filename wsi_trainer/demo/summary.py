@@ -8,10 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from wsi_trainer.fit.memory import format_bytes, process_peak
+from wsi_trainer.fit.callbacks import process_peak
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import ClassPredictions, Interval, auc, paired_difference, score_intervals
 from wsi_trainer.terminal import say
+from wsi_trainer.words import format_bytes
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from wsi_trainer.data.patches import open_bag
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.events import EventLog
-from wsi_trainer.fit.memory import duration, format_bytes, process_peak
 from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.fit.run import Run
 from wsi_trainer.io.files import replace_file, write_json
@@ -33,7 +33,7 @@ from wsi_trainer.io.tables import append_row
 from wsi_trainer.models import SlideBatch, SlideModel
 from wsi_trainer.slide.views import AHEAD
 from wsi_trainer.terminal import say
-from wsi_trainer.words import clean
+from wsi_trainer.words import clean, duration, format_bytes
 
 log = logging.getLogger("wsi_trainer")
 
@@ -197,8 +197,7 @@ class Events(Callback):
         if time.monotonic() - self._written < self.every:
             return
         self._written = time.monotonic()
-        strategy = trainer.strategy
-        tiled = isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) and strategy.plan is not None
+        strategy = tiled(trainer)
         self.events.write(
             "step",
             epoch=trainer.current_epoch,
@@ -208,7 +207,7 @@ class Events(Callback):
             slide=batch["slide"],
             loss=value,
             memory=self._process.memory_info().rss,
-            device_memory=strategy.peak_bytes if tiled else None,  # type: ignore[attr-defined]
+            device_memory=None if strategy is None else strategy.peak_bytes,
         )
 
     def _not_finite(self, trainer: pl.Trainer, batch: SlideBatch, batch_idx: int, value: float) -> None:
@@ -310,8 +309,8 @@ class MemoryWatch(Callback):
         batch_idx: int,
     ) -> None:
         self.steps += 1
-        strategy = trainer.strategy
-        if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
+        strategy = tiled(trainer)
+        if strategy is None or strategy.plan is None:
             return
         self.step_peak_bytes = max(self.step_peak_bytes, strategy.peak_bytes)
         if self.plan is None or strategy.plan.plain_bytes > self.plan.plain_bytes:
@@ -343,8 +342,8 @@ class ReadAhead(Callback):
             loader.read_ahead(self._room(trainer.strategy))
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        strategy = trainer.strategy
-        if not isinstance(strategy, (SFTStrategy, SFTDDPStrategy)) or strategy.plan is None:
+        strategy = tiled(trainer)
+        if strategy is None or strategy.plan is None:
             return
         if self._beside is None:
             self._beside = max(0, strategy.peak_bytes - strategy.plan.peak_bytes)
@@ -386,6 +385,16 @@ def memory_facts(watch: MemoryWatch, model: SlideModel, slides: SlideData, confi
         "plain_bytes": watch.plan.plain_bytes,
         "approximation": watch.plan.approximation,
     }
+
+
+def process_peak() -> int:
+    """The most resident memory this process has had, in bytes."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # Windows has none
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def held_for_backward(module: nn.Module, image: Tensor, *others: Any) -> int:

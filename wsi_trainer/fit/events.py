@@ -24,8 +24,7 @@ from typing import Any
 
 import psutil
 
-from wsi_trainer.disks import naming_disks
-from wsi_trainer.errors import UserError
+from wsi_trainer.errors import UserError, naming_disks
 from wsi_trainer.foreign import Unreadable, json_of, read_bytes
 from wsi_trainer.stopping import GRACE, Stopped, ends_at_once
 from wsi_trainer.words import CleanFormatter, clean

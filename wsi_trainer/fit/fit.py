@@ -18,7 +18,6 @@ from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import pixels_of
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.callbacks import Estimate, Events, FailureLog, MemoryWatch, ReadAhead, memory_facts
-from wsi_trainer.fit.checkpoints import RandomState, StepCheckpoint
 from wsi_trainer.fit.compare import Other, fit_compared
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.cross_validation import fit_folds
@@ -35,7 +34,16 @@ from wsi_trainer.fit.parser import (
     with_whole_paths,
 )
 from wsi_trainer.fit.run import Run, as_written
-from wsi_trainer.fit.trainer import Bar, check_trackers, image_of, make_trainer, tissue_stride, trackers
+from wsi_trainer.fit.trainer import (
+    Bar,
+    RandomState,
+    StepCheckpoint,
+    check_trackers,
+    image_of,
+    make_trainer,
+    tissue_stride,
+    trackers,
+)
 from wsi_trainer.foreign import read_yaml, yaml_of
 from wsi_trainer.io.files import write_json, write_text
 from wsi_trainer.metrics import LOWER_IS_BETTER

@@ -8,12 +8,46 @@ from pathlib import Path
 from typing import Any
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
+from wsi_trainer.fit.run import LESIONS, MAPS, Run, as_written, read_json, read_lesion_scores
 from wsi_trainer.io.tables import read_table
-from wsi_trainer.metrics import Interval, Predictions, Words, joined_folds, paired_difference, read_predictions
-from wsi_trainer.report.regions import Regions
+from wsi_trainer.metrics import (
+    Interval,
+    LesionPredictions,
+    Predictions,
+    Words,
+    joined_folds,
+    paired_difference,
+    read_predictions,
+)
 
 Curves = dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """How regions of the slides of a split compare with those that are drawn."""
+
+    name: str
+    """Of the run."""
+    scores: dict[str, Any]
+    lesions: LesionPredictions
+
+    @staticmethod
+    def load(name: str, folder: Run, split: str) -> Regions | None:
+        """Those of a run, or of its maps; None where it has none of the split."""
+        for place in (folder.segments, *folder.mapped):
+            if scores := read_lesion_scores(place, split):
+                return Regions(name, scores, LesionPredictions.read(place / LESIONS))
+        return None
+
+    def tables(self) -> list[tuple[str, Any]]:
+        """Captions, and scores with their intervals by class."""
+        found = []
+        if "borders" in self.scores:
+            caption = f"Borders by class, within {self.scores['tolerance']:g} µm"
+            found.append((caption, self.scores["borders"]["per_class"]))
+        caption = "Lesions detected by class, at so many false positives for each slide"
+        return [*found, (caption, self.scores["lesions"]["per_class"])]
 
 
 @dataclass(frozen=True)

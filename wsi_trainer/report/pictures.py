@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.foreign.pictures import read_picture
+from wsi_trainer.slide.rules import RULES, Rule
 from wsi_trainer.slide.slide import Slide
+from wsi_trainer.slides.staging import THUMBNAILS
+from wsi_trainer.store.overview import OVERLAY
 
 SIDE = 150
 
@@ -35,3 +40,38 @@ def map_picture(path: Path, side: int = 2 * SIDE) -> str:
         return jpeg(read_picture(path, "RGB"), side)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is no picture any more; make the maps again") from error
+
+
+OPACITY = 170
+"""Of what a rule found, of 255."""
+
+
+def overlay_of(store: Path) -> Path | None:
+    """The picture of what rules found on the slide of a store, which `preprocess` wrote; None where there is none."""
+    if store.suffix != ".zarr":
+        return None
+    for folder in store.parents:  # names of stores may have folders in them
+        path = folder / THUMBNAILS / f"{store.relative_to(folder).with_suffix('')}{OVERLAY}"
+        if path.is_file():
+            return path
+    return None
+
+
+def tissue_picture(overlay: Path, side: int = 2 * SIDE) -> str:
+    """The slide's thumbnail with each rule's findings in its colour, as the address of a picture that needs no file."""
+    thumbnail = overlay.with_name(overlay.name.removesuffix(OVERLAY) + ".jpg")
+    try:
+        picture = read_picture(thumbnail, "RGBA")
+        over = read_picture(overlay, "RGBA").resize(picture.size, Image.Resampling.NEAREST)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{overlay} or its thumbnail is no picture any more; convert the slide again") from error
+    over.putalpha(over.getchannel("A").point(lambda alpha: min(alpha, OPACITY)))
+    return jpeg(Image.alpha_composite(picture, over).convert("RGB"), side)
+
+
+def rules_shown(overlays: Iterable[Path]) -> list[type[Rule]]:
+    """The rules that found something on any of the slides, in the order of their table."""
+    found: set[int] = set()
+    for path in overlays:
+        found |= set(np.unique(np.asarray(read_picture(path))).tolist())
+    return [rule for number, rule in enumerate(RULES, start=1) if number in found]

@@ -14,15 +14,14 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from wsi_trainer.explain.outputs import sentence_on_regions
-from wsi_trainer.fit.memory import format_bytes
 from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
 from wsi_trainer.foreign import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
 from wsi_trainer.pages import template
 from wsi_trainer.report import figures
 from wsi_trainer.report.contents import RunResults, difference, slide_rows
-from wsi_trainer.report.pictures import map_picture, slide_picture
-from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture
+from wsi_trainer.report.pictures import map_picture, overlay_of, rules_shown, slide_picture, tissue_picture
+from wsi_trainer.words import format_bytes
 
 TABLES = (
     ("Results by class", "per_class"),

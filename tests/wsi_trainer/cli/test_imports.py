@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wsi_trainer.cli.commands import COMMANDS
-from wsi_trainer.cli.keys import GROUPS, keys_of_group
+from wsi_trainer.cli.commands import COMMANDS, GROUPS, keys_of_group
 from wsi_trainer.cli.parsing import keys_of
 from wsi_trainer.fit.parser import make_parser
 

@@ -8,8 +8,8 @@ from lightning_plugin import Grid, Plan
 from lightning_plugin.plan import Forecast, SegmentForecast, SegmentPlan
 from wsi_trainer.cli import main
 from wsi_trainer.fit.callbacks import estimate, sentence
-from wsi_trainer.fit.memory import duration
 from wsi_trainer.fit.run import Run, read_json
+from wsi_trainer.words import duration
 
 GIB = 2**30
 

@@ -26,8 +26,8 @@ from tests.machines import DAMAGES, Machine, go_through, quietly
 from tests.stopping import go_on, started, stopped
 from wsi_trainer.cli import main
 from wsi_trainer.fit import run as runs
-from wsi_trainer.fit.checkpoints import Checkpoints
 from wsi_trainer.fit.run import Run
+from wsi_trainer.fit.trainer import Checkpoints
 from wsi_trainer.synthetic import generate
 
 ENDED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 143, signal.SIGINT: 130}

@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint_is_named(tmp_path: Pa
 def test_a_checkpoint_is_written_without_a_second_copy_in_memory(tmp_path: Path) -> None:
     script = (
         "import resource, sys, torch\n"
-        "from wsi_trainer.fit.checkpoints import Checkpoints\n"
+        "from wsi_trainer.fit.trainer import Checkpoints\n"
         "state = {f'w{i}': torch.ones(5_000_000) for i in range(20)}\n"
         "Checkpoints().save_checkpoint({'w': torch.ones(3)}, sys.argv[1])\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

@@ -16,8 +16,8 @@ from tests.wsi_trainer.slides.artefacts import Spoilt, ink, stroke
 from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest, write_manifest
 from wsi_trainer.errors import UserError
+from wsi_trainer.report.pictures import overlay_of, rules_shown, tissue_picture
 from wsi_trainer.report.render import write_report
-from wsi_trainer.report.tissue import overlay_of, rules_shown, tissue_picture
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 from wsi_trainer.synthetic.pyramid import write_pyramid
