@@ -14,11 +14,10 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from wsi_trainer.slide.formats.base import Level, Pixels, SlideInfo, blank, scratch, to_planes
+from wsi_trainer.slide.formats.base import Level, Pixels, SlideInfo, blank, to_planes
 
 _SUPPORT = {Image.Resampling.LANCZOS: 3.0, Image.Resampling.BOX: 0.5}
 _LARGEST_SOURCE = 4096  # px a side of a source block
-_BAND = 1 << 17  # pixels that are halved at a time
 
 
 class Pyramid(Protocol):
@@ -177,30 +176,11 @@ def _span(start: int, length: int, step: float, margin: float, size: int) -> tup
 def halve(pixels: Pixels, out: Pixels | None = None) -> Pixels:
     """Means over 2 x 2 pixels of planes (c, y, x), halves rounded up; a last odd row or column is continued by itself.
 
-    Band by band, so that the sums stay in the processor's cache.
+    An array that is given may be larger: its upper left part is filled.
     """
     channels, height, width = pixels.shape
     if out is None:
         out = np.empty((channels, -(-height // 2), -(-width // 2)), np.uint8)
-    if height % 2 or width % 2:
-        pixels = np.pad(pixels, ((0, 0), (0, height % 2), (0, width % 2)), mode="edge")
-    rows = max(2, _BAND // width // 2 * 2)
     for plane, half in zip(pixels, out):
-        for top in range(0, height, rows):
-            _halve_band(plane[top : top + rows], half[top // 2 :])
+        half[: -(-height // 2), : -(-width // 2)] = Image.fromarray(plane).reduce(2)
     return out
-
-
-def _halve_band(band: Pixels, out: Pixels) -> None:
-    """Adds neighbours as the two bytes of one number: whole rows of them at once, where steps of two would be slow."""
-    height, width = band.shape
-    pairs = band.view(np.uint16)
-    left, right = (scratch(use, height, width).view(np.uint16) for use in ("left", "right"))
-    np.bitwise_and(pairs, 0xFF, out=left)
-    np.right_shift(pairs, 8, out=right)
-    left += right
-    total = right.reshape(2, height // 2, width // 2)[0]  # without gaps between rows, which would cost as much again
-    np.add(left[0::2], left[1::2], out=total)
-    total += 2
-    total >>= 2
-    out[: height // 2, : width // 2] = total

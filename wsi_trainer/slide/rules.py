@@ -13,7 +13,7 @@ from scipy.ndimage import binary_propagation, distance_transform_edt, find_objec
 
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.formats.base import Pixels
-from wsi_trainer.slide.tissue import Mask, TissueMask, is_dark, near, without_dust
+from wsi_trainer.slide.tissue import Mask, TissueMask, is_dark, large, near, without_dust
 
 Values = NDArray[np.float32]
 
@@ -372,14 +372,6 @@ class Fold(Rule):
             self.slimness,
         )
         return near(found, 1) & look.mask
-
-
-def large(mask: Mask, least: float) -> Mask:
-    """The pieces of at least so many pixels; those that touch at a corner are one."""
-    labels, _ = label(mask, np.ones((3, 3)))
-    keep = np.bincount(labels.reshape(-1)) >= least
-    keep[0] = False
-    return np.asarray(keep[labels])
 
 
 def slender(mask: Mask, widest: float, least: float, slimness: float) -> Mask:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from PIL import Image
 
 from wsi_trainer.foreign.arrays import open_zarr_array
 from wsi_trainer.slide.formats.base import PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo, to_planes
@@ -267,7 +268,7 @@ class Slide:
                 top, left = row * factor, column * factor
                 height, width = min(rows * factor, level.height - top), min(columns * factor, level.width - left)
                 pixels = self.read(number, top, left, height, width)
-                out[row : row + rows, column : column + columns] = _means(pixels, factor)
+                out[row : row + rows, column : column + columns] = Image.fromarray(pixels).reduce(factor)
         return out
 
     def tissue(self, image: ScaledImage | None = None) -> TissueMask:
@@ -326,13 +327,3 @@ class _Crop:
 def _restored(path: Path, name: str, arguments: tuple[Any, ...]) -> Slide:
     reader, options, mpp, crop = arguments
     return Slide(path, reader, options, mpp=mpp, crop=crop, name=name)
-
-
-def _means(pixels: Pixels, factor: int) -> Pixels:
-    """Means over squares, rounded to the nearest."""
-    if factor == 1:
-        return pixels
-    rows, columns = (np.arange(0, size, factor) for size in pixels.shape[:2])
-    sums = np.add.reduceat(np.add.reduceat(pixels, rows, axis=0, dtype=np.uint32), columns, axis=1)
-    heights, widths = (np.diff(np.append(starts, size)) for starts, size in zip((rows, columns), pixels.shape[:2]))
-    return np.rint(sums / (heights[:, None] * widths)[..., None]).astype(np.uint8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 CHANNELS = 3
@@ -44,22 +43,3 @@ def pyramid(height: int, width: int, levels: int | None = None, smallest: int = 
 def shard_key(level: int, row: int, column: int) -> str:
     """The path of a shard inside the store."""
     return f"{level}/c/0/{row}/{column}"
-
-
-def z_order(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """All cells of a grid, neighbours first, so that the four of a block follow each other at every scale."""
-    side = 1
-    while side < max(rows, columns):
-        side *= 2
-
-    def visit(row: int, column: int, size: int) -> Iterator[tuple[int, int]]:
-        if row >= rows or column >= columns:
-            return
-        if size == 1:
-            yield row, column
-            return
-        half = size // 2
-        for dr, dc in ((0, 0), (0, half), (half, 0), (half, half)):
-            yield from visit(row + dr, column + dc, half)
-
-    yield from visit(0, 0, side)
