@@ -112,8 +112,6 @@ def _numbers(values: Any, count: int) -> list[float]:
 
 KEY = "place"
 """The key of a store's provenance."""
-_NEAR = 1e-4
-"""Within this of a whole number, a slide's own level was taken as it is and not filtered."""
 
 
 def place_of_store(path: Path) -> SlideTransform:
@@ -132,35 +130,13 @@ def place_of_store(path: Path) -> SlideTransform:
         if KEY in known:
             return SlideTransform.of(known[KEY])
         shape = read_json(path / "0" / "zarr.json")["shape"][-2:]
-        own = (int(shape[0]), int(shape[1]))
-        return _guessed(known, own, mpp) if "source_mpp" in known else SlideTransform(own, mpp=mpp)
+        if "source_mpp" in known:
+            raise KeyError(KEY)
+        return SlideTransform((int(shape[0]), int(shape[1])), mpp=mpp)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise SlideError(
             path, "damaged: zarr.json does not say where in the slide the store lies; convert the slide again"
         ) from error
-
-
-def _guessed(known: Mapping[str, Any], own: tuple[int, int], mpp: tuple[float, float]) -> SlideTransform:
-    """The place of a store that keeps only what its pixels measure, to within a pixel and a half of the store.
-
-    Its resolution was written as wanted. Where that is nearly a whole number of the slide's pixels, a level of the
-    slide may have been taken, which has exactly that number: the size of the store tells.
-    """
-    source = (float(known["source_mpp"]["y"]), float(known["source_mpp"]["x"]))
-    part, origin = known["source_shape"], known.get("source_origin", [0, 0])
-    scale = []
-    for axis in (0, 1):
-        step = mpp[axis] / source[axis]
-        whole = max(1, round(step))
-        near = abs(step / whole - 1) < _NEAR
-        scale.append(float(whole) if near and own[axis] != round(part[axis] / step) else step)
-    if all(abs(step - 1) < _NEAR for step in scale):
-        scale = [1.0, 1.0]
-    top, left = (float(start) for start in origin)
-    # Of a store that was cropped, the whole canvas is not known: what it shows ends where the slide ends, at least.
-    return SlideTransform(
-        (int(top) + int(part[0]), int(left) + int(part[1])), (top, left), (scale[0], scale[1]), source
-    )
 
 
 PLAUSIBLE = (0.05, 20.0)

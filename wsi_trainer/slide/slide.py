@@ -209,11 +209,6 @@ class Slide:
         """Whether its decoder makes the bytes of a channel side by side."""
         return self._reader.planar and self._reader.orientation == 1
 
-    @property
-    def direct(self) -> bool:
-        """Whether `read_into` decodes to where pixels stay, without a copy."""
-        return self._reader.direct and self._reader.orientation == 1
-
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
         """The pixels of a box in coordinates of its level; outside, and where not scanned, the background."""
         level, y, x = self._uncropped(level, y, x)

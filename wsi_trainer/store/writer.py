@@ -60,7 +60,9 @@ class PyramidWriter:
         with ThreadPoolExecutor(self._threads + 1) as pool:
             for level in range(first, len(self._shapes)):
                 rows, columns = map(range, self._grids[level])
-                cells = [(level, row, column) for row in rows for column in columns if self._is_open(level, row, column)]
+                cells = [
+                    (level, row, column) for row in rows for column in columns if self._is_open(level, row, column)
+                ]
                 for _ in pool.map(self._make, *zip(*cells)):
                     pass
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import zarr
 
 from wsi_trainer.slide.formats.store import is_own_store
 from wsi_trainer.store.chunks import CorruptChunk, StoredLevel, ZstdCodec, encode_shard, read_index
-from wsi_trainer.store.layout import Layout, pyramid, z_order
+from wsi_trainer.store.layout import Layout, pyramid
 from wsi_trainer.store.metadata import image_array, write_json
 
 LAYOUT = Layout(32, 128)
@@ -130,14 +129,6 @@ def test_own_stores_are_known_and_others_are_not(store: Path, tmp_path: Path) ->
     zarr.create_array(tmp_path / "s.zarr" / "0", shape=(3, 64, 64), chunks=(3, 64, 64), dtype="u1")
     assert not is_own_store(tmp_path / "s.zarr")
     assert not is_own_store(tmp_path)
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (8, 2), (7, 7)])
-def test_z_order_visits_every_cell_once_and_blocks_together(rows: int, columns: int) -> None:
-    cells = list(z_order(rows, columns))
-    assert sorted(cells) == [(r, c) for r in range(rows) for c in range(columns)]
-    blocks = [(r // 2, c // 2) for r, c in cells]
-    assert sum(a != b for a, b in itertools.pairwise(blocks)) == len(set(blocks)) - 1
 
 
 def test_pyramid_shapes() -> None:

@@ -12,12 +12,11 @@ import shapely
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from PIL import Image, ImageFilter
 
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.resample import ScaledImage
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.slide.tissue import TissueMask, draw_tissue, find_tissue, is_dark, median3, otsu
+from wsi_trainer.slide.tissue import TissueMask, draw_tissue, find_tissue, is_dark, otsu
 from wsi_trainer.store.label import at_level
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 
@@ -107,13 +106,6 @@ def test_mask_of_coarser_levels_loses_nothing() -> None:
     assert coarse.mask.shape == (6, 4)
     for row, column in np.argwhere(mask.mask):
         assert coarse.mask[row // 4, column // 4]
-
-
-@settings(max_examples=60, deadline=None)
-@given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=12)))
-def test_the_median_is_that_of_pillow(values: np.ndarray) -> None:
-    expected = np.asarray(Image.fromarray(values).filter(ImageFilter.MedianFilter(3)))
-    assert np.array_equal(median3(values), expected)
 
 
 @settings(max_examples=60, deadline=None)

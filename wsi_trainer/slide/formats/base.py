@@ -8,8 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +71,10 @@ class SlideInfo:
         return self.levels[0].height, self.levels[0].width
 
 
+_LARGEST_READ = 64 << 20
+"""Bytes that are read of a library at once; larger boxes are read in bands."""
+
+
 class Reader:
     """An open file of one format. Safe to use from several threads, to fork with and to pickle.
 
@@ -80,22 +83,39 @@ class Reader:
         orientation: How the image is turned, as TIFF and Exif count it; it is read as it is stored.
         block: Pixels along a side of the blocks in which it is best read.
         planar: Whether the decoder makes the bytes of a channel side by side, and not those of a pixel ([order]).
-        direct: Whether `read_into` decodes to where pixels stay, without a copy.
+        takes_options: Whether it knows channels and other than 8 bits.
 
     [order] JPEG and most readers make the three bytes of a pixel side by side, a store makes planes. Taking pixels
     apart costs ten times what copying them costs, a third of decoding them, and a convolution is faster on channels
     that lie last; so they are handed on in the order in which they come.
     """
 
-    name: str
     info: SlideInfo
     orientation: int = 1
     block: int = 512
     planar: bool = False
-    direct: bool = False
+    takes_options: bool = True
+
+    def __init__(self, path: Path | str, options: ReadOptions) -> None:
+        self._path, self._options = Path(path), options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._path, self._options)
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
         """The pixels of a box in coordinates of its level; outside, and where not scanned, background."""
+        if not 0 <= level < len(self.info.levels):
+            raise IndexError(f"level {level} of {self._path}: it has {len(self.info.levels)}")
+        out = blank(height, width, self.info.background)
+        top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
+        band = max(256, _LARGEST_READ // (4 * max(1, right - left)))
+        for start in range(top, bottom, band) if right > left else ():
+            stop = min(start + band, bottom)
+            out[start - y : stop - y, left - x : right - x] = self._part(level, start, left, stop, right)
+        return out
+
+    def _part(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
+        """The pixels of a box inside its level."""
         raise NotImplementedError
 
     def read_into(self, level: int, y: int, x: int, out: Pixels) -> None:
@@ -108,18 +128,16 @@ class Reader:
 
     def associated(self, name: str) -> Pixels:
         """An associated image, by a name in `info.associated`. Ask for it only where a person wants it."""
-        raise SlideError(self.name, f"no associated image {name!r}")
+        if name not in self.info.associated:
+            raise SlideError(self._path, f"no associated image {name!r}; it has {list(self.info.associated)}")
+        return self._associated(name)
+
+    def _associated(self, name: str) -> Pixels:
+        """The pixels of an associated image that is there."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Closes the file."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def level_downsample(base: Level | tuple[int, int], height: int, width: int) -> float:

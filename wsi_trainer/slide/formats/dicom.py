@@ -17,13 +17,13 @@ import numpy as np
 
 from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import (
+    PLAIN,
     Level,
     Pixels,
     Reader,
+    ReadOptions,
     SlideInfo,
-    blank,
     check_decoded,
-    clip_box,
     level_downsample,
 )
 from wsi_trainer.slide.formats.openslide import OpenSlideReader
@@ -253,9 +253,6 @@ def check_tiles(path: Path) -> None:
         check_decoded(path, f"a tile of {instance.file.name}", instance.tile)
 
 
-_LARGEST_READ = 64 << 20
-
-
 def claims(path: Path, head: bytes) -> bool:
     """Whether this is a DICOM file or a folder with one."""
     return is_dicom(path) or (path.is_dir() and any(map(is_dicom, path.iterdir())))
@@ -269,7 +266,7 @@ def files_of(path: Path) -> list[Path]:
     return dicom_files(path) if path.is_dir() else [path]  # too broken to tell what belongs together
 
 
-def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:
+def DicomReader(path: Path | str, options: ReadOptions = PLAIN) -> OpenSlideReader | WsiDicomReader:
     """Opens a series with the library that can."""
     path = Path(path)
     reason = ""
@@ -295,12 +292,12 @@ def DicomReader(path: Path | str) -> OpenSlideReader | WsiDicomReader:
 class WsiDicomReader(Reader):
     """A DICOM series read through wsidicom, which locks its files itself."""
 
-    name = "dicom"
+    takes_options = False
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
         from wsidicom import WsiDicom
 
-        self._path = Path(path)
+        super().__init__(path, options)
         try:
             with warnings.catch_warnings(action="ignore"):  # what is odd in a header is no news to the user
                 self._slide: Any = WsiDicom.open(files_of(self._path))
@@ -317,29 +314,16 @@ class WsiDicomReader(Reader):
             associated=tuple(name for name in ("label", "overview") if getattr(self._slide, f"{name}s", None)),
         )
 
-    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
-        out = blank(height, width, self.info.background)
-        top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
-        if bottom <= top or right <= left:
-            return out
-        band = max(256, _LARGEST_READ // (3 * (right - left)))
-        for start in range(top, bottom, band):
-            size = (right - left, min(start + band, bottom) - start)
-            try:
-                image = self._slide.read_region((left, start), self._levels[level].level, size)
-            except Exception as error:
-                raise SlideError(self._path, f"cannot read rows {start} to {start + size[1]}: {error}") from error
-            out[start - y : start - y + size[1], left - x : right - x] = np.asarray(image.convert("RGB"))
-        return out
-
-    def associated(self, name: str) -> Pixels:
-        if name not in self.info.associated:
-            raise SlideError(self._path, f"no associated image {name!r}; it has {list(self.info.associated)}")
-        image = getattr(self._slide, f"read_{name}")()
+    def _part(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
+        try:
+            size = (right - left, bottom - top)
+            image = self._slide.read_region((left, top), self._levels[level].level, size)
+        except Exception as error:
+            raise SlideError(self._path, f"cannot read rows {top} to {bottom}: {error}") from error
         return np.asarray(image.convert("RGB"))
+
+    def _associated(self, name: str) -> Pixels:
+        return np.asarray(getattr(self._slide, f"read_{name}")().convert("RGB"))
 
     def close(self) -> None:
         self._slide.close()
-
-    def __reduce__(self) -> tuple[type[WsiDicomReader], tuple[Path]]:
-        return WsiDicomReader, (self._path,)

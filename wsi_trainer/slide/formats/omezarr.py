@@ -21,12 +21,10 @@ from wsi_trainer.slide.formats.base import (
     Reader,
     ReadOptions,
     SlideInfo,
-    blank,
     check_bits,
     check_decoded,
     check_size,
     choose_channel,
-    clip_box,
     describe_channels,
     level_downsample,
 )
@@ -174,12 +172,10 @@ def claims(path: Path, head: bytes) -> bool:
 class OmeZarrReader(Reader):
     """A multiscale image of a zarr store, read with zarr-python."""
 
-    name = "omezarr"
-
     def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
         import zarr  # takes a third of a second, which other slides need not wait for
 
-        self._path, self._options = Path(path), options
+        super().__init__(path, options)
         check_complete(self._path)
         try:
             group = image_group(self._path, zarr.open_group(self._path, mode="r"))
@@ -249,11 +245,7 @@ class OmeZarrReader(Reader):
             raise SlideError(self._path, f"{count} channels; choose one with preprocess --channel ({names})")
         return None
 
-    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
-        out = blank(height, width, self.info.background)
-        top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
-        if bottom <= top or right <= left:
-            return out
+    def _part(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
         channels = slice(None) if self._channel is None else slice(self._channel, self._channel + 1)
         cut: dict[str, slice | int] = {"y": slice(top, bottom), "x": slice(left, right), "c": channels}
         try:
@@ -267,14 +259,4 @@ class OmeZarrReader(Reader):
             part = np.moveaxis(part, [kept.index(axis) for axis in "yxc"], [0, 1, 2])
         else:
             part = (part if kept == ["y", "x"] else part.T)[..., None]
-        out[top - y : bottom - y, left - x : right - x] = part
-        return out
-
-    def associated(self, name: str) -> Pixels:
-        raise SlideError(self._path, f"no associated image {name!r}; stores of slides keep none")
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-    def __reduce__(self) -> tuple[type[OmeZarrReader], tuple[Path, ReadOptions]]:
-        return OmeZarrReader, (self._path, self._options)
+        return part

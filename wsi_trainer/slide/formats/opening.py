@@ -26,7 +26,6 @@ READERS = (
     ("dicom", "DicomReader"),
     ("picture", "PictureReader"),
 )
-_TAKE_OPTIONS = {"store", "omezarr", "tiff", "picture"}
 _READ_DICOM = {"openslide", "dicom"}
 
 # TIFFs that need more than pasting tiles (overlaps, several regions, focal planes) go to OpenSlide.
@@ -64,7 +63,7 @@ def open_format(path: Path | str, reader: str | None = None, options: ReadOption
                 raise SlideError(path, problem)
             dicom.check_tiles(path)
         try:
-            opened = _opened(getattr(module, kind), name, path, options, refusals)
+            opened = _opened(getattr(module, kind), path, options, refusals)
             check_size(path, *opened.info.shape)
             return opened
         except UnsupportedSlide as error:
@@ -73,11 +72,10 @@ def open_format(path: Path | str, reader: str | None = None, options: ReadOption
     raise SlideError(path, "; ".join(dict.fromkeys(reasons)) or _unknown(path, head))
 
 
-def _opened(kind: Any, name: str, path: Path, options: ReadOptions, refusals: list[UnsupportedSlide]) -> Reader:
-    if name in _TAKE_OPTIONS:
-        opened: Reader = kind(path, options)
+def _opened(kind: Any, path: Path, options: ReadOptions, refusals: list[UnsupportedSlide]) -> Reader:
+    opened: Reader = kind(path, options)
+    if opened.takes_options:
         return opened
-    opened = kind(path)
     if options.channel is not None:
         opened.close()
         raise SlideError(path, f"read with {opened.info.reader} as RGB; --channel has nothing to choose in it")

@@ -16,19 +16,20 @@ from PIL import Image
 from wsi_trainer.foreign import read_bytes
 from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import (
+    PLAIN,
     WHITE,
     Level,
     Pixels,
     Reader,
+    ReadOptions,
     SlideInfo,
     check_decoded,
-    clip_box,
     level_downsample,
+    on_background,
 )
 from wsi_trainer.slide.formats.tiff import MAGIC
 
 _CACHE = 64 << 20  # bytes of decoded tiles that one open slide keeps
-_LARGEST_READ = 64 << 20  # bytes; larger boxes are read in bands
 
 
 def claims(path: Path, head: bytes) -> bool:
@@ -39,10 +40,10 @@ def claims(path: Path, head: bytes) -> bool:
 class OpenSlideReader(Reader):
     """A slide read through OpenSlide. Reopens itself in a forked process."""
 
-    name = "openslide"
+    takes_options = False
 
-    def __init__(self, path: Path | str) -> None:
-        self._path = Path(path)
+    def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
+        super().__init__(path, options)
         self._lock = threading.Lock()
         self._open()
         self.info = self._make_info()
@@ -88,52 +89,26 @@ class OpenSlideReader(Reader):
                     self._open()
         return self._slide
 
-    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
-        out = np.empty((height, width, 3), np.uint8)
-        out[:] = self.info.background
-        top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[level])
-        if bottom <= top or right <= left:
-            return out
-        band = max(256, _LARGEST_READ // (4 * (right - left)))
-        for start in range(top, bottom, band):
-            stop = min(start + band, bottom)
-            out[start - y : stop - y, left - x : right - x] = self._region(level, start, left, stop, right)
-        return out
-
-    def _region(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
+    def _part(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
         scale = self.info.levels[level].downsample
         corner = (round(left * scale), round(top * scale))
         try:
             image = self._handle().read_region(corner, level, (right - left, bottom - top))
         except openslide.OpenSlideError as error:
             raise SlideError(self._path, f"cannot read rows {top} to {bottom}: {error}") from error
-        return _on_background(image, self.info.background)
+        return self._opaque(image)
 
-    def associated(self, name: str) -> Pixels:
-        try:
-            image = self._handle().associated_images[name]
-        except KeyError as error:
-            known = list(self.info.associated)
-            raise SlideError(self._path, f"no associated image {name!r}; it has {known}") from error
-        return _on_background(image, self.info.background)
+    def _associated(self, name: str) -> Pixels:
+        return self._opaque(self._handle().associated_images[name])
+
+    def _opaque(self, image: Image.Image) -> Pixels:
+        """RGB of an RGBA image; transparent parts, which were not scanned, show the background."""
+        pixels = np.asarray(image)
+        return on_background(pixels[..., :3], pixels[..., 3], self.info.background)
 
     def close(self) -> None:
         if self._process == os.getpid():
             self._slide.close()
-
-    def __reduce__(self) -> tuple[type[OpenSlideReader], tuple[Path]]:
-        return OpenSlideReader, (self._path,)
-
-
-def _on_background(image: Image.Image, colour: tuple[int, int, int]) -> Pixels:
-    """RGB of an RGBA image; transparent parts, which were not scanned, show the background."""
-    pixels = np.asarray(image)
-    alpha = pixels[..., 3]
-    if alpha.min() == 255:
-        return pixels[..., :3]
-    cover = alpha[..., None].astype(np.float32) / 255
-    mixed = pixels[..., :3] * cover + np.array(colour, np.float32) * (1 - cover)
-    return np.rint(mixed).astype(np.uint8)
 
 
 def _colour(text: str) -> tuple[int, int, int]:

@@ -22,11 +22,9 @@ from wsi_trainer.slide.formats.base import (
     Reader,
     ReadOptions,
     SlideInfo,
-    blank,
     check_bits,
     check_decoded,
     check_size,
-    clip_box,
     on_background,
     to_bytes,
 )
@@ -51,10 +49,8 @@ class PictureReader(Reader):
         orientation: how the picture is turned, as Exif counts it; it is read as it is stored.
     """
 
-    name = "picture"
-
     def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
-        self._path, self._options = Path(path), options
+        super().__init__(path, options)
         self._lock = threading.Lock()
         self._pixels: Pixels | None = None
         with self._opened() as image:
@@ -116,23 +112,11 @@ class PictureReader(Reader):
         with self._opened() as image:
             return np.asarray(image.convert(_MODES[image.mode]))
 
-    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
-        if level:
-            raise IndexError(f"level {level} of {self._path}: it has 1")
-        out = blank(height, width, self.info.background)
-        top, left, bottom, right = clip_box(y, x, height, width, self.info.levels[0])
-        if bottom > top and right > left:
-            out[top - y : bottom - y, left - x : right - x] = self._decoded()[top:bottom, left:right]
-        return out
-
-    def associated(self, name: str) -> Pixels:
-        raise SlideError(self._path, f"no associated image {name!r}; a picture has none")
+    def _part(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
+        return self._decoded()[top:bottom, left:right]
 
     def close(self) -> None:
         self._pixels = None
-
-    def __reduce__(self) -> tuple[type[PictureReader], tuple[Path, ReadOptions]]:
-        return PictureReader, (self._path, self._options)
 
 
 def _three(pixels: NDArray[Any]) -> Pixels:

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wsi_trainer.foreign import read_json
 from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
-from wsi_trainer.slide.formats.base import PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo, blank, clip_box
+from wsi_trainer.slide.formats.base import PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo
 from wsi_trainer.store.chunks import CorruptChunk, StoredLevel, ZstdCodec, codec_of
-from wsi_trainer.store.layout import Layout
+from wsi_trainer.store.layout import CHANNELS, Layout
 from wsi_trainer.store.manifest import check_complete, shards_of
 from wsi_trainer.store.metadata import image_array
 
@@ -40,12 +42,11 @@ def is_own_store(path: Path) -> bool:
 class StoreReader(Reader):
     """A store of this package. It holds no open file."""
 
-    name = "store"
     planar = True
-    direct = True
 
     def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
-        self._path = path = Path(path)
+        super().__init__(path, options)
+        path = self._path
         if options != PLAIN:
             raise UnsupportedSlide(path, "a store holds one image of 8 bits; there is nothing to choose in it")
         files = check_complete(path)
@@ -64,11 +65,9 @@ class StoreReader(Reader):
             details={"tile": f"{side}x{side}"},
         )
 
-    def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
-        out = blank(height, width, self.info.background)
-        top, left, bottom, right = clip_box(y, x, height, width, self._level(level))
-        if bottom > top and right > left:
-            self.read_into(level, top, left, out[top - y : bottom - y, left - x : right - x].transpose(2, 0, 1))
+    def _part(self, level: int, top: int, left: int, bottom: int, right: int) -> Pixels:
+        out = np.empty((bottom - top, right - left, CHANNELS), np.uint8)
+        self.read_into(level, top, left, out.transpose(2, 0, 1))
         return out
 
     def read_into(self, level: int, y: int, x: int, out: Pixels) -> None:
@@ -79,14 +78,6 @@ class StoreReader(Reader):
         with self._blamed():
             return self._levels[level].is_fill(y, x, height, width)
 
-    def associated(self, name: str) -> Pixels:
-        raise SlideError(self._path, f"no associated image {name!r}; a store has none")
-
-    def _level(self, level: int) -> Level:
-        if not 0 <= level < len(self._levels):
-            raise IndexError(f"level {level} of {self._path}: it has {len(self._levels)}")
-        return self.info.levels[level]
-
     @contextmanager
     def _blamed(self) -> Iterator[None]:
         """Names the store in what is raised inside."""
@@ -94,9 +85,6 @@ class StoreReader(Reader):
             yield
         except (CorruptChunk, OSError) as error:
             raise SlideError(self._path, f"damaged: {error}; convert the slide again") from error
-
-    def __reduce__(self) -> tuple[type[StoreReader], tuple[Path]]:
-        return StoreReader, (self._path,)
 
 
 def _own_level(path: Path, level: int) -> tuple[tuple[int, int], Layout, ZstdCodec]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,8 @@ class TiffReader(Reader):
         orientation: how the image is turned, as TIFF counts it; it is read as it is stored.
     """
 
-    name = "tifffile"
-    direct = True
-
     def __init__(self, path: Path | str, options: ReadOptions = PLAIN) -> None:
-        self._path, self._options = Path(path), options
+        super().__init__(path, options)
         self._fd = -1
         # Opened without its name: tifffile would take a file that is called .ndpi for one.
         self._file = self._path.open("rb")
@@ -201,15 +198,13 @@ class TiffReader(Reader):
             sizes = [f"{width} x {height} px" for height, width in (found, expected)]
             raise SlideError(self._path, f"tile {index} holds an image of {sizes[0]}, the tile has {sizes[1]}")
 
-    def associated(self, name: str) -> Pixels:
-        for series in self._tif.series[1:]:
-            if series.name == name:
-                check_pages(self._path, (series.pages[0],))
-                pixels = series.asarray()[..., :3]
-                if pixels.dtype != np.uint8:
-                    raise SlideError(self._path, f"the associated image {name!r} has pixels of {pixels.dtype}")
-                return np.ascontiguousarray(pixels)
-        raise SlideError(self._path, f"no associated image {name!r}; it has {list(self.info.associated)}")
+    def _associated(self, name: str) -> Pixels:
+        series = next(series for series in self._tif.series[1:] if series.name == name)
+        check_pages(self._path, (series.pages[0],))
+        pixels = series.asarray()[..., :3]
+        if pixels.dtype != np.uint8:
+            raise SlideError(self._path, f"the associated image {name!r} has pixels of {pixels.dtype}")
+        return np.ascontiguousarray(pixels)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -217,9 +212,6 @@ class TiffReader(Reader):
             self._fd = -1
             self._tif.close()
             self._file.close()
-
-    def __reduce__(self) -> tuple[type[TiffReader], tuple[Path, ReadOptions]]:
-        return TiffReader, (self._path, self._options)
 
 
 def _shape(page: Any) -> tuple[int, int]:
@@ -242,9 +234,6 @@ def _paste(out: Pixels, segment: Pixels, y: int, x: int) -> None:
 def _same_aspect(base: tuple[int, int], shape: tuple[int, int]) -> bool:
     ratio = base[0] / shape[0], base[1] / shape[1]
     return abs(ratio[0] - ratio[1]) <= max(0.02 * ratio[0], 2 * ratio[0] / min(shape))
-
-
-_JPEG = 7
 
 
 class JpegTiles:
@@ -278,41 +267,24 @@ Size = tuple[int, int]
 """Height and width."""
 
 
+_IMAGES = {7: "JPEG", 34712: "JPEG2000", 50001: "WEBP"}
+_JPEG_XL = 50002
+
+
 def inner_size(compression: int, data: bytes) -> Size | None:
     """The size that an encoded tile declares; None where it is not an image of its own, or declares none."""
-    parse = _PARSERS.get(compression)
-    return None if parse is None else parse(data)
-
-
-def _jpeg(data: bytes) -> Size | None:
-    at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # filling
-            at += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
-        elif marker == 0xDA:
-            return None
-        else:
-            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None
-
-
-def _webp(data: bytes) -> Size | None:
+    if compression == _JPEG_XL:
+        return _jpegxl(data)
+    if compression not in _IMAGES:
+        return None
     try:
-        with Image.open(io.BytesIO(data), formats=("WEBP",)) as image:
+        with Image.open(io.BytesIO(data), formats=(_IMAGES[compression],)) as image:
             return image.height, image.width
-    except (OSError, ValueError, Image.DecompressionBombError):
+    except Image.DecompressionBombError as error:
+        found = re.search(r"\((\d+) pixels\)", str(error))
+        return (int(found[1]) if found else 1 << 30), 1
+    except (OSError, ValueError, SyntaxError, struct.error):
         return None
-
-
-def _jpeg2000(data: bytes) -> Size | None:
-    at = data.find(b"\xff\x4f\xff\x51")  # start of the codestream, and its sizes
-    if at < 0 or at + 24 > len(data):
-        return None
-    right, bottom, left, top = (int.from_bytes(data[at + i : at + i + 4], "big") for i in (8, 12, 16, 20))
-    return bottom - top, right - left
 
 
 def _jpegxl(data: bytes) -> Size | None:
@@ -324,6 +296,3 @@ def _jpegxl(data: bytes) -> Size | None:
     except imagecodecs.JpegxlError:
         return None
     return 1, 1
-
-
-_PARSERS: dict[int, Callable[[bytes], Size | None]] = {7: _jpeg, 34712: _jpeg2000, 50001: _webp, 50002: _jpegxl}
