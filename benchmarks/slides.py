@@ -205,7 +205,7 @@ def readers(slide: Path, stores: dict[str, Path], levels: dict[str, StoredLevel]
 def measure_reading(slide: Path, stores: dict[str, Path], side: int) -> list[Rate]:
     """Rates of all readers at several tile sizes, with one and two threads."""
     levels = {
-        name: StoredLevel(stores[name] / "0", (side, side), settings.layout, settings.make_codec())
+        name: StoredLevel(stores[name] / "0", (side, side), settings.layout, ZstdCodec(settings.compression))
         for name, settings in CODECS.items()
     }
     ways: dict[tuple[str, int], Jobs] = {(what, 0): jobs for what, jobs in decoders(slide, levels, side)}

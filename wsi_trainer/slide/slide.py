@@ -263,7 +263,7 @@ class Slide:
                 top, left = row * factor, column * factor
                 height, width = min(rows * factor, level.height - top), min(columns * factor, level.width - left)
                 pixels = self.read(number, top, left, height, width)
-                out[row : row + rows, column : column + columns] = Image.fromarray(pixels).reduce(factor)
+                out[row : row + rows, column : column + columns] = np.asarray(Image.fromarray(pixels).reduce(factor))
         return out
 
     def tissue(self, image: ScaledImage | None = None) -> TissueMask:

@@ -39,8 +39,8 @@ class Failure:
 Done = TypeVar("Done")
 Progress = Callable[[int, int], None]
 """Called with how much of a slide is done, and how much there is."""
-Work = Callable[[Job, int, Progress], Done]
-"""A function of a job, a number of threads and what hears of progress; other processes import it."""
+Work = Callable[..., Done]
+"""A function `(job, threads=..., progress=...)`, which other processes import."""
 Report = Callable[[int, float], None]
 """Called with the number of a job and the share of it that is done."""
 
@@ -54,7 +54,7 @@ def attempt(
 ) -> Done | Failure:
     """Works on a slide; what is wrong with it is returned and not raised."""
     try:
-        return work(job, threads, progress)
+        return work(job, threads=threads, progress=progress)
     except UserError as error:
         reason = getattr(error, "reason", str(error))
         return Failure(str(job.slide), type(error).__name__, reason)

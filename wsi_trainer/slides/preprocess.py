@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ from rich.console import Console
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.stopping import Stopped, ends_at_once
-from wsi_trainer.store.convert import Conversion, Converted, Job, recover
+from wsi_trainer.store.convert import Converted, Job, convert
 from wsi_trainer.store.export import export_ngff04, save_associated
+from wsi_trainer.store.files import remove_half_written
 from wsi_trainer.store.identity import source_bytes
 from wsi_trainer.store.overview import OVERLAY
 from wsi_trainer.store.settings import Options, Settings
@@ -75,13 +77,14 @@ def preprocess(
     check_outlines(settings.geojson, len(listed))
     _check_folder(out)
     with ends_at_once():
-        recover(out)
+        remove_half_written(out)
         jobs, failures = _readable(part)
         done: list[int] = []
         new = 0
         try:
             with slide_bar(console, "converting", [_size(job) for job in jobs]) as bar:
-                conversion = Conversion(out if scheduler is None else out.resolve(), settings, overwrite)
+                folder = out if scheduler is None else out.resolve()
+                conversion = partial(convert, out=folder, settings=settings, overwrite=overwrite)
                 if scheduler is None:
                     outcomes = work_on_all(conversion, jobs, workers=workers, report=bar.part, stall=stall)
                 else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from wsi_trainer.store.settings import MaskOptions, Settings
 from wsi_trainer.terminal import say
 
 from .inputs import check_outlines, list_slides
-from .pool import Failure, stall_seconds, work_on_all, workers_of
+from .pool import Failure, Progress, stall_seconds, work_on_all, workers_of
 from .results import PAGE, Entry, slide_bar, write_failures, write_page
 from .staging import THUMBNAILS
 
@@ -97,7 +97,7 @@ def tissue(
     failures: list[Failure] = []
     sizes = [source_bytes(job.slide) if job.slide.exists() else 0 for job in jobs]
     with ends_at_once(), slide_bar(console, "looking at", sizes) as bar:
-        work = Looking(out, settings, overwrite)
+        work = partial(look_at, out=out, settings=settings, overwrite=overwrite)
         outcomes = work_on_all(work, jobs, workers=workers, report=bar.part, stall=stall)
         with closing(outcomes):
             for number, outcome in outcomes:
@@ -113,20 +113,16 @@ def tissue(
     return 1 if failures else 0
 
 
-@dataclass(frozen=True)
-class Looking:
-    """The work of a pool that finds masks. A mask is found by one thread and all at once, without progress."""
-
-    out: Path
-    settings: Settings
-    overwrite: bool = False
-
-    def __call__(self, job: Job, threads: int, progress: Callable[[int, int], None]) -> Entry:
-        return look_at(job, self.out, self.settings, self.overwrite)
-
-
-def look_at(job: Job, out: Path, settings: Settings, overwrite: bool = False) -> Entry:
-    """Finds the mask of a slide, or finds that nothing is left to do.
+def look_at(
+    job: Job,
+    out: Path,
+    settings: Settings,
+    overwrite: bool = False,
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Entry:
+    """Finds the mask of a slide, by one thread and all at once, or finds that nothing is left to do.
 
     Raises:
         SlideError: The slide cannot be read, or has no resolution.

@@ -7,11 +7,12 @@ complete; so whatever has that name is complete.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from wsi_trainer import __version__
@@ -22,11 +23,10 @@ from wsi_trainer.slide.geometry import KEY, Resolution, SlideTransform, resolve,
 from wsi_trainer.slide.resample import ScaledImage
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.slides.staging import STAGING, THUMBNAILS, Locked, bring_back, lock, put_in_place, set_aside
-from wsi_trainer.store.chunks import StoredLevel
-from wsi_trainer.store.exact import Comparison, OtherPixels, compare
+from wsi_trainer.slides.staging import STAGING, THUMBNAILS, Locked, lock, put_in_place
+from wsi_trainer.store.chunks import StoredLevel, ZstdCodec
 from wsi_trainer.store.identity import full_hash, quick_hash
-from wsi_trainer.store.journal import Journal, remove_journal
+from wsi_trainer.store.journal import Journal
 from wsi_trainer.store.label import write_label
 from wsi_trainer.store.layout import PROVENANCE, pyramid
 from wsi_trainer.store.manifest import read_manifest, sha256_of, write_manifest
@@ -34,6 +34,9 @@ from wsi_trainer.store.metadata import group, image_array, image_attributes, wri
 from wsi_trainer.store.overview import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.store.writer import ChunkCutter, PyramidWriter, drop_missing
+
+_COMPARED = 16
+"""Boxes of a store that are compared with its slide."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +68,6 @@ class Converted:
     """SHA-256 of the slide's file: equal for a slide that was renamed or copied."""
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """The work of a pool that converts slides."""
-
-    out: Path
-    settings: Settings
-    overwrite: bool = False
-
-    def __call__(self, job: Job, threads: int, progress: Callable[[int, int], None]) -> Converted:
-        return convert(job, self.out, self.settings, threads=threads, overwrite=self.overwrite, progress=progress)
-
-
 class Busy(SlideError):
     """Another process converts this slide right now."""
 
@@ -106,51 +97,24 @@ def convert(
     if not job.slide.exists():
         raise SlideError(job.slide, "does not exist")
     store = out / f"{job.name}.zarr"
-    _refuse_own_result(job, store)
+    slide, result = job.slide.resolve(), store.resolve()
+    if slide == result or result in slide.parents:  # a source is never replaced by what is made of it
+        raise SlideError(job.slide, "it would be replaced by its own result; give another folder for the results")
     header = {"source": quick_hash(job.slide), "mpp": job.mpp, **settings.record()}
     if settings.tissue == "geojson":  # outlines that were edited make another store
         header["outlines"] = sha256_of(outline_of(job.slide, settings))
+    journal = out / STAGING / f"{job.name}.journal"
     try:
         with lock(out, job.name):
-            return _convert(job, store, header, out, settings, threads, overwrite, progress)
+            if skipped := store.exists() and _fits(store, header, job, overwrite):
+                journal.unlink(missing_ok=True)
+            else:
+                with Slide.open(job.slide, options=settings.reading, crop=settings.crop == "bounds") as opened:
+                    _Conversion(job, opened, out, settings, header, threads, progress).run(journal)
+                journal.unlink()
+            return _row(job, store, skipped=skipped)
     except Locked as error:
         raise Busy(job.slide, "another process is converting it") from error
-
-
-def recover(out: Path) -> None:
-    """Brings back all stores that a run which died had put to one side, and removes its half-written files."""
-    remove_half_written(out)
-    for name in set_aside(out):
-        try:
-            with lock(out, name):
-                bring_back(out, name)
-        except Locked:  # a run that lives does so itself
-            continue
-
-
-def _refuse_own_result(job: Job, store: Path) -> None:
-    """A source is never replaced by what is made of it."""
-    slide, result = job.slide.resolve(), store.resolve()
-    if slide == result or result in slide.parents:
-        raise SlideError(job.slide, "it would be replaced by its own result; give another folder for the results")
-
-
-def _convert(
-    job: Job, store: Path, header: Mapping[str, Any], out: Path, settings: Settings, threads: int, overwrite: bool,
-    progress: Callable[[int, int], None],
-) -> Converted:  # fmt: skip
-    bring_back(out, job.name)
-    if store.exists() and _fits(store, header, job, overwrite):
-        remove_journal(_journal_of(job, out))
-        return _row(job, store, skipped=True)
-    with Slide.open(job.slide, options=settings.reading, crop=settings.crop == "bounds") as slide:
-        _Conversion(job, slide, out, settings, header, threads, progress).run()
-    remove_journal(_journal_of(job, out))
-    return _row(job, store, skipped=False)
-
-
-def _journal_of(job: Job, out: Path) -> Path:
-    return out / STAGING / f"{job.name}.journal"
 
 
 def _fits(store: Path, header: Mapping[str, Any], job: Job, overwrite: bool) -> bool:
@@ -200,15 +164,21 @@ class _Conversion:
         if settings.mpp is not None:
             factors = shrink_factors(job.slide, self._resolution, settings.mpp)
         self._image = ScaledImage(slide, factors)
-        self._place = self._placed()
+        top, left = map(float, slide.origin)
+        # The position of the store in the slide, by the pixels that were taken and not by the options.
+        self._place = SlideTransform(
+            slide.whole.shape, (top, left), self._image.scale, (self._resolution.y, self._resolution.x),
+            slide.whole.bounds,
+        )  # fmt: skip
         self._mpp = self._place.pixel()
         self._origin = self._place.first()
         self._shapes = pyramid(*self._image.shape, settings.levels)
-        self._codec = settings.make_codec()
+        self._codec = ZstdCodec(settings.compression)
         self._mask: TissueMask | None = None
 
-    def run(self) -> None:
-        journal = Journal(_journal_of(self._job, self._out), self._header)
+    def run(self, path: Path) -> None:
+        """Does what the journal of this path does not have yet."""
+        journal = Journal(path, self._header)
         if not journal.matches:
             shutil.rmtree(self._staged, ignore_errors=True)
         self._staged.mkdir(parents=True, exist_ok=True)
@@ -243,7 +213,7 @@ class _Conversion:
             metadata = image_array(shape, self._settings.layout, self._codec)
             write_json(self._staged / str(level) / "zarr.json", metadata)
         name = Path(self._job.name).name
-        provenance = {**self._provenance(), **self._compared().record()}
+        provenance = {**self._provenance(), **self._compared()}
         attributes = image_attributes(name, self._mpp, len(self._shapes), provenance, self._origin)
         write_json(self._staged / "zarr.json", group(attributes))
         if self._mask is not None:
@@ -260,13 +230,32 @@ class _Conversion:
         put_in_place(self._out, self._job.name)
         sync_folder(self._store.parent)
 
-    def _compared(self) -> Comparison:
+    def _compared(self) -> dict[str, Any]:
+        """Changes that were made to pixels on purpose; without any, boxes are read again from slide and store.
+
+        Raises:
+            SlideError: They differ.
+        """
+        changes = [*self._slide.info.changes]
+        if not self._image.is_exact:
+            changes.append(f"filtered to {self._settings.mpp} µm a pixel")
+        elif self._image.level:
+            changes.append(f"level {self._image.level} of the slide")
+        if self._settings.background != "keep":
+            changes.append("background painted in one colour")
+        boxes = [] if changes else list(_boxes(self._shapes[0], self._settings.chunk))
         stored = StoredLevel(self._staged / "0", self._shapes[0], self._settings.layout, self._codec)
-        try:
-            return compare(self._slide, self._image, stored, self._settings)
-        except OtherPixels:
-            shutil.rmtree(self._staged)  # the next run begins anew
-            raise
+        for y, x, height, width in boxes:
+            pixels = self._image.read(y, x, height, width)
+            if not np.array_equal(stored.read(y, x, height, width), pixels.transpose(2, 0, 1)):
+                shutil.rmtree(self._staged)  # the next run begins anew
+                raise SlideError(
+                    self._job.slide,
+                    f"the store has other pixels than the slide, in {height} x {width} px from row {y}, column {x}: "
+                    "the file changed while it was read, or the memory or disk is bad; run again",
+                )
+        compared = {"boxes": len(boxes), "pixels": sum(height * width for *_, height, width in boxes)}
+        return {"exact": bool(boxes), "changes": changes, "compared": compared}
 
     def _facts(self) -> dict[str, Any]:
         notes = list(self._slide.info.notes)
@@ -283,17 +272,6 @@ class _Conversion:
             **({"rules": self._mask.shares()} if self._mask is not None and self._mask.found else {}),
             **({"note": "; ".join(notes)} if notes else {}),
         }
-
-    def _placed(self) -> SlideTransform:
-        """Position of the store in the slide, by the pixels that were taken and not by the options."""
-        whole, corner = self._slide.whole, self._slide.origin
-        return SlideTransform(
-            whole.shape,
-            (float(corner[0]), float(corner[1])),
-            self._image.scale,
-            (self._resolution.y, self._resolution.x),
-            whole.bounds,
-        )
 
     def _provenance(self) -> dict[str, Any]:
         """Provenance of the store, without any name, label or free text of the source."""
@@ -317,3 +295,14 @@ class _Conversion:
                 **({"rules": self._mask.shares()} if self._mask.found else {}),
             },
         }
+
+
+def _boxes(shape: tuple[int, int], size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Chunks of an image: its corners, and others that are drawn by lot, the same each time."""
+    rows, columns = (-(-side // size) for side in shape)
+    lot = np.random.Generator(np.random.Philox(key=[rows, columns]))
+    cells = [(row, column) for row in (0, rows - 1) for column in (0, columns - 1)]
+    cells += [(int(lot.integers(rows)), int(lot.integers(columns))) for _ in range(_COMPARED - len(cells))]
+    for row, column in dict.fromkeys(cells):
+        y, x = row * size, column * size
+        yield y, x, min(size, shape[0] - y), min(size, shape[1] - x)

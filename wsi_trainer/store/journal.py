@@ -1,4 +1,4 @@
-"""What of a conversion is done, so that it continues after any interruption.
+"""Journal of finished shards, with which a conversion continues after any interruption.
 
 One line of JSON for each finished shard, written after the shard itself is safe on disk. The first line
 says of which source and with which settings; a journal of others is of no use.
@@ -25,18 +25,6 @@ class Entry:
     key: str
     size: int = 0
     sha256: str | None = None
-
-
-def partial_of(journal: Path) -> Path:
-    """The name of a journal that is being written: the same each time, so that nobody has to look for one that was
-    left. Who writes it has the lock of its store."""
-    return journal.with_name(f"{journal.name}.part")
-
-
-def remove_journal(journal: Path) -> None:
-    """Removes a journal that is of no more use, and what was left of a half-written one."""
-    for path in (journal, partial_of(journal)):
-        path.unlink(missing_ok=True)
 
 
 class Journal:
@@ -67,34 +55,25 @@ class Journal:
         self.entries = {record["key"]: Entry(**record) for record in records[1:]}
         return True
 
-    def start(self) -> None:
+    def __enter__(self) -> Journal:
         """Opens the journal for writing; begins a new one unless the old one fits."""
-        if self.matches:
-            # Rewritten whole: an unfinished last line would spoil the next one.
-            lines = [json.dumps(self._header)] + [json.dumps(asdict(e)) for e in self.entries.values()]
-        else:
-            self.entries = {}
-            lines = [json.dumps(self._header)]
-        replace_file(self._path, "".join(line + "\n" for line in lines).encode(), partial=partial_of(self._path))
+        # Rewritten whole: an unfinished last line would spoil the next one.
+        lines = [self._header, *map(asdict, self.entries.values())]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        # Who writes it has the lock of its store, so the partial file may always have the same name.
+        replace_file(self._path, text.encode(), partial=self._path.with_name(f"{self._path.name}.part"))
         self._file = self._path.open("a")
+        return self
 
     def add(self, entry: Entry) -> None:
         """Notes a finished shard. Safe to call from several threads."""
-        assert self._file is not None, "start() comes first"
+        assert self._file is not None, "a context manager"
         with self._lock:
             self.entries[entry.key] = entry
             self._file.write(json.dumps(asdict(entry)) + "\n")
             self._file.flush()
             os.fsync(self._file.fileno())
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
-            self._file = None
-
-    def __enter__(self) -> Journal:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -139,12 +139,9 @@ def check_complete(store: Path) -> Set[str] | None:
         return None
     way_out = "copy the store again, or remove it and convert the slide again"
     try:
-        manifest = read_manifest(store)
+        files: dict[str, dict[str, Any]] = read_manifest(store)["files"]
     except ValueError as error:
         raise SlideError(store, f"damaged: {error}; {way_out}") from error
-    files: dict[str, dict[str, Any]] = manifest["files"]
-    if manifest.get("settings", {}).get("header", {}).get("codec") == "jpeg":
-        raise SlideError(store, "stored as JPEG by --codec jpeg, which is no longer read; convert the slide again")
     missing = sorted(files.keys() - files_of(store))
     if missing:
         more = f" and {len(missing) - 1} more of its files are" if len(missing) > 1 else " is"

@@ -1,4 +1,4 @@
-"""Options of `preprocess` and `tissue`, each written once: the command line reads names, types and texts from here."""
+"""Options of `preprocess` and `tissue`: names, types and texts of the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 from wsi_trainer.errors import UserError
 from wsi_trainer.slide.formats.base import Range, ReadOptions
 from wsi_trainer.slide.rules import RULES, Blur, Edge, Fold, Pale, Pen, Rule, choose, record_of
-from wsi_trainer.store.chunks import ZstdCodec
 from wsi_trainer.store.layout import Layout
 
 FORMAT = 1
@@ -19,13 +18,6 @@ FORMAT = 1
 
 MOST_LEVELS = 24
 """More than the largest slide there can be has, down to one pixel."""
-
-
-_ORDER = (
-    "format", "mpp", "source_mpp", "codec", "tissue", "background", "levels", "crop", "chunk", "shard", "compression",
-    "channel", "to_8bit", "rules",
-)  # fmt: skip
-"""Of what is kept in a store: its files are the same, byte by byte, as those of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,18 +125,10 @@ class Settings(Options):
         """Sizes of chunks and shards."""
         return Layout(self.chunk, self.shard)
 
-    def make_codec(self) -> ZstdCodec:
-        """The codec of chunks."""
-        return ZstdCodec(self.compression)
-
     def record(self) -> Mapping[str, Any]:
         """The entries that a store keeps: all that decides its bytes, nothing of this machine."""
-        # Stores of earlier versions could be of another codec, and say which.
-        found = {"format": FORMAT, "codec": "zstd", **self.decides_mask()}
-        found |= {
-            name: getattr(self, name) for name in ("mpp", "background", "levels", "chunk", "shard", "compression")
-        }
-        return {name: found[name] for name in _ORDER if name in found}
+        names = ("mpp", "background", "levels", "chunk", "shard", "compression")
+        return {"format": FORMAT, "codec": "zstd"} | self.decides_mask() | {name: getattr(self, name) for name in names}
 
 
 def check_mpp(name: str, value: float | None) -> None:

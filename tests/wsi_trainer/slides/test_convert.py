@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,7 +297,6 @@ def test_full_disk_is_named_and_nothing_is_lost(slide: Path, tmp_path: Path, mon
     import errno
 
     from wsi_trainer.slides.pool import Failure, attempt
-    from wsi_trainer.store.convert import Conversion
 
     calls = 0
     fsync = os.fsync
@@ -310,7 +310,7 @@ def test_full_disk_is_named_and_nothing_is_lost(slide: Path, tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(journal_module.os, "fsync", full)
-        outcome = attempt(Conversion(tmp_path, SMALL), Job(slide, "s"))
+        outcome = attempt(partial(convert, out=tmp_path, settings=SMALL), Job(slide, "s"))
     assert isinstance(outcome, Failure)
     assert outcome.reason == "No space left on device"
     assert not (tmp_path / "s.zarr").exists()

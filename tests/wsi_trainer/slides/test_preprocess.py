@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import multiprocessing
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slides import pool
 from wsi_trainer.slides.inputs import list_slides, part_of
 from wsi_trainer.slides.pool import Failure
-from wsi_trainer.store.convert import Conversion, Converted, Job
+from wsi_trainer.store.convert import Converted, Job, convert
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import generate
 
@@ -109,7 +110,9 @@ def test_rerun_converts_only_what_failed(cohort: Path, tmp_path: Path) -> None:
 
 def work(jobs: list[Job], out: Path, workers: int, **how: Any) -> dict[int, Converted | Failure]:
     report = how.pop("report", lambda number, share: None)
-    return dict(pool.work_on_all(Conversion(out, SMALL), jobs, workers=workers, report=report, **how))
+    return dict(
+        pool.work_on_all(partial(convert, out=out, settings=SMALL), jobs, workers=workers, report=report, **how)
+    )
 
 
 def test_several_processes_give_what_one_gives(cohort: Path, tmp_path: Path) -> None:
