@@ -12,11 +12,11 @@ from typing import Any, Literal
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.files import remove_half_written
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.stopping import Stopped, ends_at_once
 from wsi_trainer.store.convert import Converted, Job, convert
 from wsi_trainer.store.export import export_ngff04, save_associated
-from wsi_trainer.store.files import remove_half_written
 from wsi_trainer.store.identity import source_bytes
 from wsi_trainer.store.overview import OVERLAY
 from wsi_trainer.store.settings import Options, Settings

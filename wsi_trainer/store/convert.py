@@ -17,7 +17,7 @@ from PIL import Image
 
 from wsi_trainer import __version__
 from wsi_trainer.foreign import read_json
-from wsi_trainer.io.files import remove_half_written, sync_folder, sync_tree
+from wsi_trainer.io.files import sync_folder, sync_tree
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import KEY, Resolution, SlideTransform, resolve, shrink_factors
 from wsi_trainer.slide.resample import ScaledImage
