@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from wsi_trainer import data
+from wsi_trainer.data import manifest as data
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.tables import read_table
