@@ -42,7 +42,7 @@ from benchmarks.keep import keep_case
 from benchmarks.soak import MIB, steps
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig
-from wsi_trainer.slides.staging import STAGING
+from wsi_trainer.store.staging import STAGING
 
 #: Pixels along a side of a slide, and of its piece of tissue.
 SIDE, TISSUE = 320, 160

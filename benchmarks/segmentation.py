@@ -29,7 +29,7 @@ NAME = "segmentation"
 def make_slide(folder: Path, side: int) -> None:
     """A slide with lesions, their outlines and a manifest."""
     from wsi_trainer.synthetic import SlideSpec
-    from wsi_trainer.synthetic.generate import write_slide
+    from wsi_trainer.synthetic.cohort import write_slide
 
     spec = SlideSpec(side, side, seed=1, positive=True, noise=True, tissue=0.6)
     slide = write_slide(folder / "slide.tif", spec)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.display import clean
 from wsi_trainer.io.tables import read_table, write_table
-from wsi_trainer.words import clean
 
 COLUMNS = ("slide", "label", "patient", "site", "split")
 Row = Mapping[str, str]

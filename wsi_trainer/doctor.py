@@ -23,7 +23,7 @@ from rich.text import Text
 
 from wsi_trainer import __version__
 from wsi_trainer.errors import UserError
-from wsi_trainer.terminal import cell, say
+from wsi_trainer.io.display import cell, say
 
 
 class Status(StrEnum):

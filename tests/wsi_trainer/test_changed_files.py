@@ -29,7 +29,7 @@ from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.embed.files import Written, write
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import read_yaml
+from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.regions.outlines import read_regions
 from wsi_trainer.regions.target import LabelSource, Legend, open_labels
 from wsi_trainer.slide.slide import Slide

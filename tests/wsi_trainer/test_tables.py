@@ -13,7 +13,7 @@ from wsi_trainer.cli import main
 from wsi_trainer.data.manifest import read_manifest
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.tables import _tell, escape_formula, micrometres, read_table, table_bytes, unescape_formula
-from wsi_trainer.slides.inputs import list_slides
+from wsi_trainer.preprocess.inputs import list_slides
 
 TEXT = "slide,label\nMüller.svs,grün\n"
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from wsi_trainer.cli import main
+from wsi_trainer.io.display import clean, is_text, say
 from wsi_trainer.io.tables import read_table
-from wsi_trainer.terminal import say
-from wsi_trainer.words import clean, is_text
 
 PACKAGE = Path(__file__).resolve().parents[2] / "wsi_trainer"
 

@@ -3,7 +3,7 @@
 How to add a subcommand:
 
 1. Write a function with typed arguments and a docstring with an `Args:` section, in the folder it belongs to,
-   e.g. `def verify(store: Path, workers: int = 2) -> int | None` in `wsi_trainer/slides/verify.py`.
+   e.g. `def verify(store: Path, workers: int = 2) -> int | None` in `wsi_trainer/preprocess/verify.py`.
    Arguments without a default become positional, the others options; a dataclass becomes a group of options.
    `--config FILE.yaml`, `--print_config` and `--help` come by themselves. Return an exit code, or None for 0.
 2. Point its row below at `"module:function"`. The module is imported only when the command is chosen, so
@@ -34,8 +34,8 @@ from typing import Any
 
 from wsi_trainer import __version__
 from wsi_trainer.errors import ASKED, UserError, about_disk
+from wsi_trainer.io.display import clean, speakable
 from wsi_trainer.stopping import stops_once
-from wsi_trainer.words import clean, speakable
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "demo",
         "make slides, train on them, and write the report: everything once, in a few minutes",
-        "wsi_trainer.demo.command:demo",
+        "wsi_trainer.demo:demo",
     ),
     Command(
         "doctor",
@@ -62,17 +62,17 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "preprocess",
         "convert slides to zarr: checked, resumable, background for free",
-        "wsi_trainer.slides.preprocess:preprocess",
+        "wsi_trainer.preprocess.command:preprocess",
     ),
     Command(
         "tissue",
         "find the tissue of slides without converting them: a page of all masks, outlines to edit in QuPath",
-        "wsi_trainer.slides.review:tissue",
+        "wsi_trainer.preprocess.tissue:tissue",
     ),
     Command(
         "verify",
         "read converted slides again and compare them with their manifest of hashes",
-        "wsi_trainer.slides.verify:verify",
+        "wsi_trainer.preprocess.verify:verify",
     ),
     Command(
         "plan",
@@ -386,8 +386,7 @@ def keys_in(path: Path) -> Iterator[tuple[str, str]]:
     """The groups and keys of a config file; nothing of one that cannot be read, which the parser will say."""
     import yaml
 
-    from wsi_trainer.foreign import Unreadable, read_text
-    from wsi_trainer.foreign.texts import check_text
+    from wsi_trainer.io.untrusted import Unreadable, check_text, read_text
 
     try:
         text = read_text(path)

@@ -16,7 +16,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader, set_parsing_settings  # type: ignore[attr-defined]
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign.texts import check_text
+from wsi_trainer.io.untrusted import check_text
 
 OWN_KEYS = ("help", "config", "print_config", "print_shtab", argparse.SUPPRESS)
 MAX_LISTED = 24

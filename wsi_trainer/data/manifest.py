@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.display import clean
 from wsi_trainer.io.tables import micrometres, read_table, write_table
-from wsi_trainer.slides.stores import StoreIndex
-from wsi_trainer.words import clean
+from wsi_trainer.preprocess.stores import StoreIndex
 
 log = logging.getLogger("wsi_trainer")
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from wsi_trainer.data.positions import chosen_patches
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.display import clean
 from wsi_trainer.slide.augment import Augmentation, Augmented, PatchAugmentations, PatchAugmenter, moved
 from wsi_trainer.slide.errors import AbsentResolution, SlideError
 from wsi_trainer.slide.geometry import is_plausible
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.slide.views import Bag, Image, Positions, along_blocks
-from wsi_trainer.words import clean
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import numpy as np
 
 from wsi_trainer.data.manifest import PATHS, SPLITS, SlideRecord, one_spelling, read_manifest, write_manifest
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.display import clean
 from wsi_trainer.io.tables import Table, read_table
 from wsi_trainer.store.identity import plain_name
-from wsi_trainer.words import clean
 
 
 def divide_marked(groups: Sequence[str], marks: Sequence[Sequence[str]], parts: int, seed: int) -> list[list[int]]:

@@ -16,8 +16,8 @@ from wsi_trainer.fit.evaluate import add_overwrite
 from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import MAPS
+from wsi_trainer.io.display import say
 from wsi_trainer.models import SlideClassifier
-from wsi_trainer.terminal import say
 
 
 @limits_imports

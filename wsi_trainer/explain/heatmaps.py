@@ -27,7 +27,7 @@ from wsi_trainer.fit.trainer import tissue_stride
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import MISSED, Marks
 from wsi_trainer.models import SlideClassifier
-from wsi_trainer.places.originals import Originals
+from wsi_trainer.preprocess.stores import Originals
 from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.regions.outlines import Region, read_regions
 from wsi_trainer.regions.shapes import Outline, Rings, hits, regions_joined

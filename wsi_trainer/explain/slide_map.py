@@ -27,7 +27,7 @@ from wsi_trainer.explain.outputs import (
     shares_inside,
     tiles,
 )
-from wsi_trainer.foreign.arrays import load_array
+from wsi_trainer.io.arrays import load_array
 from wsi_trainer.io.files import save_array, save_picture
 from wsi_trainer.models import SlideBatch, SlideClassifier
 from wsi_trainer.regions.geojson import PathClass, objects_of, write_objects
@@ -37,7 +37,7 @@ from wsi_trainer.regions.shapes import Outline, Rings, outlines
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.views import Bag, Image, Positions
-from wsi_trainer.slides.staging import NGFF04
+from wsi_trainer.store.staging import NGFF04
 
 NGFF: Mapping[str, tuple[str, ...]] = {"both": ("0.5", "0.4"), "0.5": ("0.5",), "0.4": ("0.4",)}
 """What is written for each choice of `ngff`."""

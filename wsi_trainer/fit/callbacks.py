@@ -28,12 +28,11 @@ from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.events import EventLog
 from wsi_trainer.fit.plan import plan_shape
 from wsi_trainer.fit.run import Run
+from wsi_trainer.io.display import clean, duration, format_bytes, say
 from wsi_trainer.io.files import replace_file, write_json
 from wsi_trainer.io.tables import append_row
 from wsi_trainer.models import SlideBatch, SlideModel
 from wsi_trainer.slide.views import AHEAD
-from wsi_trainer.terminal import say
-from wsi_trainer.words import clean, duration, format_bytes
 
 log = logging.getLogger("wsi_trainer")
 

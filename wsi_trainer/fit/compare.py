@@ -20,11 +20,10 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import at_work
 from wsi_trainer.fit.parser import instantiate
 from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.io.display import cell, duration, format_bytes, say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval, Predictions, joined_folds, paired_difference, read_predictions
 from wsi_trainer.models import FrozenFeatures
-from wsi_trainer.terminal import cell, say
-from wsi_trainer.words import duration, format_bytes
 
 Other = Literal["frozen", "thumbnail"]
 """The second run: the same head on features of the encoder as it was, or the same network on slides that were shrunk.

@@ -18,10 +18,10 @@ from wsi_trainer.data.splits import folds, read_splits, write_folds
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.parser import instantiate, trust_words, with_whole_paths
 from wsi_trainer.fit.run import Run
+from wsi_trainer.io.display import cell
 from wsi_trainer.io.files import write_json
 from wsi_trainer.metrics import Interval, cross_validation, read_predictions
 from wsi_trainer.models import Task
-from wsi_trainer.terminal import cell
 
 
 def fit_folds(

@@ -27,6 +27,7 @@ from wsi_trainer.fit.events import at_work, logged_to
 from wsi_trainer.fit.parser import limits_imports, open_run, run_parser
 from wsi_trainer.fit.run import LESIONS, Run
 from wsi_trainer.fit.trainer import Bar, image_of, make_trainer, tissue_stride
+from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json
 from wsi_trainer.io.tables import write_table
 from wsi_trainer.metrics import FROC_SCORES, Interval, LesionPredictions, Marks, Predictions, summarise
@@ -34,9 +35,8 @@ from wsi_trainer.models import Task
 from wsi_trainer.models.pretrained import encoder_of
 from wsi_trainer.models.tasks import Owners
 from wsi_trainer.models.weights import write_weights
-from wsi_trainer.slides.inputs import list_slides
+from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.store.identity import plain_name
-from wsi_trainer.terminal import say
 
 log = logging.getLogger("wsi_trainer")
 

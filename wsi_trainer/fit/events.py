@@ -25,9 +25,9 @@ from typing import Any
 import psutil
 
 from wsi_trainer.errors import UserError, naming_disks
-from wsi_trainer.foreign import Unreadable, json_of, read_bytes
+from wsi_trainer.io.display import CleanFormatter, clean
+from wsi_trainer.io.untrusted import Unreadable, json_of, read_bytes
 from wsi_trainer.stopping import GRACE, Stopped, ends_at_once
-from wsi_trainer.words import CleanFormatter, clean
 
 SCHEMA = 1
 LIMIT = 4 << 20

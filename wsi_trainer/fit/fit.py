@@ -44,13 +44,13 @@ from wsi_trainer.fit.trainer import (
     tissue_stride,
     trackers,
 )
-from wsi_trainer.foreign import read_yaml, yaml_of
+from wsi_trainer.io.display import say
 from wsi_trainer.io.files import write_json, write_text
+from wsi_trainer.io.untrusted import read_yaml, yaml_of
 from wsi_trainer.metrics import LOWER_IS_BETTER
 from wsi_trainer.models import SegmentationTask, SlideModel
 from wsi_trainer.models.weights import read_checkpoint
 from wsi_trainer.stopping import GRACE
-from wsi_trainer.terminal import say
 
 SERVICES = {"wandb", "mlflow"}
 MOMENT = 3.0

@@ -29,11 +29,11 @@ from wsi_trainer.data.patches import PatchConfig
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import Loaded, TrainConfig
 from wsi_trainer.fit.run import Run
-from wsi_trainer.foreign import read_yaml
+from wsi_trainer.io.display import say
+from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.models import FrozenFeatures, ModelConfig, PatchEncoder, SlideModel, make_model
 from wsi_trainer.models.encoders import is_encoder
 from wsi_trainer.models.pretrained import load_weights
-from wsi_trainer.terminal import say
 
 # The text under each field of a config is its help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)

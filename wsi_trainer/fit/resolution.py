@@ -11,12 +11,12 @@ from rich.console import Console
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.data.splits import first_names
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import read_json
+from wsi_trainer.io.display import say
+from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import TOLERANCE, is_plausible
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.store.layout import PROVENANCE
-from wsi_trainer.terminal import say
 
 MIXED = 1.1
 """Largest ratio between pixels of slides that are taken for one resolution."""

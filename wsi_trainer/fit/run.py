@@ -28,10 +28,10 @@ from wsi_trainer.data.manifest import PATHS, SlideRecord, check_files, read_mani
 from wsi_trainer.data.splits import changes_since, first_names, read_splits
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.resolution import Seen
-from wsi_trainer.foreign import read_json as read_foreign
+from wsi_trainer.io.display import say
 from wsi_trainer.io.files import remove_half_written, write_json
+from wsi_trainer.io.untrusted import read_json as read_foreign
 from wsi_trainer.store.identity import Fingerprint, fingerprint
-from wsi_trainer.terminal import say
 
 log = logging.getLogger("wsi_trainer")
 

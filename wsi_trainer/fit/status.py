@@ -16,8 +16,7 @@ from rich.console import Console
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.events import OUTCOMES, read_events
 from wsi_trainer.fit.run import Run, as_written
-from wsi_trainer.terminal import say
-from wsi_trainer.words import duration, format_bytes
+from wsi_trainer.io.display import duration, format_bytes, say
 
 LAST = 5
 """Warnings that are shown."""

@@ -22,10 +22,10 @@ from wsi_trainer.data.dataset import dense
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.config import AUTO, Tracker, TrainConfig
 from wsi_trainer.fit.run import Run
-from wsi_trainer.foreign import read_yaml
+from wsi_trainer.io.display import format_bytes
+from wsi_trainer.io.untrusted import read_yaml
 from wsi_trainer.models import SlideModel
 from wsi_trainer.models.weights import read_checkpoint
-from wsi_trainer.words import format_bytes
 
 
 def image_of(config: TrainConfig, source: TileSource) -> Tensor:

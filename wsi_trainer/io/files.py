@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
+
 #: Files from this size on go past the cache.
 LARGE = 1 << 20
 #: What is written at once, and what its length and its place in memory have to be a multiple of.

@@ -19,9 +19,9 @@ from functools import cache
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import read_bytes
+from wsi_trainer.io.display import clean
 from wsi_trainer.io.files import replace_file
-from wsi_trainer.words import clean
+from wsi_trainer.io.untrusted import read_bytes
 
 log = logging.getLogger("wsi_trainer")
 

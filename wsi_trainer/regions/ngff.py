@@ -13,39 +13,12 @@ from numcodecs import Zlib
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import read_json
-from wsi_trainer.foreign.arrays import open_zarr_array
+from wsi_trainer.io.arrays import open_zarr_array
+from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass
 from wsi_trainer.slide.geometry import SlideTransform
 from wsi_trainer.store.layout import PROVENANCE
-from wsi_trainer.store.metadata import NGFF, write_json
-
-
-def multiscale(name: str, place: SlideTransform, levels: int = 1) -> dict[str, Any]:
-    """The multiscale of NGFF 0.4 and 0.5 alike, with the axes y and x, in the coordinates of the original slide.
-
-    Args:
-        name: Of the image.
-        place: Where it lies in the slide. Without micrometres the unit of the axes is one of the slide's pixels.
-        levels: The image itself, and coarser ones, each with half the pixels along each side.
-    """
-    unit = {} if place.mpp is None else {"unit": "micrometer"}
-    places = [place.coarser(2**level) for level in range(levels)]
-    return {
-        "name": name,
-        "axes": [{"name": axis, "type": "space", **unit} for axis in "yx"],
-        "datasets": [
-            {
-                "path": str(level),
-                "coordinateTransformations": [
-                    {"type": "scale", "scale": list(its.pixel())},
-                    {"type": "translation", "translation": list(its.first())},
-                ],
-            }
-            for level, its in enumerate(places)
-        ],
-    }
-
+from wsi_trainer.store.ngff import NGFF, multiscale, write_json
 
 CHUNK = 512
 BAND = 4096

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from wsi_trainer.foreign import Unreadable, read_json
-from wsi_trainer.foreign.xml import read_xml as elements_of
+from wsi_trainer.io.untrusted import Unreadable, read_json
+from wsi_trainer.io.untrusted import read_xml as elements_of
 from wsi_trainer.regions.shapes import Ring
 from wsi_trainer.slide.errors import SlideError
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lightning_plugin import Box, TileSource
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import Unreadable, open_file
-from wsi_trainer.foreign.arrays import checked_array, member, open_zarr
+from wsi_trainer.io.arrays import checked_array, member, open_zarr
+from wsi_trainer.io.untrusted import Unreadable, open_file
 from wsi_trainer.regions.outlines import Region, RegionsError, read_regions
 from wsi_trainer.regions.shapes import Edges, edges_of, fill, touches
 from wsi_trainer.slide.formats.tiff_pages import check_pages

@@ -8,8 +8,8 @@ from typing import Literal
 from rich.console import Console
 
 from wsi_trainer.fit.run import Run, as_written, read_json
+from wsi_trainer.io.display import say
 from wsi_trainer.report.render import write_report
-from wsi_trainer.terminal import say
 
 
 def report(

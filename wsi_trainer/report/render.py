@@ -15,13 +15,12 @@ from matplotlib.colors import to_hex
 
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
-from wsi_trainer.foreign import read_text
+from wsi_trainer.io.display import format_bytes, template
+from wsi_trainer.io.untrusted import read_text
 from wsi_trainer.metrics import AreaPredictions, Interval, JointPredictions
-from wsi_trainer.pages import template
 from wsi_trainer.report import figures
 from wsi_trainer.report.contents import RunResults, difference, slide_rows
 from wsi_trainer.report.pictures import map_picture, overlay_of, rules_shown, slide_picture, tissue_picture
-from wsi_trainer.words import format_bytes
 
 TABLES = (
     ("Results by class", "per_class"),

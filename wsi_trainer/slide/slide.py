@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from PIL import Image
 
-from wsi_trainer.foreign.arrays import open_zarr_array
+from wsi_trainer.io.arrays import open_zarr_array
 from wsi_trainer.slide.formats.base import PLAIN, Level, Pixels, Reader, ReadOptions, SlideInfo, to_planes
 from wsi_trainer.slide.formats.opening import open_format
 from wsi_trainer.slide.formats.store import StoreReader

@@ -16,23 +16,21 @@ import numpy as np
 from PIL import Image
 
 from wsi_trainer import __version__
-from wsi_trainer.foreign import read_json
 from wsi_trainer.io.files import sync_folder, sync_tree
+from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import KEY, Resolution, SlideTransform, resolve, shrink_factors
 from wsi_trainer.slide.resample import ScaledImage
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.slides.staging import STAGING, THUMBNAILS, Locked, lock, put_in_place
 from wsi_trainer.store.chunks import StoredLevel, ZstdCodec
 from wsi_trainer.store.identity import full_hash, quick_hash
-from wsi_trainer.store.journal import Journal
-from wsi_trainer.store.label import write_label
 from wsi_trainer.store.layout import PROVENANCE, pyramid
-from wsi_trainer.store.manifest import read_manifest, sha256_of, write_manifest
-from wsi_trainer.store.metadata import group, image_array, image_attributes, write_json
-from wsi_trainer.store.overview import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
+from wsi_trainer.store.manifest import Journal, read_manifest, sha256_of, write_manifest
+from wsi_trainer.store.mask import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
+from wsi_trainer.store.ngff import group, image_array, image_attributes, write_json, write_label
 from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.staging import STAGING, THUMBNAILS, Locked, lock, put_in_place
 from wsi_trainer.store.writer import ChunkCutter, PyramidWriter, drop_missing
 
 _COMPARED = 16
@@ -171,7 +169,6 @@ class _Conversion:
             slide.whole.bounds,
         )  # fmt: skip
         self._mpp = self._place.pixel()
-        self._origin = self._place.first()
         self._shapes = pyramid(*self._image.shape, settings.levels)
         self._codec = ZstdCodec(settings.compression)
         self._mask: TissueMask | None = None
@@ -214,11 +211,11 @@ class _Conversion:
             write_json(self._staged / str(level) / "zarr.json", metadata)
         name = Path(self._job.name).name
         provenance = {**self._provenance(), **self._compared()}
-        attributes = image_attributes(name, self._mpp, len(self._shapes), provenance, self._origin)
+        attributes = image_attributes(name, self._place, len(self._shapes), provenance)
         write_json(self._staged / "zarr.json", group(attributes))
         if self._mask is not None:
             labels = self._staged / "labels"
-            write_label(labels, self._mask, self._mpp, self._shapes, self._settings.layout, self._origin)
+            write_label(labels, self._mask, self._place, self._shapes, self._settings.layout)
         settings = {"header": dict(self._header), "facts": self._facts()}
         write_manifest(self._staged, settings, {k: e for k, e in journal.entries.items() if e.sha256})
         thumbnail = self._out / THUMBNAILS / f"{self._job.name}.jpg"

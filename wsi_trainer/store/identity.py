@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import read_json
-from wsi_trainer.foreign.files import what_is
+from wsi_trainer.io.untrusted import read_json, what_is
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats import dicom, omezarr
 from wsi_trainer.store.layout import PROVENANCE

@@ -21,9 +21,8 @@ from wsi_trainer.slide.resample import ScaledImage, halve
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.store.chunks import ShardEncoder, StoredLevel, ZstdCodec, encode_shard
-from wsi_trainer.store.journal import Entry, Journal
 from wsi_trainer.store.layout import CHANNELS, FILL, Layout, shard_key
-from wsi_trainer.store.manifest import files_of
+from wsi_trainer.store.manifest import Entry, Journal, files_of
 
 Planes = NDArray[np.uint8]
 """Pixels as channel, y, x."""

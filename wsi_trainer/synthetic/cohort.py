@@ -1,15 +1,19 @@
-"""Who the slides belong to: patients, labels, sites and splits."""
+"""A synthetic data set: patients, labels, sites and splits; slides, outlines of lesions and the manifest."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from wsi_trainer.io.tables import write_table
+from wsi_trainer.synthetic.pyramid import write_pyramid
+from wsi_trainer.synthetic.slide import Site, SlideSpec, SyntheticSlide
 
 DEFAULT_SPLITS: Mapping[str, float] = {"train": 0.6, "val": 0.2, "test": 0.2}
 
@@ -82,3 +86,102 @@ def write_manifest(path: Path, members: Sequence[Member], folder: str, mpp: floa
     )
     write_table(partial, ["slide", "label", "patient", "site", "split", "mpp", "regions"], rows, keep=True)
     os.replace(partial, path)
+
+
+Progress = Callable[[int], None]
+
+
+def write_slide(path: Path, spec: SlideSpec, *, quality: int = 88, threads: int = 1,
+                progress: Progress = lambda pixels: None) -> SyntheticSlide:  # fmt: skip
+    """Writes one slide as a pyramidal JPEG TIFF; memory does not grow with its height."""
+    slide = SyntheticSlide(spec)
+    shape = (spec.height, spec.width)
+    write_pyramid(path, slide.render, shape, mpp=spec.mpp, quality=quality, threads=threads, progress=progress)
+    return slide
+
+
+def slide_shape(side: int | tuple[int, int], seed: int, slide: int) -> tuple[int, int]:
+    """Height and width: the longer side up to ``side``, the aspect from 0.65 to 1, lying or standing."""
+    low, high = (int(0.8 * side), side) if isinstance(side, int) else side
+    if not 64 <= low <= high:
+        raise ValueError(f"side={side}: expected at least 64 px, the smaller number first")
+    rng = np.random.Generator(np.random.Philox(key=[seed, (0x51DE << 32) + slide]))
+    longer = low + int(rng.random() * (high - low + 1))
+    shorter = max(64, int(longer * (0.65 + 0.35 * rng.random())))
+    return (longer, shorter) if rng.random() < 0.5 else (shorter, longer)
+
+
+def _write_sites(path: Path, kind: str, sites: list[Site]) -> None:
+    """Regions as GeoJSON in full-resolution pixels."""
+    features = [
+        {
+            "type": "Feature",
+            "properties": {"classification": {"name": kind}},
+            "geometry": {"type": "Polygon", "coordinates": [np.round(site.polygon(), 2).tolist()]},
+        }
+        for site in sites
+    ]
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+
+
+def generate(
+    out: Path | str,
+    slides: int = 40,
+    side: int | tuple[int, int] = 2048,
+    seed: int = 0,
+    noise: bool = False,
+    splits: Mapping[str, float] = DEFAULT_SPLITS,
+    workers: int | None = None,
+    *,
+    shape: tuple[int, int] | None = None,
+    mpp: float = 0.5,
+    tissue: float = 0.4,
+    contrast: float = 0.34,
+    quality: int = 88,
+    progress: Callable[[int, int], None] = lambda slides, pixels: None,
+) -> Path:
+    """Writes a data set of slides whose label shows at full resolution only.
+
+    Args:
+        out: the folder; it gets ``manifest.csv``, ``slides/`` and, as GeoJSON, ``lesions/`` of the positive
+            slides and ``decoys/``: the same kind of places on the negative ones, where nuclei are normal.
+        side: the longest side in pixels, or the smallest and the largest; sizes vary between slides.
+        noise: scanner noise everywhere, also on glass; without it glass is one exact colour.
+        splits: the share of each split; slides of a patient stay together.
+        workers: threads; the default is one for each core.
+        shape: height and width of every slide instead of ``side``.
+        tissue: share of a slide that is tissue, about.
+        contrast: how strong the chromatin of lesion nuclei is; smaller is harder.
+        progress: called as slides and rows are finished, with the slides and the pixels added.
+
+    Returns:
+        The path of the manifest.
+    """
+    if slides < 1:
+        raise ValueError(f"slides={slides}: expected one or more")
+    out = Path(out)
+    workers = workers or os.cpu_count() or 1
+    for folder in ("slides", "lesions", "decoys"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    members = make_cohort(slides, seed, splits)
+
+    def write(member: Member) -> None:
+        height, width = shape or slide_shape(side, seed, member.slide)
+        spec = SlideSpec(
+            height, width, seed=seed, slide=member.slide, patient=member.patient, positive=bool(member.label),
+            noise=noise, mpp=mpp, tissue=tissue, contrast=contrast,
+        )  # fmt: skip
+        path = out / "slides" / f"{member.name}.tif"
+        threads = workers if slides == 1 else 1
+        slide = write_slide(path, spec, quality=quality, threads=threads, progress=lambda n: progress(0, n))
+        for kind, positive in (("lesion", True), ("decoy", False)):
+            sites = slide.sites if spec.positive == positive else []
+            _write_sites(out / f"{kind}s" / f"{member.name}.geojson", kind, sites)
+        progress(1, 0)
+
+    with ThreadPoolExecutor(min(workers, slides)) as pool:
+        list(pool.map(write, members))
+    # Last, so that a manifest means a complete data set.
+    manifest = out / "manifest.csv"
+    write_manifest(manifest, members, "slides", mpp)
+    return manifest

@@ -14,8 +14,8 @@ from aiohttp import web
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.display import say
 from wsi_trainer.slide.formats.base import Range, ReadOptions
-from wsi_trainer.terminal import say
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.guard import Guard, is_local, new_token
 from wsi_trainer.view.scene import Scene

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from wsi_trainer.data.manifest import SlideRecord
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import MAPS, Run, as_written, read_json
-from wsi_trainer.foreign.arrays import load_array
+from wsi_trainer.io.arrays import load_array
 from wsi_trainer.metrics import read_predictions
+from wsi_trainer.preprocess.inputs import list_slides
 from wsi_trainer.slide.geometry import SlideTransform
-from wsi_trainer.slides.inputs import list_slides
 
 MOST_PIXELS = 1 << 31
 """A side of a slide: one position of a map stands for no more."""

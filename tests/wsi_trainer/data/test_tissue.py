@@ -12,10 +12,10 @@ from lightning_plugin import Box
 from wsi_trainer.data.datamodule import SlideData
 from wsi_trainer.data.dataset import DataConfig, TissueMap, open_image, tissue_of
 from wsi_trainer.errors import UserError
+from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.slide.augment import Augmentation
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.tissue import TissueMask
-from wsi_trainer.slides.preprocess import preprocess
 
 WHOLE = (330, 270)
 MASK = TissueMask(np.random.default_rng(0).random((42, 34)) < 0.05, 8)

@@ -25,7 +25,7 @@ from wsi_trainer.embed.command import Embedder
 from wsi_trainer.errors import UserError
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.models import AttentionPooling, FrozenFeatures, PatchEncoder, ResNet, SlideClassifier
-from wsi_trainer.slides import staging
+from wsi_trainer.store import staging
 from wsi_trainer.store.convert import Job, convert
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import SlideSpec, write_slide

@@ -9,7 +9,7 @@ from lightning_plugin.plan import Forecast, SegmentForecast, SegmentPlan
 from wsi_trainer.cli import main
 from wsi_trainer.fit.callbacks import estimate, sentence
 from wsi_trainer.fit.run import Run, read_json
-from wsi_trainer.words import duration
+from wsi_trainer.io.display import duration
 
 GIB = 2**30
 

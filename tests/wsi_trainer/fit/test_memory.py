@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from wsi_trainer.fit.callbacks import held_for_backward, process_peak
-from wsi_trainer.words import format_bytes
+from wsi_trainer.io.display import format_bytes
 
 
 def test_counts_the_image_and_what_each_layer_saves_once() -> None:

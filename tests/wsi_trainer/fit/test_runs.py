@@ -13,7 +13,7 @@ import pytest
 from wsi_trainer.cli import main
 from wsi_trainer.fit.run import Run, read_json
 from wsi_trainer.metrics import read_predictions
-from wsi_trainer.slides.preprocess import preprocess
+from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.synthetic import generate
 
 SPLITS = {"train": 0.5, "val": 0.25, "test": 0.25}

@@ -21,10 +21,19 @@ from wsi_trainer.data.features import FeatureSource
 from wsi_trainer.data.positions import read_coords
 from wsi_trainer.embed.files import Written, write
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import TEXT, Limit, Unreadable, read_bytes, read_json, read_text, read_yaml
-from wsi_trainer.foreign.arrays import load_array, open_zarr_array
-from wsi_trainer.foreign.pictures import DECODED, read_picture
-from wsi_trainer.foreign.xml import read_xml
+from wsi_trainer.io.arrays import load_array, open_zarr_array
+from wsi_trainer.io.untrusted import (
+    DECODED,
+    TEXT,
+    Limit,
+    Unreadable,
+    read_bytes,
+    read_json,
+    read_picture,
+    read_text,
+    read_xml,
+    read_yaml,
+)
 from wsi_trainer.models.weights import read_weights, write_weights
 from wsi_trainer.regions.target import open_labels
 from wsi_trainer.slide.errors import SlideError

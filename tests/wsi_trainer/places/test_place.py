@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsi_trainer.places.originals import Originals
+from wsi_trainer.preprocess.stores import Originals
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.geometry import SlideTransform, place_of_store
 from wsi_trainer.slide.slide import Slide

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from wsi_trainer.slides import pool
+from wsi_trainer.preprocess import pool
 
 _original = pool._attempt_in_worker
 

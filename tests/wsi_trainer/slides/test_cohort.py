@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from wsi_trainer.data import manifest as data
 from wsi_trainer.cli import main
+from wsi_trainer.data import manifest as data
 from wsi_trainer.errors import UserError
 from wsi_trainer.io.tables import read_table
 from wsi_trainer.slide.errors import SlideError

@@ -22,11 +22,11 @@ import zarr
 from wsi_trainer.slide.errors import SlideError, UnknownResolution
 from wsi_trainer.slide.resample import ScaledImage, halve
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.slides import staging
-from wsi_trainer.slides.staging import STAGING
-from wsi_trainer.store import journal as journal_module
+from wsi_trainer.store import manifest as journal_module
+from wsi_trainer.store import staging
 from wsi_trainer.store.convert import Busy, Job, convert
 from wsi_trainer.store.settings import Settings
+from wsi_trainer.store.staging import STAGING
 
 SMALL = Settings(chunk=64, shard=256)
 
@@ -296,7 +296,7 @@ def test_file_that_was_cut_in_staging_is_made_again(slide: Path, tmp_path: Path,
 def test_full_disk_is_named_and_nothing_is_lost(slide: Path, tmp_path: Path, monkeypatch) -> None:
     import errno
 
-    from wsi_trainer.slides.pool import Failure, attempt
+    from wsi_trainer.preprocess.pool import Failure, attempt
 
     calls = 0
     fsync = os.fsync

@@ -20,13 +20,13 @@ from PIL import Image
 from tests.wsi_trainer.slides.dicom_files import write_slide
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign.pictures import DECODED
+from wsi_trainer.io.untrusted import DECODED
 from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.formats.base import GIGAPIXELS
 from wsi_trainer.slide.formats.openslide import check_finest
 from wsi_trainer.slide.resample import ScaledImage
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.store.overview import find_mask
+from wsi_trainer.store.mask import find_mask
 from wsi_trainer.store.settings import Settings
 
 PIXELS = np.random.default_rng(4).integers(0, 256, (128, 128, 3), np.uint8)

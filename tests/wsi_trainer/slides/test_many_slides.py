@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.store.journal import Journal
+from wsi_trainer.store.manifest import Journal
 from wsi_trainer.synthetic import SlideSpec, write_slide
 
 FEW, MANY = 3, 9

@@ -47,7 +47,7 @@ def test_tall_slide_needs_what_a_short_one_needs(tmp_path: Path) -> None:
 
 def test_to_convert_a_slide_loads_no_torch() -> None:
     """It alone would be as much memory as a conversion needs, and seconds, for each process of the pool."""
-    program = "import sys, wsi_trainer.store.convert, wsi_trainer.slides.preprocess; print('torch' in sys.modules)"
+    program = "import sys, wsi_trainer.store.convert, wsi_trainer.preprocess.command; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "False"
 

@@ -13,10 +13,10 @@ import pytest
 
 from wsi_trainer.cli import main
 from wsi_trainer.errors import UserError
+from wsi_trainer.preprocess import pool
+from wsi_trainer.preprocess.inputs import list_slides, part_of
+from wsi_trainer.preprocess.pool import Failure
 from wsi_trainer.slide.slide import Slide
-from wsi_trainer.slides import pool
-from wsi_trainer.slides.inputs import list_slides, part_of
-from wsi_trainer.slides.pool import Failure
 from wsi_trainer.store.convert import Converted, Job, convert
 from wsi_trainer.store.settings import Settings
 from wsi_trainer.synthetic import generate

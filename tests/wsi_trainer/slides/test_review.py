@@ -19,9 +19,10 @@ from hypothesis.extra.numpy import arrays
 from tests.wsi_trainer.slides.artefacts import Spoilt, ink, stroke
 from tests.wsi_trainer.slides.crashing import attempt_in_worker
 from wsi_trainer.cli import main
+from wsi_trainer.preprocess import pool
+from wsi_trainer.preprocess import tissue as review
+from wsi_trainer.preprocess.results import Entry
 from wsi_trainer.slide.tissue import draw_tissue
-from wsi_trainer.slides import pool, review
-from wsi_trainer.slides.results import Entry
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 from wsi_trainer.synthetic.pyramid import write_pyramid
 
@@ -154,9 +155,9 @@ def test_mistakes_are_named(slides: Path, tmp_path: Path, capsys: Any, words: li
 def test_masks_come_back_as_they_went(mask: np.ndarray, scale: int, top: int, left: int) -> None:
     from tempfile import TemporaryDirectory
 
+    from wsi_trainer.preprocess.tissue import _write_outlines
     from wsi_trainer.slide.geometry import SlideTransform
     from wsi_trainer.slide.tissue import TissueMask
-    from wsi_trainer.slides.review import _write_outlines
 
     if not mask.any():
         return

@@ -17,7 +17,7 @@ from wsi_trainer.slide.errors import SlideError
 from wsi_trainer.slide.resample import ScaledImage
 from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask, draw_tissue, find_tissue, is_dark, otsu
-from wsi_trainer.store.label import at_level
+from wsi_trainer.store.ngff import at_level
 from wsi_trainer.synthetic import SlideSpec, SyntheticSlide
 
 

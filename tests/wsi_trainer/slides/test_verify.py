@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wsi_trainer.cli import main
-from wsi_trainer.slides.verify import check_store, stores_of
+from wsi_trainer.preprocess.verify import check_store, stores_of
 from wsi_trainer.store.manifest import find_damage
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.wsi_trainer.view.conftest import POSITIVE, Made
 from wsi_trainer.errors import UserError
-from wsi_trainer.slides.preprocess import preprocess
+from wsi_trainer.preprocess.command import preprocess
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import Scene
 

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import Limit
-from wsi_trainer.foreign.pictures import DECODED
+from wsi_trainer.io.untrusted import DECODED, Limit
 from wsi_trainer.slide.errors import SlideError
 
 Pixels = NDArray[np.uint8]

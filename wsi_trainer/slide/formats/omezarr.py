@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign.arrays import CODECS, codecs_of
+from wsi_trainer.io.arrays import CODECS, codecs_of
 from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import (
     PLAIN,

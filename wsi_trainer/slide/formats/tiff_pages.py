@@ -13,8 +13,7 @@ import numpy as np
 import tifffile
 from numpy.typing import NDArray
 
-from wsi_trainer.foreign import Unreadable
-from wsi_trainer.foreign.xml import parse_xml
+from wsi_trainer.io.untrusted import Unreadable, parse_xml
 from wsi_trainer.slide.errors import SlideError, UnsupportedSlide
 from wsi_trainer.slide.formats.base import (
     WHITE,

@@ -16,8 +16,7 @@ from wsi_trainer.slide.formats.dicom import all_series, is_dicom, read_instance
 from wsi_trainer.store.convert import Job
 from wsi_trainer.store.identity import different_names, plain_name
 from wsi_trainer.store.manifest import NAME as MANIFEST
-
-from .staging import ASSOCIATED, NGFF04, STAGING, THUMBNAILS
+from wsi_trainer.store.staging import ASSOCIATED, NGFF04, STAGING, THUMBNAILS
 
 # Files with these names are meant to be slides: where they cannot be read, that is worth a report.
 _SLIDE_NAMES = (

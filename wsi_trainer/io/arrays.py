@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from wsi_trainer.errors import UserError
 
-from .files import Unreadable, open_file
+from .untrusted import Unreadable, open_file
 
 # What may stand in a store's metadata as codec or filter. Any other that is installed would be run, and `pickle` runs
 # whatever the file says.

@@ -19,12 +19,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from wsi_trainer.io.display import cell, say, template
 from wsi_trainer.io.files import replace_file
 from wsi_trainer.io.tables import escape_formula, table_bytes
-from wsi_trainer.pages import template
 from wsi_trainer.slide.rules import RULES
 from wsi_trainer.store.convert import Converted
-from wsi_trainer.terminal import cell, say
 
 from .pool import Failure
 from .stores import STORES, TEMPLATE, Listing, write_file
@@ -131,7 +130,7 @@ def write_page(path: Path, title: str, entries: Sequence[Entry], failed: Sequenc
     """
     used = [rule for rule in RULES if any(rule.name in entry.rules for entry in entries)]
     ordered = sorted(entries, key=lambda entry: (-entry.removed, entry.name))
-    page = template("wsi_trainer.slides", "tissue.html.j2").render(
+    page = template("wsi_trainer.preprocess", "tissue.html.j2").render(
         title=title, entries=ordered, rules=used, failed=failed
     )
     replace_file(path, page.encode())

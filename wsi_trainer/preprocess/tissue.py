@@ -18,8 +18,9 @@ import numpy as np
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
-from wsi_trainer.foreign import read_json
+from wsi_trainer.io.display import say
 from wsi_trainer.io.files import remove_half_written, replace_file
+from wsi_trainer.io.untrusted import read_json
 from wsi_trainer.regions.geojson import PathClass, write_outlines
 from wsi_trainer.regions.shapes import joined, pieces
 from wsi_trainer.slide.errors import SlideError
@@ -32,14 +33,13 @@ from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.store.convert import Job
 from wsi_trainer.store.identity import quick_hash, source_bytes
 from wsi_trainer.store.manifest import sha256_of
-from wsi_trainer.store.overview import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
+from wsi_trainer.store.mask import OVERLAY, draw_overlay, draw_overview, find_mask, outline_of
 from wsi_trainer.store.settings import MaskOptions, Settings
-from wsi_trainer.terminal import say
+from wsi_trainer.store.staging import THUMBNAILS
 
 from .inputs import check_outlines, list_slides
 from .pool import Failure, Progress, stall_seconds, work_on_all, workers_of
 from .results import PAGE, Entry, slide_bar, write_failures, write_page
-from .staging import THUMBNAILS
 
 RECORDS = "records"
 TISSUE = PathClass("Tissue", (0, 160, 0))

@@ -1,10 +1,20 @@
-"""Texts from anywhere, made fit to be shown. Imports only the standard library."""
+"""Text for terminals, logs and HTML: names of files, labels and reasons are never markup or control codes.
+
+A file may be called `[red]`, `:x:` or hold an escape code. rich would take the first two for its own markup, and a
+terminal would obey the third. Imports only the standard library before something is shown.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from rich.console import Console
+    from rich.text import Text
+
 
 #: Control characters, what turns the direction of text, and halves of characters, which stand for bytes of a name that
 #: are not UTF-8.
@@ -45,6 +55,46 @@ def speakable(stream: Any) -> None:
     """Let a stream escape what its encoding lacks instead of raising an error."""
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
+
+
+def cell(text: object) -> Text:
+    """The text for a cell of a table."""
+    from rich.text import Text
+
+    return Text(clean(text))
+
+
+def say(console: Console, text: object, style: str = "", lead: str = "", lead_style: str = "") -> None:
+    """Print one line as it is, perhaps after a short word in a style of its own.
+
+    Args:
+        console: Where to.
+        text: What, from anywhere.
+        style: rich's name of how it looks.
+        lead: A word of the program before it.
+        lead_style: How that looks.
+    """
+    from rich.text import Text
+
+    line = Text()
+    if lead:
+        line.append(f"{lead} ", style=lead_style or None)
+    line.append(clean(text), style=style or None)
+    console.print(line, soft_wrap=True)
+
+
+def template(package: str, name: str) -> Template:
+    """A template that lies in a package; a name that it uses and is not given is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(package, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def format_bytes(count: float) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from wsi_trainer.errors import UserError
+from wsi_trainer.io.display import say
 from wsi_trainer.stopping import ends_at_once
 from wsi_trainer.store.manifest import Damage, find_damage
-from wsi_trainer.terminal import say
 
 from .results import slide_bar
 from .stores import STORES, find_stores, listed_in

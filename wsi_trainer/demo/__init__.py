@@ -1,1 +1,0 @@
-"""The demo: everything once, in a few minutes."""

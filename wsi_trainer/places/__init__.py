@@ -1,1 +1,0 @@
-"""Maps and objects in the coordinates of the slide that they were made from."""
