@@ -290,10 +290,9 @@ class Settings:
         if self.ledger is None or self.ledger.device != device:
             self.ledger = Ledger(device)
         self.homes.folder = self.options.folder
-        host = lower_tiers(self.device or device.type, self.options).host
-        if before != plan and host is not None:
-            size = sum(segment.forecast.stored_bytes for segment in plan.segments if segment.tier == "host")
-            make_room_for_pinned(size, host)
+        size = sum(segment.forecast.stored_bytes for segment in plan.segments if segment.tier == "host")
+        if size and device.type == "cuda" and before != plan:
+            make_room_for_pinned(size, lower_tiers(device.type, self.options).host or 0)
         self.settle(plan, recording, self.ledger)
         if self.beside(recording) <= SCRAPS:
             self.ledger.begin()
