@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import math
 import secrets
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -27,82 +23,6 @@ from wsi_trainer.slide.slide import Slide
 from wsi_trainer.slide.tissue import TissueMask
 from wsi_trainer.view.contents import Contents, MapFile, ShownSlide
 from wsi_trainer.view.tiles import LAYER_TILE, TILE, BadNumber, Layer, NotThere, TiledSlide, jpeg, png
-
-
-class Closable(Protocol):
-    """Anything with `close`."""
-
-    def close(self) -> None: ...
-
-
-Value = TypeVar("Value", bound=Closable)
-
-
-@dataclass
-class _Entry(Generic[Value]):
-    """One that is open, or is being opened by whoever holds the lock."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    value: Value | None = None
-    users: int = 0
-
-
-class Pool(Generic[Value]):
-    """Opens on demand, each thing once, and keeps the most recently used open.
-
-    Args:
-        open_one: Opens the thing with a number.
-        limit: How many stay open. More are open only while as many threads read different ones.
-    """
-
-    def __init__(self, open_one: Callable[[int], Value], limit: int) -> None:
-        self._open_one, self._limit = open_one, limit
-        self._entries: OrderedDict[int, _Entry[Value]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    @property
-    def opened(self) -> int:
-        """Number of open ones."""
-        with self._lock:
-            return sum(entry.value is not None for entry in self._entries.values())
-
-    @contextmanager
-    def lease(self, number: int) -> Iterator[Value]:
-        """The open thing, which is not closed inside of the `with`."""
-        with self._lock:
-            entry = self._entries.setdefault(number, _Entry())
-            self._entries.move_to_end(number)
-            entry.users += 1
-        try:
-            with entry.lock:
-                if entry.value is None:
-                    entry.value = self._open_one(number)
-            yield entry.value
-        finally:
-            with self._lock:
-                entry.users -= 1
-                closing = self._superfluous()
-            for value in closing:
-                value.close()
-
-    def _superfluous(self) -> list[Value]:
-        """Take out of the pool all that could not be opened and all beyond the limit; returns those to close."""
-        idle = [number for number, entry in self._entries.items() if entry.users == 0]
-        broken = [number for number in idle if self._entries[number].value is None]
-        kept = [number for number in idle if self._entries[number].value is not None]
-        count = len(self._entries) - len(broken) - self._limit
-        closed = [self._entries.pop(number).value for number in [*broken, *kept[: max(0, count)]]]
-        return [value for value in closed if value is not None]
-
-    def close(self) -> None:
-        """Close all that nobody reads."""
-        with self._lock:
-            idle = [number for number, entry in self._entries.items() if entry.users == 0]
-            values = [self._entries.pop(number).value for number in idle]
-        for value in values:
-            if value is not None:
-                value.close()
-
 
 OPEN = 8
 """Slides that stay open."""
@@ -131,11 +51,21 @@ class Scene:
         self.contents = contents
         self.version = secrets.token_hex(4)
         self._options = options
-        self.pool: Pool[TiledSlide] = Pool(self._open, keep_open)
+        self._slides: LoadingCache[int, TiledSlide] = LoadingCache(self._open, lambda _: 1, keep_open)
         self._masks: LoadingCache[int, Layer] = LoadingCache(self._tissue, lambda mask: mask.values.nbytes, MASKS)
 
     def close(self) -> None:
-        self.pool.close()
+        self._slides.clear()
+
+    @property
+    def opened(self) -> int:
+        """Slides that are kept open. Others close when nobody reads them any more."""
+        return self._slides.bytes
+
+    def slide(self, slide: int) -> TiledSlide:
+        """An open slide."""
+        self._entry(slide)
+        return self._slides.get(slide)
 
     def overview(self) -> dict[str, Any]:
         """Facts that the page starts from."""
@@ -153,42 +83,39 @@ class Scene:
 
     def about(self, slide: int) -> dict[str, Any]:
         """Facts by which the page shows a slide."""
-        entry = self._slide(slide)
-        with self.pool.lease(slide) as opened:
-            place = _place(opened)
-            return {
-                "width": opened.width,
-                "height": opened.height,
-                "depth": opened.depth,
-                "coarsest": opened.coarsest,
-                "finest": 0,
-                "mpp": _mpp(entry, opened),
-                "place": {"origin": place.origin, "scale": place.scale},
-                "power": opened.info.power,
-                "reader": opened.info.reader,
-                "vendor": opened.info.vendor,
-                "notes": list(opened.info.notes),
-                "layers": [self._about_map(slide, number) for number in range(len(entry.maps))],
-                "regions": entry.regions is not None,
-            }
+        entry = self._entry(slide)
+        opened = self.slide(slide)
+        place = _place(opened)
+        return {
+            "width": opened.width,
+            "height": opened.height,
+            "depth": opened.depth,
+            "coarsest": opened.coarsest,
+            "finest": 0,
+            "mpp": _mpp(entry, opened),
+            "place": {"origin": place.origin, "scale": place.scale},
+            "power": opened.info.power,
+            "reader": opened.info.reader,
+            "vendor": opened.info.vendor,
+            "notes": list(opened.info.notes),
+            "layers": [self._about_map(slide, number) for number in range(len(entry.maps))],
+            "regions": entry.regions is not None,
+        }
 
     def tile(self, slide: int, level: int, row: int, column: int) -> bytes:
         """A tile as JPEG."""
-        self._slide(slide)
-        with self.pool.lease(slide) as opened:
-            return jpeg(opened.tile(level, row, column))
+        opened = self.slide(slide)
+        return jpeg(opened.tile(level, row, column))
 
     def thumbnail(self, slide: int, side: int = 96) -> bytes:
         """A small picture of a slide as JPEG."""
-        self._slide(slide)
-        with self.pool.lease(slide) as opened:
-            return jpeg(opened.thumbnail(side))
+        opened = self.slide(slide)
+        return jpeg(opened.thumbnail(side))
 
     def region(self, slide: int, x: int, y: int, width: int, height: int) -> bytes:
         """A box at full resolution as PNG."""
-        self._slide(slide)
-        with self.pool.lease(slide) as opened:
-            return png(opened.region(x, y, width, height))
+        opened = self.slide(slide)
+        return png(opened.region(x, y, width, height))
 
     def about_layer(self, slide: int, layer: str) -> dict[str, Any]:
         """Facts by which the page draws a layer; of tissue also why there is none."""
@@ -220,8 +147,8 @@ class Scene:
         """Polygons around what is above a share of the largest value, in pixels of level 0."""
         if not 0 < threshold < 1:
             raise BadNumber(f"threshold is {threshold:g}; it must be above 0 and below 1")
-        with self.pool.lease(slide) as opened:
-            size = (opened.height, opened.width)
+        opened = self.slide(slide)
+        size = (opened.height, opened.width)
         its = self.layer(slide, layer)
         level = next(k for k in range(64) if its.values.size <= MOST_OUTLINED * 4**k)
         # One unit is a position of this level: what is drawn need not know that a slide was shrunk.
@@ -256,49 +183,48 @@ class Scene:
 
     def regions(self, slide: int) -> dict[str, Any]:
         """The annotations of a slide, which are drawn on the original, in pixels of the image that is shown."""
-        entry = self._slide(slide)
+        entry = self._entry(slide)
         if entry.regions is None:
             raise NotThere("this slide has no annotations")
-        with self.pool.lease(slide) as opened:
-            place = _place(opened)
+        opened = self.slide(slide)
+        place = _place(opened)
         shown = ([place.to_image(ring).tolist() for ring in region.rings] for region in read_regions(entry.regions))
         return {"polygons": [{"rings": rings} for rings in shown]}
 
     def layer(self, slide: int, name: str) -> Layer:
         """A layer of a slide: `tissue`, or the number of a map."""
-        entry = self._slide(slide)
+        entry = self._entry(slide)
         if name == TISSUE:
             return self._masks.get(slide)
         # Python makes no number of more than 4,300 digits
         if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < len(entry.maps)):
             raise NotThere(f"slide {entry.name} has no layer {name[:20]}; it has {len(entry.maps)} maps")
         found = entry.maps[int(name)]
-        with self.pool.lease(slide) as opened:
-            shown = _place(opened)
+        opened = self.slide(slide)
+        shown = _place(opened)
         return Layer("map", found.load(), found.stride * found.place.scale[1] / shown.scale[1])
 
-    def _slide(self, slide: int) -> ShownSlide:
+    def _entry(self, slide: int) -> ShownSlide:
         if not 0 <= slide < len(self.contents.slides):
             raise NotThere(f"there is no slide {slide}; there are {len(self.contents.slides)}")
         return self.contents.slides[slide]
 
     def _open(self, slide: int) -> TiledSlide:
         try:
-            return TiledSlide(Slide.open(self._slide(slide).path, options=self._options))
+            return TiledSlide(Slide.open(self._entry(slide).path, options=self._options))
         except SlideError as error:
             raise NotThere(f"the slide cannot be read: {error.reason}") from error
 
     def _tissue(self, slide: int) -> Layer:
         """The mask that `preprocess` stored with a store, or would store."""
-        self._slide(slide)
-        with self.pool.lease(slide) as opened:
-            found = _tissue_of(opened)
+        opened = self.slide(slide)
+        found = _tissue_of(opened)
         if not found.mask.any():
             raise NotThere("no tissue was found on this slide")
         return Layer("tissue", found.mask, float(found.scale))
 
     def _about_map(self, slide: int, number: int) -> dict[str, Any]:
-        found: MapFile = self._slide(slide).maps[number]
+        found: MapFile = self._entry(slide).maps[number]
         try:
             return {"title": found.title, **self.layer(slide, str(number)).about()}
         except (UserError, OSError) as error:

@@ -110,12 +110,12 @@ class _Copy:
 
     def _tiles(self, longest: int) -> int:
         """Write the pictures; returns the finest level that is there."""
-        with self._scene.pool.lease(self._number) as opened:
-            finest = next(
-                (level for level in range(opened.coarsest) if not longest or max(opened.shape(level)) <= longest),
-                opened.coarsest,
-            )
-            grids = {level: opened.grid(level) for level in range(finest, opened.coarsest + 1)}
+        opened = self._scene.slide(self._number)
+        finest = next(
+            (level for level in range(opened.coarsest) if not longest or max(opened.shape(level)) <= longest),
+            opened.coarsest,
+        )
+        grids = {level: opened.grid(level) for level in range(finest, opened.coarsest + 1)}
         for level, (rows, columns) in grids.items():
             for row in range(rows):
                 for column in range(columns):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import weakref
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ QUALITY = 90
 
 
 class TiledSlide:
-    """An open slide and its tiles.
+    """An open slide and its tiles. The slide is closed when nobody refers to its tiles any more.
 
     Attributes:
         depth: The level that fits into one tile.
@@ -59,6 +60,7 @@ class TiledSlide:
 
     def __init__(self, slide: Slide) -> None:
         self.slide, self.info = slide, slide.info
+        self.close = weakref.finalize(self, slide.close)
         self.height, self.width = slide.shape
         self.depth = max(0, math.ceil(math.log2(max(self.height, self.width) / TILE)))
         images = [ScaledImage(slide, 2**level, smooth=False) for level in range(self.depth + 1)]
@@ -105,9 +107,6 @@ class TiledSlide:
         picture = Image.fromarray(self.tile(self.depth, 0, 0))
         picture.thumbnail((side, side), Image.Resampling.BOX)
         return picture
-
-    def close(self) -> None:
-        self.slide.close()
 
 
 def _continued(image: ScaledImage, y: int, x: int, height: int, width: int) -> Pixels:

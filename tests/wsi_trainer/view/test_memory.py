@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,6 @@ import psutil
 from wsi_trainer.synthetic import generate
 from wsi_trainer.view.contents import contents_of
 from wsi_trainer.view.scene import OPEN, Scene
-from wsi_trainer.view.tiles import TiledSlide
 
 MIB = 2**20
 
@@ -32,15 +32,36 @@ def test_memory_is_flat_over_random_tiles_of_many_slides(tmp_path: Path, count: 
             slide = chance.randrange(slides)
             about = scene.about(slide)
             level = chance.randint(0, about["coarsest"])
-            with scene.pool.lease(slide) as opened:
-                assert isinstance(opened, TiledSlide)
-                rows, columns = opened.grid(level)
+            rows, columns = scene.slide(slide).grid(level)
             scene.tile(slide, level, chance.randrange(rows), chance.randrange(columns))
-            assert scene.pool.opened <= OPEN
+            assert scene.opened <= OPEN
         gc.collect()
         return float(psutil.Process().memory_info().rss / MIB)
 
     before = look(100)  # libraries have made their caches
     assert look(count(ci=200, full=5000)) - before < 24
     scene.close()
-    assert scene.pool.opened == 0
+    assert scene.opened == 0
+
+
+def test_threads_read_slides_that_others_close_and_none_stays_open(tmp_path: Path) -> None:
+    generate(tmp_path, slides=4, side=400, seed=0, workers=1)
+    scene = Scene(contents_of(tmp_path / "slides"), keep_open=1)
+    expected = [scene.region(slide, 40, 50, 60, 70) for slide in range(4)]
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(60):
+            slide = chance.randrange(4)
+            assert scene.region(slide, 40, 50, 60, 70) == expected[slide]
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    gc.collect()
+    assert open_files(tmp_path) == scene.opened == 1
+    scene.close()
+    assert open_files(tmp_path) == scene.opened == 0
+
+
+def open_files(folder: Path) -> int:
+    return len({file.path for file in psutil.Process().open_files() if file.path.startswith(str(folder))})
