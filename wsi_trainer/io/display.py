@@ -47,7 +47,7 @@ class CleanFormatter(logging.Formatter):
 
 
 def is_text(name: str) -> bool:
-    """Whether a file's name is text, which can be written to a table and read again."""
+    """True if a file's name is text, which can be written to a table and read again."""
     return _HALF.search(name) is None
 
 

@@ -68,7 +68,7 @@ TEXT = Limit("WSI_TRAIN_MAX_TEXT_MIB", 512)
 
 
 def what_is(path: Path) -> str | None:
-    """What stands at a path instead of a file or a folder, such as a pipe; None for these, and where nothing is."""
+    """The name of a pipe, socket or device at a path; None for a file, a folder and nothing."""
     mode = path.stat().st_mode if path.exists() else stat.S_IFREG
     return next((name for test, name in _KINDS.items() if test(mode)), None)
 
@@ -176,7 +176,7 @@ def check_text(text: str) -> None:
 
 
 def _count(node: yaml.Node, known: dict[int, int], above: tuple[int, ...]) -> int:
-    """How many values a node stands for."""
+    """The number of values that a node stands for."""
     if id(node) in above:
         raise yaml.YAMLError(f"a value is a part of itself{_place(node)}")
     if id(node) not in known:

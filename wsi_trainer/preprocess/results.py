@@ -32,7 +32,7 @@ PAGE = "tissue.html"
 _MOST_ROWS = 40
 _MOST_NOTES = 5
 _LEAST = 0.001
-"""Share of tissue, or of glass, below which a mask is doubtful."""
+"""Share of tissue, or of background, below which a mask is doubtful."""
 
 
 def write_failures(out: Path, failures: Sequence[Failure], shard: str | None) -> None:

@@ -45,7 +45,7 @@ def _tables() -> tuple[Tensor, Tensor]:
 class StainShift:
     """Factors on the amounts of haematoxylin, eosin and residue, and what is added to the density of R, G, B.
 
-    The tint fades towards glass, which stays as it is: background remains constant and white.
+    The tint fades towards background, which stays as it is: background remains constant and white.
     """
 
     factors: tuple[float, ...] = (1.0, 1.0, 1.0)
@@ -53,7 +53,7 @@ class StainShift:
 
     @cached_property
     def matrix(self) -> np.ndarray:
-        """What densities of R, G, B are multiplied by: into stains, scaled, and back."""
+        """The matrix for densities of R, G, B: into stains, scaled, and back."""
         unit = _STAINS / np.linalg.norm(_STAINS, axis=1, keepdims=True)
         return np.asarray(np.linalg.inv(unit) @ np.diag(self.factors) @ unit).T
 
@@ -71,7 +71,7 @@ class StainShift:
         density, back = _tables()
         # Colour by colour, so that each lies in one piece, in whichever order the pixels come.
         red, green, blue = (density[pixels[:, channel].long()] for channel in range(3))
-        # How much of anything there is, from 0 on glass to 1: tint only what is stained.
+        # How much of anything there is, from 0 on background to 1: tint only what is stained.
         amount = ((red + green + blue) * (2 / 3)).clamp_max(1)
         for channel in range(3):
             mixed = red * float(self.matrix[channel, 0])
@@ -84,13 +84,13 @@ class StainShift:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How one slide is shown in one epoch.
+    """The view of one slide in one epoch.
 
     Attributes:
         flip_y, flip_x: Mirror the rows, the columns.
         transpose: Then exchange rows with columns. The three together give the eight ways to hold a slide.
         shift: Pixels by which the slide is moved down and to the right, before it is turned; what is moved
-            out of the image is cut, what comes in is glass.
+            out of the image is cut, what comes in is background.
         stain: How colours change; None leaves them.
     """
 
@@ -134,7 +134,7 @@ class Augmenter:
 
 @dataclass(frozen=True, eq=False)
 class PatchAugmentations:
-    """How each patch of one bag is shown in one epoch; what is None changes nothing.
+    """The view of each patch of one bag in one epoch; None changes nothing.
 
     Attributes:
         turns: Of each patch whether its rows and its columns are mirrored, and then exchanged, (K, 3).
@@ -175,7 +175,7 @@ class PatchAugmenter:
 
 
 def moved(positions: Positions, slide: Augmentation, each: PatchAugmentations) -> Positions:
-    """Where patches are read whose slide is shifted, and which are shifted themselves."""
+    """The positions at which patches are read whose slide is shifted, and which are shifted themselves."""
     there = positions - np.array(slide.shift, np.int32)
     return there if each.shifts is None else there + each.shifts
 
@@ -214,15 +214,15 @@ class Augmented(View):
     def constant(self, box: Box) -> Tensor | None:
         """The value of each channel, if the box is known to hold nothing else."""
         if self.each is not None:
-            return self.source.constant(self._whole(box))  # glass, which no stain changes
+            return self.source.constant(self._whole(box))  # background, which no stain changes
         y, x, height, width = _sizes(self._shifted(self._inner(box)))
         inside = self._clip(y, x, height, width)
-        glass = torch.full((self.shape[1],), FILL, dtype=self.dtype)
+        background = torch.full((self.shape[1],), FILL, dtype=self.dtype)
         if inside.empty:
-            value: Tensor | None = glass
+            value: Tensor | None = background
         else:
             value = self.source.constant(inside)
-            if value is not None and inside.extent != (height, width) and not torch.equal(value, glass):
+            if value is not None and inside.extent != (height, width) and not torch.equal(value, background):
                 value = None
         if value is None or self.how.stain is None:
             return value

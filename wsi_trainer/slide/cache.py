@@ -27,7 +27,7 @@ class LoadingCache(Generic[Key, Value]):
 
     @property
     def bytes(self) -> int:
-        """How much is kept now."""
+        """The number of bytes that are kept now."""
         return self._bytes
 
     def clear(self) -> None:

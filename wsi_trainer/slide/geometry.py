@@ -61,7 +61,7 @@ class SlideTransform:
 
     @property
     def unit(self) -> Pair:
-        """What one of the slide's pixels counts as in OME-Zarr: micrometres, or 1 where nobody knows them."""
+        """The size of one of the slide's pixels in OME-Zarr: micrometres, or 1 where nobody knows them."""
         return self.mpp or (1.0, 1.0)
 
     def pixel(self) -> Pair:
@@ -74,7 +74,7 @@ class SlideTransform:
         return y, x
 
     def record(self) -> dict[str, Any]:
-        """What is kept in metadata."""
+        """The entries that metadata keep."""
         return {
             "shape": list(self.shape),
             "origin": list(self.origin),
@@ -115,7 +115,7 @@ KEY = "place"
 
 
 def place_of_store(path: Path) -> SlideTransform:
-    """Where level 0 of a store lies in the slide that it was made from.
+    """The place of level 0 of a store in the slide that it was made from.
 
     A store that says nothing of a slide is itself the slide.
 

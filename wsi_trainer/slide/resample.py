@@ -72,7 +72,7 @@ class ScaledImage:
 
     @property
     def is_exact(self) -> bool:
-        """Whether pixels are those of a level of the slide, unfiltered."""
+        """True if pixels are those of a level of the slide, unfiltered."""
         return self._steps == (1.0, 1.0)
 
     def read(self, y: int, x: int, height: int, width: int) -> Pixels:
@@ -101,7 +101,7 @@ class ScaledImage:
             to_planes(self.read(y, x, *out.shape[1:]), out)
 
     def empty(self, y: int, x: int, height: int, width: int) -> bool:
-        """Whether a box inside the image is known, without reading, to be white."""
+        """True if a box inside the image is known, without reading, to be white."""
         if self.is_exact:
             return self._slide.empty(self.level, y, x, height, width)
         cell = self._cell
@@ -162,7 +162,7 @@ class ScaledImage:
         return np.asarray(image.resize((width, height), self._filter, box=(x, y, *ends)))
 
     def _needed(self, axis: int, size: int) -> int:
-        """How many pixels of the level the whole result reaches over."""
+        """The number of pixels of the level that the whole result reaches over."""
         return max(size, math.ceil(self.shape[axis] * self._steps[axis] - 1e-6))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,6 +46,12 @@ def density(pixels: Pixels) -> Values:
     return table[pixels]
 
 
+def within(default: float, low: float, high: float) -> float:
+    """A parameter of a rule, with its least and its largest value."""
+    value: float = field(default=default, metadata={"limits": (low, high)})
+    return value
+
+
 class Rule:
     """Base class of a rule: a frozen dataclass of its parameters."""
 
@@ -54,8 +60,6 @@ class Rule:
     looks_for: ClassVar[str]
     colour: ClassVar[tuple[int, int, int]]
     """In pictures and in QuPath."""
-    limits: ClassVar[Mapping[str, tuple[float, float]]]
-    """The least and the largest value of each parameter."""
     usual: ClassVar[bool] = False
     """Part of `--rules usual`."""
     adds: ClassVar[bool] = False
@@ -66,10 +70,10 @@ class Rule:
     """Counts up when the same parameters give another mask: stores remember it."""
 
     def __post_init__(self) -> None:
-        for parameter, (low, high) in self.limits.items():
-            value = getattr(self, parameter)
+        for parameter in fields(self):  # type: ignore[arg-type]
+            value, (low, high) = getattr(self, parameter.name), parameter.metadata["limits"]
             if not low <= value <= high:
-                raise UserError(f"--{self.name}.{parameter} {value:g}: expected {low:g} to {high:g}")
+                raise UserError(f"--{self.name}.{parameter.name} {value:g}: expected {low:g} to {high:g}")
 
     def find(self, look: Look) -> Mask:
         """The pixels of the coarse copy at which there is what the rule looks for."""
@@ -77,9 +81,9 @@ class Rule:
 
 
 _PALE_NOISES = 4.0
-"""Deviations of glass's own noise."""
+"""Deviations of background's own noise."""
 _PALE_MOST = 1 << 20
-"""Pixels of glass that are looked at: more tell nothing more."""
+"""Pixels of background that are looked at: more tell nothing more."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +94,12 @@ class Pale(Rule):
     looks_for: ClassVar[str] = "pale tissue that the threshold left out: it is put in"
     colour: ClassVar[tuple[int, int, int]] = (0, 150, 220)
     adds: ClassVar[bool] = True
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "stain": (1, 100),
-        "smooth": (0, 500),
-        "smallest": (0, 100),
-    }
 
-    stain: float = 4.0
-    """Grey levels between the strongest and the weakest channel, more than glass has."""
-    smooth: float = 12.0
+    stain: float = within(4.0, 1, 100)
+    """Grey levels between the strongest and the weakest channel, more than background has."""
+    smooth: float = within(12.0, 0, 500)
     """Micrometres over which the colour is averaged before it is compared."""
-    smallest: float = 0.03
+    smallest: float = within(0.03, 0, 100)
     """Square millimetres of the smallest piece; what is smaller is dust."""
 
     def find(self, look: Look) -> Mask:
@@ -109,13 +108,13 @@ class Pale(Rule):
         high = np.maximum(np.maximum(pixels[..., 0], pixels[..., 1]), pixels[..., 2])
         low = np.minimum(np.minimum(pixels[..., 0], pixels[..., 1]), pixels[..., 2])
         stain = gaussian_filter((high - low).astype(np.float32), look.pixels_of(self.smooth))
-        glass = stain[~near(look.mask, 8)]
-        if not glass.size:
+        background = stain[~near(look.mask, 8)]
+        if not background.size:
             return np.zeros_like(look.mask)
-        glass = glass[:: -(-glass.size // _PALE_MOST)]
-        # The darker half of what is left: glass is most of it, and pale tissue the tail above.
-        usual = float(np.quantile(glass, 0.25))
-        noise = 1.4826 * float(np.median(np.abs(glass[glass <= np.median(glass)] - usual)))
+        background = background[:: -(-background.size // _PALE_MOST)]
+        # The darker half of what is left: background is most of it, and pale tissue the tail above.
+        usual = float(np.quantile(background, 0.25))
+        noise = 1.4826 * float(np.median(np.abs(background[background <= np.median(background)] - usual)))
         found = stain > usual + max(self.stain, _PALE_NOISES * noise)
         found = joined(found, look.pixels_of(40))
         # A rim around what is in the mask is its blurred border, not tissue of its own.
@@ -145,17 +144,12 @@ class Pen(Rule):
     looks_for: ClassVar[str] = "pen marks: black, blue, green, red"
     colour: ClassVar[tuple[int, int, int]] = (220, 30, 200)
     usual: ClassVar[bool] = True
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "density": (0.05, 2),
-        "smallest": (0, 100),
-        "grow": (0, 1000),
-    }
 
-    density: float = 0.25
+    density: float = within(0.25, 0.05, 2)
     """The optical density, in the colour it takes most of, from which on a mark counts as one."""
-    smallest: float = 0.03
+    smallest: float = within(0.03, 0, 100)
     """Square millimetres of the smallest mark: single cells with brown or black pigment are smaller."""
-    grow: float = 24.0
+    grow: float = within(24.0, 0, 1000)
     """Micrometres around a mark that go with it: its border is pale."""
 
     def find(self, look: Look) -> Mask:
@@ -199,22 +193,17 @@ class Edge(Rule):
     name: ClassVar[str] = "edge"
     looks_for: ClassVar[str] = "edges of cover glass and rims of bubbles"
     colour: ClassVar[tuple[int, int, int]] = (110, 70, 20)
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "widest": (8, 2000),
-        "shortest": (0.05, 100),
-        "grow": (0, 1000),
-    }
 
-    widest: float = 120.0
+    widest: float = within(120.0, 8, 2000)
     """Micrometres of the widest line."""
-    shortest: float = 0.5
+    shortest: float = within(0.5, 0.05, 100)
     """Millimetres of the shortest line."""
-    grow: float = 40.0
+    grow: float = within(40.0, 0, 1000)
     """Micrometres around a line that go with it: lenses give it coloured seams."""
 
     def find(self, look: Look) -> Mask:
         """Lines that pass for tissue."""
-        # Looked for on glass too: a line whose half is in the mask is as long as it is.
+        # Looked for on background too: a line whose half is in the mask is as long as it is.
         taken = density(look.pixels)
         most, least = taken.max(2), taken.min(2)
         lines = (most > _EDGE_SEEN) & (most < _EDGE_BLACK) & (most - least < _EDGE_GREY * most)
@@ -259,20 +248,14 @@ class Blur(Rule):
     colour: ClassVar[tuple[int, int, int]] = (250, 150, 0)
     usual: ClassVar[bool] = True
     on_dark: ClassVar[bool] = True
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "mpp": (0.25, 16),
-        "sharpness": (0.01, 1),
-        "window": (8, 2000),
-        "smallest": (0, 100),
-    }
 
-    mpp: float = 2.0
+    mpp: float = within(2.0, 0.25, 16)
     """Micrometres along a pixel in which detail is looked for; finer takes longer and sees weaker blur."""
-    sharpness: float = 0.42
+    sharpness: float = within(0.42, 0.01, 1)
     """Detail over structure below which tissue counts as blurred; sharp tissue has 0.5 and more."""
-    window: float = 40.0
+    window: float = within(40.0, 8, 2000)
     """Micrometres over which the proportion is averaged."""
-    smallest: float = 0.03
+    smallest: float = within(0.03, 0, 100)
     """Square millimetres of the smallest blurred place."""
 
     def find(self, look: Look) -> Mask:
@@ -301,7 +284,7 @@ def _energies(look: Look) -> tuple[Values, Values]:
         for left in range(0, width, _BLUR_BLOCK):
             bottom, right = min(top + _BLUR_BLOCK, height), min(left + _BLUR_BLOCK, width)
             if not look.mask[top:bottom, left:right].any():
-                continue  # nothing of glass is read
+                continue  # nothing of background is read
             first, last = max(0, top - _BLUR_MARGIN), min(height, bottom + _BLUR_MARGIN)
             begin, end = max(0, left - _BLUR_MARGIN), min(width, right + _BLUR_MARGIN)
             fine, coarse = _squares(look.finer(first, begin, last - first, end - begin))
@@ -335,23 +318,16 @@ class Fold(Rule):
     name: ClassVar[str] = "fold"
     looks_for: ClassVar[str] = "folded tissue"
     colour: ClassVar[tuple[int, int, int]] = (210, 20, 20)
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "darker": (1, 10),
-        "around": (20, 5000),
-        "widest": (10, 5000),
-        "slimness": (1, 100),
-        "smallest": (0, 100),
-    }
 
-    darker: float = 1.4
+    darker: float = within(1.4, 1, 10)
     """The optical density of a fold over that of the tissue around it."""
-    around: float = 200.0
+    around: float = within(200.0, 20, 5000)
     """Micrometres over which the tissue around it is averaged."""
-    widest: float = 150.0
+    widest: float = within(150.0, 10, 5000)
     """Micrometres of the widest fold; what is wider is dense tissue."""
-    slimness: float = 3.0
+    slimness: float = within(3.0, 1, 100)
     """Least length of a fold over its width."""
-    smallest: float = 0.01
+    smallest: float = within(0.01, 0, 100)
     """Square millimetres of the smallest fold."""
 
     def find(self, look: Look) -> Mask:

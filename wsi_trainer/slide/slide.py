@@ -166,7 +166,7 @@ class Slide:
 
     @cached_property
     def stored(self) -> bool:
-        """Whether it is a store that this package wrote."""
+        """True if it is a store that this package wrote."""
         return isinstance(self._reader, StoreReader)
 
     @property
@@ -177,7 +177,7 @@ class Slide:
 
     @cached_property
     def transform(self) -> SlideTransform:
-        """Where level 0 lies in the slide that it was made from: turns positions into those of that slide, and back."""
+        """The place of level 0 in the slide that it was made from."""
         if self.stored:
             return place_of_store(self.path)
         y, x = self.origin
@@ -206,7 +206,7 @@ class Slide:
 
     @property
     def planar(self) -> bool:
-        """Whether its decoder makes the bytes of a channel side by side."""
+        """True if its decoder makes the bytes of a channel side by side."""
         return self._reader.planar and self._reader.orientation == 1
 
     def read(self, level: int, y: int, x: int, height: int, width: int) -> Pixels:
@@ -233,7 +233,7 @@ class Slide:
             to_planes(self.read(level, y, x, *out.shape[1:]), out)
 
     def empty(self, level: int, y: int, x: int, height: int, width: int) -> bool:
-        """Whether a box inside the level is known, without reading, to be white."""
+        """True if a box inside the level is known, without reading, to be white."""
         return self._reader.orientation == 1 and self._reader.empty(*self._uncropped(level, y, x), height, width)
 
     def associated(self, name: str) -> Pixels:

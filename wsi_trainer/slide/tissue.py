@@ -33,7 +33,7 @@ LONGEST = 1024
 
 _LEAST_SATURATION = 14
 """Grey levels between the strongest and the weakest channel below which nothing counts as stained:
-on a slide of glass alone Otsu would cut the scanner's noise in two."""
+on a slide of background alone Otsu would cut the scanner's noise in two."""
 
 _DARK = 64  # grey level
 _GROW = 3  # px of the mask around tissue, so that its border is not cut

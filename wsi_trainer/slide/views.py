@@ -69,7 +69,7 @@ class View(TileSource):
         raise NotImplementedError
 
     def _begin_anew(self) -> None:
-        """What no other process can use."""
+        """Sets all that no other process can use."""
         self.first: Box | None = None
         self._waiting: OrderedDict[Box, Future[Tensor]] = OrderedDict()
         self._begun: Box | None = None
@@ -190,7 +190,7 @@ class View(TileSource):
         return images * channels * box.positions * self.dtype.itemsize
 
     def _inside(self, box: Box) -> Box | None:
-        """What of a box lies in the source."""
+        """The part of a box inside the source."""
         lead = self.instances or 0
         ends = (*self.shape[:lead], *self.shape[max(lead, 1) + 1 :])
         if len(ends) != box.ndim:
@@ -260,7 +260,7 @@ class BlockView(View):
 
     @property
     def place(self) -> SlideTransform:
-        """Where the image lies in the slide that it was made from."""
+        """The place of the image in the slide that it was made from."""
         return self.slide.transform.scaled(*self.image.scale)
 
     def tissue(self) -> TissueMask:
@@ -375,7 +375,7 @@ class Image(BlockView):
             paste(out, self._blocks.get(cell), self.block, cell, y, x)
 
     def _again(self, cell: Cell) -> bool:
-        """Whether a block is kept, or of a small image is read a second time."""
+        """True if a block is kept, or of a small image is read a second time."""
         if cell in self._blocks or cell in self._seen:
             return True
         if self._small:
@@ -389,7 +389,7 @@ class Bag(BlockView):
     A box begins with the patches that are meant: `[3:5 x 0:64 x 0:64]` is a corner of patches 3 and 4. A block is
     decoded once for all patches of a box, and kept for those that come next: in the order of `along_blocks` each block
     is decoded once, as long as two rows of blocks fit into the cache. What of a patch lies outside of the slide is
-    glass.
+    background.
 
     Args:
         slide: The slide, which is closed with the bag.
@@ -452,7 +452,7 @@ class Bag(BlockView):
         return torch.full((CHANNELS,), FILL, dtype=self.dtype) if corners.size and height * width else None
 
     def _corners(self, box: Box) -> tuple[Positions, int, int]:
-        """Where the parts of patches that a box means lie in the image, and their height and width."""
+        """The corners of the parts of patches that a box means, in the image, and their height and width."""
         ends = (self.shape[0], self.side, self.side)
         if box.ndim != 3 or any(not 0 <= lo <= hi <= end for (lo, hi), end in zip(box.intervals(), ends)):
             raise IndexError(f"{box} leaves the {self.shape[0]} patches of {self.side} x {self.side} of {self.name}")

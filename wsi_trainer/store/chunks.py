@@ -209,7 +209,7 @@ class StoredLevel:
         return self._indexes[key]
 
     def is_absent(self, row: int, column: int) -> bool:
-        """Whether a chunk, by its row and column in the image, holds the fill value only."""
+        """True if a chunk, by its row and column in the image, holds the fill value only."""
         aside = self.layout.chunks_aside
         index = self.index(row // aside, column // aside)
         return index is None or bool(index[row % aside, column % aside, 0] == ABSENT)
@@ -222,7 +222,7 @@ class StoredLevel:
         return [(row, column) for row in rows for column in columns]
 
     def is_fill(self, y: int, x: int, height: int, width: int) -> bool:
-        """Whether all chunks that a box inside the image touches are absent."""
+        """True if all chunks that a box inside the image touches are absent."""
         return all(self.is_absent(row, column) for row, column in self.chunks(y, x, height, width))
 
     def read(self, y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""How an image lies in a store: axes c, y, x; chunks of 512 px in shards of 4096 px; a pyramid by twos."""
+"""Layout of an image in a store: axes c, y, x; chunks of 512 px in shards of 4096 px; a pyramid by twos."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CHANNELS = 3
 PROVENANCE = "wsi_trainer"
 """The attribute of a store beside `ome` that says where it comes from and how it was made."""
 FILL = 255
-"""The value of absent chunks: white, as glass nearly is."""
+"""The value of absent chunks: white, as background nearly is."""
 
 
 @dataclass(frozen=True)

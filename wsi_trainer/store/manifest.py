@@ -152,13 +152,13 @@ def read_manifest(store: Path) -> dict[str, Any]:
 
 
 def _is_inside(key: str) -> bool:
-    """Whether a key names a file below the store, however it is read."""
+    """True if a key names a file below the store, however it is read."""
     parts = key.split("/")
     return all(parts) and not {".", ".."} & set(parts) and not {"\\", ":"} & set(key)
 
 
 def check_file(path: Path, size: int, sha256: str) -> str | None:
-    """What is wrong with one file, or None."""
+    """The damage of one file, or None."""
     if not path.is_file():
         return "missing"
     found = path.stat().st_size

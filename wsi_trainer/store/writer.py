@@ -69,7 +69,7 @@ class PyramidWriter:
         return shard_key(level, row, column) in self._journal.entries
 
     def _is_open(self, level: int, row: int, column: int) -> bool:
-        """Whether a shard is to be made, or one of level 0 below one of level 1."""
+        """True if a shard is to be made, or one of level 0 below one of level 1."""
         below = self._below(level, row, column) if level == 1 else []
         return not all(self._is_done(*cell) for cell in [(level, row, column), *below])
 

@@ -146,7 +146,7 @@ def generate(
         out: the folder; it gets ``manifest.csv``, ``slides/`` and, as GeoJSON, ``lesions/`` of the positive
             slides and ``decoys/``: the same kind of places on the negative ones, where nuclei are normal.
         side: the longest side in pixels, or the smallest and the largest; sizes vary between slides.
-        noise: scanner noise everywhere, also on glass; without it glass is one exact colour.
+        noise: scanner noise everywhere, also on background; without it background is one exact colour.
         splits: the share of each split; slides of a patient stay together.
         workers: threads; the default is one for each core.
         shape: height and width of every slide instead of ``side``.

@@ -24,7 +24,7 @@ class SlideSpec:
         slide: the slide's number in the data set: its shape, its nuclei, its lesion sites.
         patient: slides of one patient share the strength of their stains.
         positive: whether nuclei inside the lesion sites have lesion chromatin. Nothing else depends on it.
-        noise: scanner noise everywhere, also on glass. Without it glass is one exact colour.
+        noise: scanner noise everywhere, also on background. Without it background is one exact colour.
         mpp: micrometres per pixel, written to the file.
         tissue: the wanted share of the slide that is tissue, about.
         contrast: relative strength of chromatin in lesion nuclei (normal ones have ``NORMAL_CONTRAST``).
@@ -161,7 +161,7 @@ class Outline:
             v = (x - cx) * np.cos(angle) - (y - cy) * np.sin(angle)
             field = np.maximum(field, 1 - np.hypot(u / ry, v / rx))
         field += 0.30 * _smooth_noise(rng, rows, cols, 5) + 0.20 * _smooth_noise(rng, rows, cols, 13)
-        # A rim of glass on all sides, as a scanner leaves it.
+        # A rim of background on all sides, as a scanner leaves it.
         rim = np.minimum(np.minimum(y, 1 - y), np.minimum(x, 1 - x))
         field -= (1 - np.clip(rim / 0.2, 0, 1)) ** 2
         # The level that leaves the wanted share of tissue.
@@ -171,7 +171,7 @@ class Outline:
     def _nodes(self, y: int, x: int, height: int, width: int) -> NDArray[np.float32]:
         return self.lattice[y // STEP : (y + height - 1) // STEP + 2, x // STEP : (x + width - 1) // STEP + 2]
 
-    def is_glass(self, y: int, x: int, height: int, width: int) -> bool:
+    def is_background(self, y: int, x: int, height: int, width: int) -> bool:
         """True if no tissue touches the box. Never wrong; may be False for a box that only nearly is."""
         return bool(self._nodes(y, x, height, width).max() + 2 * EDGE <= 0)
 
@@ -403,23 +403,23 @@ class SyntheticSlide:
         self._stains(spec)
 
     def _stains(self, spec: SlideSpec) -> None:
-        """The strength of both stains (by patient, with a little of the slide) and the colour of glass."""
+        """The strength of both stains (by patient, with a little of the slide) and the colour of background."""
         patient = np.random.Generator(np.random.Philox(key=[spec.seed, 0xAA0000 + spec.patient])).random(3)
         own = spec.rng(STREAM_STAIN).random(3)
         self._haematoxylin = HAEMATOXYLIN * np.float32(0.95 + 0.25 * patient[0] + 0.08 * own[0])
         self._eosin = EOSIN * np.float32(0.42 + 0.16 * patient[1] + 0.05 * own[1])
-        self.glass = np.array([242, 241, 243], np.uint8) + np.uint8(4 * patient[2])
+        self.background = np.array([242, 241, 243], np.uint8) + np.uint8(4 * patient[2])
 
-    def is_glass(self, y: int, x: int, height: int, width: int) -> bool:
-        """True if the box holds glass only."""
-        return self._outline.is_glass(y, x, height, width)
+    def is_background(self, y: int, x: int, height: int, width: int) -> bool:
+        """True if the box holds background only."""
+        return self._outline.is_background(y, x, height, width)
 
     def render(self, y: int, x: int, height: int, width: int) -> NDArray[np.uint8]:
         """The pixels (height, width, 3) of the box whose upper left corner is at (y, x)."""
-        if self.is_glass(y, x, height, width):
+        if self.is_background(y, x, height, width):
             if not self.spec.noise:
-                return np.broadcast_to(self.glass, (height, width, 3))
-            image = np.broadcast_to(self.glass.astype(np.float32), (height, width, 3)).copy()
+                return np.broadcast_to(self.background, (height, width, 3))
+            image = np.broadcast_to(self.background.astype(np.float32), (height, width, 3)).copy()
         else:
             image = self._tissue(y, x, height, width)
         if self.spec.noise:
@@ -438,5 +438,5 @@ class SyntheticSlide:
         image = np.empty((height, width, 3), np.float32)
         for channel in range(3):
             light = np.exp(-self._haematoxylin[channel] * density - self._eosin[channel] * eosin)
-            image[..., channel] = self.glass[channel] * light * (1 + chromatin)
+            image[..., channel] = self.background[channel] * light * (1 + chromatin)
         return image

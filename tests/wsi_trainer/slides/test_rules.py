@@ -34,7 +34,7 @@ def _shrunk(pixels: np.ndarray, times: int) -> np.ndarray:
 def slide() -> tuple[np.ndarray, np.ndarray]:
     """The pixels of a synthetic slide, and the colour of its glass."""
     made = SyntheticSlide(SlideSpec(SIDE, SIDE, seed=5, noise=True, tissue=0.35))
-    return made.render(0, 0, SIDE, SIDE), made.glass
+    return made.render(0, 0, SIDE, SIDE), made.background
 
 
 def _looked(pixels: np.ndarray) -> tuple[TissueMask, Look]:

@@ -42,7 +42,7 @@ def test_otsu_equals_the_textbook() -> None:
 def test_mask_finds_the_tissue_of_a_synthetic_slide(noise: bool) -> None:
     spec = SlideSpec(1600, 1400, seed=2, noise=noise, tissue=0.3)
     clean = SyntheticSlide(SlideSpec(1600, 1400, seed=2, tissue=0.3))
-    truth = (clean.render(0, 0, 1600, 1400) != clean.glass).any(2)
+    truth = (clean.render(0, 0, 1600, 1400) != clean.background).any(2)
     pixels = SyntheticSlide(spec).render(0, 0, 1600, 1400)
     small = pixels[:, :1392].reshape(100, 16, 87, 16, 3).mean((1, 3)).astype(np.uint8)
     mask = find_tissue(small, 16)

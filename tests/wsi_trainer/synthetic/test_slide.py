@@ -67,10 +67,10 @@ def test_label_is_invisible_after_downsampling() -> None:
 def test_glass_is_one_colour_without_noise_and_none_with_it() -> None:
     plain, noisy = (SyntheticSlide(SlideSpec(900, 800, noise=noise)) for noise in (False, True))
     corner = plain.render(0, 0, 24, 24)
-    assert (corner == plain.glass).all()
+    assert (corner == plain.background).all()
     grain = noisy.render(0, 0, 24, 24).astype(float)
     assert 1 < grain.std() < 4
-    assert abs(grain.mean() - plain.glass.mean()) < 0.5
+    assert abs(grain.mean() - plain.background.mean()) < 0.5
 
 
 def test_known_glass_holds_no_tissue(slide: SyntheticSlide) -> None:
@@ -78,16 +78,16 @@ def test_known_glass_holds_no_tissue(slide: SyntheticSlide) -> None:
     known = 0
     for y in range(0, 1111 - 64, 64):
         for x in range(0, 1403 - 64, 64):
-            if slide.is_glass(y, x, 64, 64):
+            if slide.is_background(y, x, 64, 64):
                 known += 1
-                assert (whole[y : y + 64, x : x + 64] == slide.glass).all()
+                assert (whole[y : y + 64, x : x + 64] == slide.background).all()
     assert known > 50
 
 
 @pytest.mark.parametrize("tissue", [0.2, 0.5])
 def test_share_of_tissue_is_about_what_was_asked(tissue: float) -> None:
     slide = SyntheticSlide(SlideSpec(1200, 1500, tissue=tissue))
-    covered = (slide.render(0, 0, 1200, 1500) != slide.glass).any(-1).mean()
+    covered = (slide.render(0, 0, 1200, 1500) != slide.background).any(-1).mean()
     assert abs(covered - tissue) < 0.08
 
 

@@ -34,7 +34,7 @@ class Level:
 
 @dataclass(frozen=True)
 class SlideInfo:
-    """What a slide's file says about it. It holds no label, barcode, name or other free text.
+    """Facts of a slide, as its file has them. They hold no label, barcode, name or other free text.
 
     Attributes:
         levels: finest first.
@@ -122,7 +122,7 @@ class Reader:
         to_planes(self.read(level, y, x, *out.shape[1:]), out)
 
     def empty(self, level: int, y: int, x: int, height: int, width: int) -> bool:
-        """Whether a box inside the level is known, without reading, to be white."""
+        """True if a box inside the level is known, without reading, to be white."""
         return False
 
     def associated(self, name: str) -> Pixels:
@@ -250,7 +250,7 @@ def to_bytes(values: NDArray[Any], scale: Range, *, has_alpha: bool) -> Pixels:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How slides are read that do not hold one image of 8 bits.
+    """Options for reading slides that do not hold one image of 8 bits.
 
     Attributes:
         channel: The channel to take, by its name in the file or its number from 0.
@@ -311,7 +311,7 @@ def room(planar: bool, *shape: int) -> NDArray[np.uint8]:
 
 
 def is_by_pixels(array: NDArray[np.uint8]) -> bool:
-    """Whether the bytes of a pixel of an array (channel, y, x) lie side by side."""
+    """True if the bytes of a pixel of an array (channel, y, x) lie side by side."""
     return array.strides[0] == 1 and array.shape[0] > 1
 
 

@@ -1,4 +1,4 @@
-"""Which DICOM files belong together: a slide is a series, wherever in a folder its files lie."""
+"""DICOM slides: files are grouped by series, wherever in a folder they lie, and checked before a library reads them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LONGEST_TABLE = 64 << 20  # bytes, for 16 million frames; the largest slides ha
 
 @dataclass(frozen=True)
 class Instance:
-    """What one DICOM file says of itself.
+    """The header of one DICOM file.
 
     Attributes:
         file: where it lies.
@@ -125,7 +125,7 @@ class Series:
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, by its content."""
+    """True if a file is DICOM, by its content."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -138,7 +138,7 @@ def dicom_files(folder: Path) -> list[Path]:
 
 
 def read_instance(file: Path) -> Instance | None:
-    """What a DICOM file says of itself, or None where it is too broken for that."""
+    """The header of a DICOM file, or None where it is too broken for that."""
     stat = file.stat()
     return _read(file, stat.st_size, stat.st_mtime_ns)
 
@@ -183,7 +183,7 @@ def _read(file: Path, size: int, changed: int) -> Instance | None:
 
 
 def _offsets(found: FileDataset, opened: BinaryIO) -> np.ndarray | None:
-    """Where a file says that its frames begin, in bytes after its table; no places where it says nothing, None where
+    """The beginnings of frames that a file declares, in bytes after its table; none where it declares none, None where
     the table is too long to be one. The file is read up to its pixels, whose element begins with a tag, two letters,
     two empty bytes and a length."""
     extended = found.get("ExtendedOffsetTable")
@@ -254,7 +254,7 @@ def check_tiles(path: Path) -> None:
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Whether this is a DICOM file or a folder with one."""
+    """True if this is a DICOM file or a folder with one."""
     return is_dicom(path) or (path.is_dir() and any(map(is_dicom, path.iterdir())))
 
 

@@ -38,7 +38,7 @@ _MICROMETRES = {
 
 @dataclass(frozen=True)
 class Multiscale:
-    """What the metadata says of an image.
+    """The image that the metadata describe.
 
     Attributes:
         axes: one letter each, in the order of the arrays.
@@ -165,7 +165,7 @@ def _is_scale(value: Any, count: int) -> bool:
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Whether this folder is a zarr group."""
+    """True if this folder is a zarr group."""
     return path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup"))
 
 

@@ -109,7 +109,7 @@ def _suits(name: str, path: Path) -> bool:
 
 
 def _unknown(path: Path, head: bytes) -> str:
-    """What the content looks like, where no reader knows it."""
+    """A guess at content that no reader knows."""
     if path.is_dir():
         return "a folder that is neither an OME-Zarr store nor a DICOM series"
     if not head:

@@ -33,7 +33,7 @@ _CACHE = 64 << 20  # bytes of decoded tiles that one open slide keeps
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Whether OpenSlide knows the format."""
+    """True if OpenSlide knows the format."""
     return path.is_file() and openslide.OpenSlide.detect_format(str(path)) is not None
 
 
@@ -147,7 +147,7 @@ def check_finest(path: Path, height: int, width: int) -> None:
 
 
 def check_parts(path: Path) -> str | None:
-    """What is missing of an MRXS slide; None if all its files are there, as far as its index says."""
+    """The missing part of an MRXS slide; None if all its files are there, as far as its index says."""
     folder = path.with_suffix("")
     if not folder.is_dir():
         return f"its data folder {folder.name}/ is not beside it: copy both"

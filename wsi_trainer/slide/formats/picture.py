@@ -38,7 +38,7 @@ _opening = threading.Lock()
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Whether the first bytes are those of a PNG or a JPEG; the index file of an MRXS slide begins like one."""
+    """True if the first bytes are those of a PNG or a JPEG; the index file of an MRXS slide begins like one."""
     return path.is_file() and head.startswith((_PNG, _JPEG)) and path.suffix.lower() != ".mrxs"
 
 

@@ -23,13 +23,13 @@ from wsi_trainer.store.ngff import image_array
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Whether this folder is a store with the layout that this package writes."""
+    """True if this folder is a store with the layout that this package writes."""
     return is_own_store(path)
 
 
 def is_own_store(path: Path) -> bool:
-    """Whether a store has the layout that this package writes. Where that cannot be read it is not said that it has
-    not: the slide would be taken for another one."""
+    """True if a store has the layout that this package writes; an error where that cannot be read, since the slide
+    would be taken for another one."""
     try:
         _own_level(path, 0)
     except (NotADirectoryError, IsADirectoryError, SlideError):

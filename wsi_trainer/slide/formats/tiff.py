@@ -48,7 +48,7 @@ _JPEG = 7
 
 
 def claims(path: Path, head: bytes) -> bool:
-    """Whether the first bytes are those of a TIFF."""
+    """True if the first bytes are those of a TIFF."""
     return path.is_file() and head[:4] in MAGIC
 
 
@@ -248,7 +248,7 @@ class JpegTiles:
 
     @staticmethod
     def suits(page: Any) -> bool:
-        """Whether the tiles are whole JPEGs of three bytes a pixel."""
+        """True if the tiles are whole JPEGs of three bytes a pixel."""
         whole = page.is_tiled and page.compression == _JPEG and page.jpegheader is None and page.fillorder == 1
         return bool(whole and page.dtype == np.uint8 and len(page.chunks) == 3 and page.chunks[2] == 3)
 

@@ -1,4 +1,4 @@
-"""What a TIFF says about itself: how large a pixel is, the objective, the names of its channels."""
+"""Facts of a TIFF: the size of a pixel, the objective, the names of its channels; and the image that is read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def number(text: str) -> float | None:
 
 
 def pixel_size(tif: tifffile.TiffFile) -> PixelSize:
-    """How large a pixel is."""
+    """The size of a pixel."""
     if tif.is_svs:
         return _svs_size(description(tif))
     if tif.is_ome and (size := _ome_size(tif.ome_metadata or "")) != PixelSize():
@@ -123,7 +123,7 @@ def channel_names(tif: tifffile.TiffFile) -> list[str]:
 
 
 def ome_planes(tif: tifffile.TiffFile) -> int:
-    """How many planes of samples the first image of an OME-TIFF has; they may lie in several files."""
+    """The number of planes of samples of the first image of an OME-TIFF; they may lie in several files."""
     for pixels in _elements(tif.ome_metadata or "", "Pixels") if tif.is_ome else ():
         sizes = [number(pixels.get(f"Size{axis}", "1")) or 1 for axis in "CZT"]
         return int(math.prod(sizes))
@@ -193,7 +193,7 @@ class Choice:
 
     @property
     def is_plain(self) -> bool:
-        """Whether decoded tiles are the pixels, as they are."""
+        """True if decoded tiles are the pixels, as they are."""
         return self.sample is None and self.alpha is None and self.scale is None
 
     def pixels(self, path: Path, segment: NDArray[Any]) -> Pixels:
@@ -355,7 +355,7 @@ def tile_size(page: Any) -> tuple[int, int]:
 
 
 def orientation(page: Any) -> int:
-    """How the image is turned, as TIFF counts it: 1 is upright."""
+    """The orientation of the image, as TIFF counts it: 1 is upright."""
     tag = page.tags.get(274)
     value = tag.value if tag is not None else 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
@@ -385,7 +385,7 @@ def _opaque(path: Path, pixels: Pixels, kind: int) -> Pixels:
 
 
 def further_images(tif: tifffile.TiffFile) -> int:
-    """How many images lie in the file beside the first one that are neither its levels nor a scanner's pictures."""
+    """The number of images in the file beside the first one that are neither its levels nor a scanner's pictures."""
     if tif.is_svs:
         return 0
     known = ("label", "macro", "thumbnail", "overview", "map")
