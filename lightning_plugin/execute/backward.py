@@ -24,8 +24,8 @@ from lightning_plugin.graph import Value
 from lightning_plugin.ops import Pieces, Reduction
 from lightning_plugin.passes import will_run
 from lightning_plugin.program.program import Program, Target
-from lightning_plugin.program.scan import ScanTile, run_tile, scan
-from lightning_plugin.program.tape import Emit, Read
+from lightning_plugin.program.scan import run_tile, scan
+from lightning_plugin.program.tape import Emit, Read, ScanTile
 from lightning_plugin.progress import ranged
 from lightning_plugin.residency.boundary import Boundary, Cotangent
 from lightning_plugin.team import Team
@@ -393,7 +393,7 @@ class Backward:
             return {}
         grads = {n.serial: n.outputs[0].requires_grad for n in program.steps}
         work.carried = {s: t.detach().requires_grad_(grads[s]) for s, t in work.carried.items()}
-        return run_tile(program, work.scan, work.carried, read, self.vectors, emit, grad=True)
+        return run_tile(program, work.scan, work.carried, read, self.operands, emit, grad=True)
 
     def pulls(
         self, target: Target, i: int, box: Box, tiles: Sequence[Tensor], work: Tile

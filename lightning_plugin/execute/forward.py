@@ -105,7 +105,7 @@ class Forward:
 
             with self.segment.watching(), ranged("tile"):
                 handed = run_tile(
-                    program, tile, handed, self.read, self.vectors, emit, grad=False, see=self.segment.see
+                    program, tile, handed, self.read, self.operands, emit, grad=False, see=self.segment.see
                 )
 
     def tile(self, members: Sequence[Owned]) -> None:

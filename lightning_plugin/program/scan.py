@@ -24,36 +24,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.errors import PlanError
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.layout import Axis, Layout
-from lightning_plugin.ops import Kernel, ReduceOp, TileOp
+from lightning_plugin.ops import ReduceOp
 from lightning_plugin.program.parts import parts_of, with_rest
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.tape import See
-
-
-@dataclass(frozen=True)
-class ScanTile:
-    """One tile of a scan; boxes of maps that the segment makes are by the serial of their node."""
-
-    owned: tuple[Box, ...]
-    reads: Mapping[int, Box]
-    fresh: Mapping[int, Box]
-    carried: Mapping[int, Box]
-    kept: Mapping[int, Box]
-
-    def held(self, serial: int) -> Box:
-        """All of a map that is there while the tile lasts."""
-        fresh, carried = self.fresh.get(serial), self.carried.get(serial)
-        if fresh is None or fresh.empty:
-            assert carried is not None
-            return carried
-        return fresh if carried is None else carried.hull(fresh)
+from lightning_plugin.program.tape import Emit, ScanTile, See, record
 
 
 def shareable(program: Program, grid: Grid) -> bool:
@@ -218,99 +197,30 @@ def run_tile(
     tile: ScanTile,
     carried: Mapping[int, Tensor],
     read: Callable[[Value, Box], Any],
-    vectors: Mapping[int, Tensor],
-    emit: Callable[[int, Box, Sequence[Tensor]], None],
+    vectors: Sequence[Tensor],
+    emit: Emit,
     grad: bool,
     see: See | None = None,
 ) -> dict[int, Tensor]:
     """Evaluate one tile of a scan, as `Tape.run` does of a grid; returns what it hands on, by serial."""
-    serial_of = {id(n.outputs[0]): n.serial for n in program.steps if not isinstance(n.op, ReduceOp)}
-    boxes = {key: tile.reads.get(key) or tile.held(serial_of[key]) for key in held_keys(program, tile, serial_of)}
-    held: dict[int, Tensor] = {id(v): read(v, tile.reads[id(v)]) for v in program.reads if id(v) in tile.reads}
-    held.update({id(n.outputs[0]): carried[n.serial] for n in program.steps if n.serial in tile.carried})
-    stored = {t.node.serial: i for i, t in enumerate(program.targets) if t.stored is not None}
-    reducing = {t.node.serial: i for i, t in enumerate(program.targets) if t.stored is None}
-    handed: dict[int, Tensor] = {}
-    for place, node in enumerate(program.steps):
-        if isinstance(node.op, ReduceOp):
-            i = reducing[node.serial]
-            if not tile.owned[i].empty:
-                emit(i, tile.owned[i], Program.tiles(node, node.op.need(tile.owned[i]), held, boxes, grad))
-        elif node.serial in tile.fresh or node.serial in tile.carried:
-            out = node.outputs[0]
-            whole = advance(program, node, tile, held, boxes, vectors, grad)
-            if see is not None:
-                see(node, whole, tile.owned)
-            i = stored.get(node.serial, -1)
-            if i >= 0 and not tile.owned[i].empty:
-                with torch.set_grad_enabled(grad):
-                    share = out.space.narrow(whole, boxes[id(out)], tile.owned[i])
-                emit(i, tile.owned[i], [share])
-                del share
-            if node.serial in tile.kept:
-                with torch.set_grad_enabled(grad):
-                    part = out.space.narrow(whole, boxes[id(out)], tile.kept[node.serial])
-                # Without grad a copy, or the rows that are handed on would hold the whole tile in memory.
-                handed[node.serial] = part if grad else part.clone()
-            held.pop(id(out), None)
-            if program.last_use.get(id(out), -1) > place:
-                held[id(out)] = whole
-            del whole
-        for v in node.inputs:
-            if program.last_use.get(id(v)) == place:
-                held.pop(id(v), None)
+    kept, handed = list(tile.kept), dict[int, Tensor]()
+
+    def take(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
+        if i < len(program.targets):
+            emit(i, box, tiles)
+        else:  # without grad a copy, or the rows that are handed on would hold the whole tile in memory
+            handed[kept[i - len(program.targets)]] = tiles[0] if grad else tiles[0].clone()
+
+    looks = None if see is None else lambda place, result: see(program.steps[place], result, tile.owned)
+    tape = record(program, tile.owned, boxes_of(program, tile), tile)
+    given = [read(v, tile.reads[id(v)]) for v in program.reads if id(v) in tile.reads]
+    given += [carried[serial] for serial in tile.carried]
+    tape.run(given, (*tile.owned, *tile.kept.values()), vectors, take, grad, looks)
     return handed
 
 
-def held_keys(program: Program, tile: ScanTile, serial_of: Mapping[int, int]) -> list[int]:
-    made = [key for key, serial in serial_of.items() if serial in tile.fresh or serial in tile.carried]
-    return [*tile.reads, *made]
-
-
-def advance(
-    program: Program,
-    node: Node,
-    tile: ScanTile,
-    held: Mapping[int, Tensor],
-    boxes: Mapping[int, Box],
-    vectors: Mapping[int, Tensor],
-    grad: bool,
-) -> Tensor:
-    """A node's fresh rows, behind those that were carried."""
-    op, out = node.op, node.outputs[0]
-    assert isinstance(op, TileOp)
-    if node.serial not in tile.fresh:
-        return held[id(out)]
-    box = tile.fresh[node.serial]
-    tiles = Program.tiles(node, op.need(box), held, boxes, grad)
-    with torch.set_grad_enabled(grad and out.requires_grad):
-        operands = [vectors[id(v)] for v in node.vectors]
-        alone = node.serial not in tile.carried and boxes.get(id(node.maps[0])) == box
-        if node.serial in program.overwrite and alone:
-            fresh = op.in_place(node.inplace, tiles, operands)  # type: ignore[attr-defined]
-        elif (unread := unread_kernel(program, node, tile) if grad else None) is not None:
-            fresh = unread(tiles, operands)
-        else:
-            fresh = op.apply(box, tiles, operands)
-        del tiles
-        if node.serial not in tile.carried:
-            return fresh
-        return join(out.space, (held[id(out)], tile.carried[node.serial]), (fresh, box))
-
-
-def unread_kernel(program: Program, node: Node, tile: ScanTile) -> Kernel | None:
-    """What backward runs where nobody reads a node's fresh rows; see [Note: unread] in `rules.unread`."""
-    if node.serial not in program.unread or node.serial in tile.kept or node.serial in tile.carried:
-        return None
-    assert isinstance(node.op, TileOp)
-    return node.op.unread(tile.fresh[node.serial])
-
-
-def join(layout: Layout, first: tuple[Tensor, Box], second: tuple[Tensor, Box]) -> Tensor:
-    """Two neighbouring tiles as one."""
-    (a, before), (b, after) = first, second
-    axis = next(i for i, (x, y) in enumerate(zip(before.lo, after.lo, strict=True)) if x != y)
-    factors = [f for dim in layout.dims for f in dim]
-    dim = next(i for i, f in enumerate(factors) if isinstance(f, Axis) and f.index == axis)
-    whole = torch.cat([layout.spread(a, before), layout.spread(b, after)], dim)
-    return whole.reshape(layout.tile_shape(before.hull(after)))
+def boxes_of(program: Program, tile: ScanTile) -> dict[int, Box]:
+    """What a tile has of each map that it reads or makes."""
+    made = {id(n.outputs[0]): n.serial for n in program.steps if not isinstance(n.op, ReduceOp)}
+    there = tile.fresh.keys() | tile.carried.keys()
+    return {**tile.reads, **{key: tile.held(serial) for key, serial in made.items() if serial in there}}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from lightning_plugin.boxes import Box
 from lightning_plugin.graph import Node, Value
-from lightning_plugin.layout import Part
+from lightning_plugin.layout import Axis, Layout, Part
 from lightning_plugin.ops import Kernel, Pieces, ReduceOp, TileOp
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.structure import varies
@@ -34,6 +35,25 @@ Read = Callable[[Value, Box], Tensor | Pieces]
 Emit = Callable[[int, Box, Sequence[Tensor]], None]
 #: Looks at what an operator made of a tile, given what that owns of each target; see [Note: lost] in `execute.finite`.
 See = Callable[[Node, Tensor, Sequence[Box]], None]
+
+
+@dataclass(frozen=True)
+class ScanTile:
+    """One tile of a scan; boxes of maps that the segment makes are by the serial of their node."""
+
+    owned: tuple[Box, ...]
+    reads: Mapping[int, Box]
+    fresh: Mapping[int, Box]
+    carried: Mapping[int, Box]
+    kept: Mapping[int, Box]
+
+    def held(self, serial: int) -> Box:
+        """All of a map that is there while the tile lasts."""
+        fresh, carried = self.fresh.get(serial), self.carried.get(serial)
+        if fresh is None or fresh.empty:
+            assert carried is not None
+            return carried
+        return fresh if carried is None else carried.hull(fresh)
 
 
 class Step(NamedTuple):
@@ -141,50 +161,84 @@ def bound(step: Step, program: Program) -> Step:
     return step._replace(kernel=op.bound(step.rebound), unread=unread)
 
 
-def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box]) -> Tape:
-    """The tape of a tile."""
+def record(program: Program, owned: Sequence[Box], need: Mapping[int, Box], scan: ScanTile | None = None) -> Tape:
+    """The tape of a tile, of which ``need`` is all that is held of each map.
+
+    The tape of a ``scan`` begins with the rows that it was handed, too. It joins fresh rows to these, and emits what it
+    hands on as further targets.
+    """
     stored = {t.node.serial: i for i, t in enumerate(program.targets) if t.stored is not None}
     reducing = {t.node.serial: i for i, t in enumerate(program.targets) if t.stored is None}
-    slots = program.slots
-    steps = []
+    carried = {} if scan is None else scan.carried
+    kept = {} if scan is None else {serial: i for i, serial in enumerate(scan.kept, len(program.targets))}
+    slots, spare = program.slots, len(program.slots)
+    steps: list[Step] = []
     drops: tuple[int, ...] = ()
+
+    def send(i: int, inputs: tuple[tuple[int, Part | None], ...]) -> None:
+        steps.append(Step(None, place, inputs, (), -1, False, i, None, ()))
+
     for place, node in enumerate(program.steps):
-        drops += tuple({slots[id(v)] for v in node.inputs if program.last_use.get(id(v)) == place and id(v) in need})
+        serial, box = node.serial, None if isinstance(node.op, ReduceOp) else need.get(id(node.outputs[0]))
         if isinstance(node.op, ReduceOp):
-            i = reducing[node.serial]
+            i = reducing[serial]
             if not owned[i].empty:
-                inputs = parts(program, node, node.op.need(owned[i]), need)
-                steps.append(Step(None, place, inputs, (), -1, False, i, None, drops))
-                drops = ()
-            continue
-        out = node.outputs[0]
-        box = need.get(id(out))
-        if box is None:  # the tile has no share in what comes of it
-            continue
-        assert isinstance(node.op, TileOp)
-        overwrites = node.serial in program.overwrite and need[id(node.maps[0])] == box
-        i = stored.get(node.serial, -1)
-        if i >= 0 and owned[i].empty:
-            i = -1
-        kept = program.last_use.get(id(out), -1) > place
-        steps.append(
-            Step(
-                node.op.writing(node.inplace) if overwrites else node.op.bound(box),  # type: ignore[attr-defined]
-                place,
-                parts(program, node, node.op.need(box), need),
-                tuple(program.places[id(v)] for v in node.vectors),
-                slots[id(out)] if kept else -1,
-                out.requires_grad,
-                i,
-                None if i < 0 else out.space.part(box, owned[i]),
-                drops,
-                box if varies(node.op) and not overwrites else None,
-                node.op.unread(box) if node.serial in program.unread and i >= 0 and not overwrites else None,
-            )
-        )
-        drops = ()
-    reads = tuple(slots[id(v)] for v in program.reads if id(v) in need)
-    return Tape(reads, len(slots), tuple(steps))
+                send(i, parts(program, node, node.op.need(owned[i]), need))
+        elif box is not None:  # else the tile has no share in what comes of it
+            assert isinstance(node.op, TileOp)
+            out = node.outputs[0]
+            fresh = box if scan is None else scan.fresh.get(serial)
+            joins, slot = serial in carried, slots[id(out)]
+            i = stored.get(serial, -1)
+            if i >= 0 and owned[i].empty:
+                i = -1
+            share = None if i < 0 else out.space.part(box, owned[i])
+            lasts = program.last_use.get(id(out), -1) > place
+            apart = joins or serial in kept  # what becomes of the result is told by steps of their own
+            if fresh is not None:
+                overwrites = serial in program.overwrite and not joins and need[id(node.maps[0])] == fresh
+                unread = serial in program.unread and i >= 0 and not overwrites and not apart
+                steps.append(
+                    Step(
+                        node.op.writing(node.inplace) if overwrites else node.op.bound(fresh),  # type: ignore[attr-defined]
+                        place,
+                        parts(program, node, node.op.need(fresh), need),
+                        tuple(program.places[id(v)] for v in node.vectors),
+                        spare if joins else slot if lasts or apart else -1,
+                        out.requires_grad,
+                        -1 if apart else i,
+                        None if apart else share,
+                        (),
+                        fresh if varies(node.op) and not overwrites else None,
+                        node.op.unread(fresh) if unread else None,
+                    )
+                )
+                if joins:
+                    join = partial(joined, out.space, carried[serial], fresh)
+                    both = (slot, None), (spare, None)
+                    steps.append(Step(join, place, both, (), slot, out.requires_grad, -1, None, (spare,)))
+            if apart:
+                if i >= 0:
+                    send(i, ((slot, share),))
+                if scan is not None and serial in kept:
+                    send(kept[serial], ((slot, out.space.part(box, scan.kept[serial])),))
+                drops += () if lasts else (slot,)
+        drops += tuple({slots[id(v)] for v in node.inputs if program.last_use.get(id(v)) == place and id(v) in need})
+        if steps:
+            steps[-1] = steps[-1]._replace(drops=(*steps[-1].drops, *drops))
+            drops = ()
+    reads = [slots[id(v)] for v in program.reads if id(v) in need]
+    reads += [slots[id(n.outputs[0])] for serial in carried for n in program.steps if n.serial == serial]
+    return Tape(tuple(reads), spare + 1, tuple(steps))
+
+
+def joined(layout: Layout, before: Box, after: Box, tiles: Sequence[Tensor], vectors: Sequence[Tensor] = ()) -> Tensor:
+    """Two neighbouring tiles as one."""
+    axis = next(i for i, (x, y) in enumerate(zip(before.lo, after.lo, strict=True)) if x != y)
+    factors = [f for dim in layout.dims for f in dim]
+    dim = next(i for i, f in enumerate(factors) if isinstance(f, Axis) and f.index == axis)
+    whole = torch.cat([layout.spread(t, box) for t, box in zip(tiles, (before, after), strict=True)], dim)
+    return whole.reshape(layout.tile_shape(before.hull(after)))
 
 
 def parts(
