@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 from lightning_plugin.boxes import Grid
 from lightning_plugin.graph import Node
 from lightning_plugin.planner.analysis.glass import ALL
 from lightning_plugin.planner.analysis.network import Network
 from lightning_plugin.planner.costs.grids import Floor
-from lightning_plugin.planner.costs.peak import Peaks
+from lightning_plugin.planner.costs.peak import Peaks, Tile
 from lightning_plugin.planner.costs.rates import Rates
 from lightning_plugin.planner.costs.scans import Scans, held
 from lightning_plugin.planner.costs.tiles import Diagonal, carried
@@ -82,16 +82,29 @@ class Coster(Peaks):
         self._carried: dict[int, tuple[Program, frozenset[int]]] = {}
         self._found: dict[Hashable, tuple[Spent, float]] = {}
         self._least: dict[tuple[int, bool, bool], tuple[float, float]] = {}
-        #: What a scan's tile in the middle holds: asked for both directions, and for every surroundings.
-        self.scan_need = cache(lambda program, scans: held(program, scans.parts(program)))
+        #: A scan's tile in the middle: asked for both directions, and for every surroundings.
+        self._scanned: dict[Hashable, Tile] = {}
 
     def peak(self, tiles: Diagonal, backward: bool) -> int:
         """The bytes of the largest tile; backward also holds the gradients of vectors that are added to earlier
         tiles'."""
-        if not backward:
-            return max(self.forward_peak(tiles.program, need) for need in tiles.needs)
-        again = self.vectors(tiles.program) if tiles.grid.tiles > 1 else 0
-        return max(self.backward_peak(tiles.program, need) for need in tiles.needs) + again
+        found = (self.tile_at(tiles, i) for i in range(tiles.count))
+        most = max(self.tile_peak(tile, backward) for tile in found if tile is not None)
+        return most + (self.vectors(tiles.program) if backward and tiles.grid.tiles > 1 else 0)
+
+    def middle(self, tiles: Diagonal, backward: bool) -> int:
+        """The bytes of a tile in the middle: for grids whose tiles are too large, no other is looked at."""
+        tile = self.tile_at(tiles, tiles.count // 2)
+        return self.peak(tiles, backward) if tile is None else self.tile_peak(tile, backward)
+
+    def tile_at(self, tiles: Diagonal, i: int) -> Tile | None:
+        """One of the tiles; None where it has no share in any target."""
+        key = i, self.pieces if self.strips else 1
+        if key not in tiles.known:
+            need = tiles.need(i)
+            tiles.known[key] = None if need is None else self.tile(tiles.program, need)
+        found: Tile | None = tiles.known[key]
+        return found
 
     def passed(self, tiles: Diagonal, backward: bool, distinct: float = ALL) -> tuple[float, float]:
         """(seconds, operations forward) of one pass over all tiles: forward, or everything again and back. Of tiles
@@ -193,14 +206,17 @@ class Coster(Peaks):
         """The bytes of a scan's tiles, and of all that they hand on."""
         parts = scans.parts(program)
         kept = list(map(sum, zip(*(part.kept for part in parts), strict=True)))
-        need = self.scan_need(program, scans)
+        key = program, scans, self.pieces if self.strips else 1
+        if key not in self._scanned:
+            self._scanned[key] = self.tile(program, held(program, parts))
+        peak = self.tile_peak(self._scanned[key], backward)
         if not backward:
-            return self.forward_peak(program, need) + 2 * max(kept), sum(kept)
+            return peak + 2 * max(kept), sum(kept)
         # Results that are saved for their own backward are there again as a part of what the next operator reads.
         twice = (
             p.twice for p, n in zip(parts, program.steps, strict=True) if self.network.profiles[n.serial].saves_output
         )
-        return self.backward_peak(program, need) + self.vectors(program) + sum(twice) + 2 * max(kept), sum(kept)
+        return peak + self.vectors(program) + sum(twice) + 2 * max(kept), sum(kept)
 
     def scan_least(self, program: Program, grids: Sequence[Grid], trains: bool) -> float:
         """Seconds below which no scan on one of these grids is, forward and on the way back, without looking at tiles:

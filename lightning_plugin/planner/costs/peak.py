@@ -139,27 +139,23 @@ class Held:
         return int(size * self.share.get(facts.measure, 0.0)) if size else 0
 
 
-@dataclass(eq=False)
+@dataclass(slots=True)
 class Tile:
     """What is known of one tile of a program, wherever the maps lie that it reads and writes.
 
     Attributes:
-        program: The program, here so that its identity lasts.
-        need: The boxes of all maps, likewise.
         reads: The bytes of the tile's part of each map that it reads, by identity.
-        writes: The bytes of its part of each map that it stores.
+        writes: The bytes of its part of all maps that it stores.
         prefetched: The bytes of pixels that a source reads ahead for the next tile.
-        forward: Its peak in forward, beside transfers, once it is known.
+        forward: Its peak in forward, beside transfers.
         backward: Its peak in backward.
     """
 
-    program: Program
-    need: Mapping[int, Box]
     reads: dict[int, int]
-    writes: dict[int, int]
+    writes: int
     prefetched: int
-    forward: int | None = None
-    backward: int | None = None
+    forward: int
+    backward: int
 
 
 class Peaks:
@@ -177,7 +173,6 @@ class Peaks:
         #: In how many pieces a segment reads keys, and which maps these are.
         self.pieces = 1
         self.strips: Mapping[int, Strip] = {}
-        self._tiles: dict[tuple[int, int, int], Tile] = {}
 
     @cached_property
     def facts(self) -> dict[int, Facts]:
@@ -226,7 +221,7 @@ class Peaks:
         the last tile's result or, in backward, the gradient of its input and what that is added to.
         """
         reads = sum(size for key, size in tile.reads.items() if key in self.spilled) if self.spilled else 0
-        written = sum(tile.writes.values()) if self.leaving else 0
+        written = tile.writes if self.leaving else 0
         if backward:
             return 4 * reads + 2 * written if self.ahead else reads + written
         return 2 * reads + written if self.ahead else max(reads, written)
@@ -260,36 +255,25 @@ class Peaks:
         return source if source in books.owner else None
 
     def tile(self, program: Program, need: Mapping[int, Box]) -> Tile:
-        """A tile that may have been asked for in other surroundings."""
-        key = id(program), id(need), self.pieces if self.strips else 1
-        if key not in self._tiles:
-            held = self.held(program, need)
-            stored = {id(t.stored) for t in program.targets if t.stored is not None}
-            self._tiles[key] = Tile(
-                program,
-                need,
-                {id(v): held.bytes[id(v)] for v in program.reads if id(v) in need},
-                {key: held.bytes[key] for key in stored & need.keys()},
-                self.prefetched(program, held),
-            )
-        return self._tiles[key]
+        """A tile that holds these boxes."""
+        held = self.held(program, need)
+        stored = {id(t.stored) for t in program.targets if t.stored is not None}
+        return Tile(
+            {id(v): held.bytes[id(v)] for v in program.reads if id(v) in need},
+            sum(held.bytes[key] for key in stored & need.keys()),
+            self.prefetched(program, held),
+            self.forward_alone(program, need, held),
+            self.backward_alone(program, need, held) if self.network.trains else 0,
+        )
 
     def beside(self, tile: Tile, backward: bool) -> int:
         """What transfers take as long as a tile lasts."""
         moves = self.buffers(tile, backward) if self.spilled or self.leaving else 0
         return moves + tile.prefetched
 
-    def forward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
-        tile = self.tile(program, need)
-        if tile.forward is None:
-            tile.forward = self.forward_alone(program, need, self.held(program, need))
-        return self.beside(tile, False) + tile.forward
-
-    def backward_peak(self, program: Program, need: Mapping[int, Box]) -> int:
-        tile = self.tile(program, need)
-        if tile.backward is None:
-            tile.backward = self.backward_alone(program, need, self.held(program, need))
-        return self.beside(tile, True) + tile.backward
+    def tile_peak(self, tile: Tile, backward: bool) -> int:
+        """The most that a tile holds, with what transfers take."""
+        return self.beside(tile, backward) + (tile.backward if backward else tile.forward)
 
     def forward_alone(self, program: Program, need: Mapping[int, Box], held: Held) -> int:
         """A tile's forward, beside no transfers."""

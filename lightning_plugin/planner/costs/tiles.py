@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from lightning_plugin.boxes import Box, Grid
 from lightning_plugin.graph import Node
@@ -45,37 +46,25 @@ class Diagonal:
         return max(map(len, self.picks))
 
     @cached_property
-    def held(self) -> dict[int, dict[int, Box] | None]:
-        """What is known of `need`."""
+    def known(self) -> dict[Hashable, Any]:
+        """What somebody has found of each tile. Its boxes are not kept: there are many, and they are found again."""
         return {}
 
     def need(self, i: int) -> dict[int, Box] | None:
         """What one of the tiles holds of every map; None where it has no share in any target."""
-        if i not in self.held:
-            index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
-            owned = self.grid.owned(self.ends, index)
-            self.held[i] = None if all(b.empty for b in owned) else self.program.boxes(owned)
-        return self.held[i]
-
-    @cached_property
-    def needs(self) -> list[dict[int, Box]]:
-        """What each of the tiles holds of every map."""
-        return [need for need in map(self.need, range(self.count)) if need is not None]
-
-    @property
-    def middle(self) -> dict[int, Box]:
-        """What a tile in the middle holds of every map: for grids whose tiles are too large, no other is looked at."""
-        found = self.need(self.count // 2)
-        return self.needs[len(self.needs) // 2] if found is None else found
+        index = [picks[min(i, len(picks) - 1)][0] for picks in self.picks]
+        owned = self.grid.owned(self.ends, index)
+        return None if all(b.empty for b in owned) else self.program.boxes(owned)
 
     @cached_property
     def shares(self) -> Mapping[int, float]:
         """For every node by its serial: how often all tiles together compute it, 1 where nothing is computed twice."""
-        return {node.serial: self.total(node) for node in self.program.steps}
+        needs = [need for need in map(self.need, range(self.count)) if need is not None]
+        return {node.serial: self.total(node, needs) for node in self.program.steps}
 
-    def total(self, node: Node) -> float:
+    def total(self, node: Node, needs: Sequence[Mapping[int, Box]]) -> float:
         v = node.maps[0] if isinstance(node.op, ReduceOp) else node.outputs[0]
-        boxes = [need.get(id(v)) for need in self.needs]
+        boxes = [need.get(id(v)) for need in needs]
         product = 1.0
         for a, size in enumerate(v.space.extent):
             picks = self.picks[a] if a < len(self.picks) else [(0, 1)]

@@ -261,8 +261,7 @@ class Intervals:
         """The bytes of a tile in the middle: no more than `cost` says, and quickly known."""
         tiles = self.diagonal(where.begin, where.end, grid)
         self.surround(where)
-        peak = self.coster.backward_peak if backward else self.coster.forward_peak
-        return peak(tiles.program, tiles.middle)
+        return self.coster.middle(tiles, backward)
 
     @remembered
     def choice(self, begin: int, end: int, pieces: int, blind: bool, backward: bool, only: int | None) -> Choice:
