@@ -26,7 +26,6 @@ from wsi_trainer.slide.tissue import (
 from wsi_trainer.store.identity import plain_name
 from wsi_trainer.store.settings import Settings
 
-_LONGEST_THUMBNAIL = 1024
 OVERLAY = ".rules.png"
 """Ending of the picture of what rules found, which lies over a thumbnail."""
 
