@@ -18,6 +18,7 @@ from wsi_trainer.errors import UserError
 from wsi_trainer.explain.heatmaps import write_heatmaps
 from wsi_trainer.explain.outputs import sentence_on_regions
 from wsi_trainer.fit.callbacks import process_peak
+from wsi_trainer.fit.compare import NAMES
 from wsi_trainer.fit.fit import run_fit
 from wsi_trainer.fit.parser import make_parser
 from wsi_trainer.fit.run import Run, read_json
@@ -225,5 +226,5 @@ def demo(
     console.rule("[bold]5/6  maps of what the model looked at", align="left")
     write_maps(settings, full, console)
     console.rule("[bold]6/6  report", align="left")
-    report = write_report(full, thumbnail, out=out / "report.html", title="wsi-train demo")
+    report = write_report(full, thumbnail, out=out / "report.html", title="wsi-train demo", names=NAMES["thumbnail"])
     Summary.of(full, thumbnail, time.perf_counter() - began, report).show(console)

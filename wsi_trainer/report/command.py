@@ -30,11 +30,11 @@ def report(
         name: The name of a cohort that was tested, instead of the run's own slides.
         data_root: The folder that holds the slides now, if they were moved.
     """
-    comparison, lines, names = run / "comparison.json", None, ("full resolution", "thumbnail")
+    comparison, lines, names = run / "comparison.json", None, None
     if comparison.is_file():
         with as_written(comparison):
             facts = read_json(comparison)
-            out, lines, names = out or run / "report.html", facts["lines"], facts["runs"]
+            out, lines, names = out or run / "report.html", facts["lines"], tuple(facts["runs"])
             split = split if facts["split"] not in ("val", "test") else facts["split"]
             run, baseline = run / "run", run / facts["compared with"]
     other = None if baseline is None else Run.open(baseline, cohort=name)

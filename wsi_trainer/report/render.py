@@ -39,7 +39,7 @@ def write_report(
     split: str = "test",
     out: Path | None = None,
     facts: dict[str, str] | None = None,
-    names: tuple[str, str] = ("full resolution", "thumbnail"),
+    names: tuple[str, str] | None = None,
     title: str | None = None,
 ) -> Path:
     """Write the page of a run and return its path.
@@ -50,11 +50,13 @@ def write_report(
         split: Which slides.
         out: Where to write; by default report.html in the folder of the run.
         facts: More lines for the table of memory and time.
-        names: What to call the run and the baseline.
+        names: What to call the run and the baseline; by default the names of their folders.
         title: The heading; by default the name of the folder of the run.
     """
+    names = names or (folder.name, "" if baseline is None else baseline.name)
     run = RunResults.load(names[0], folder, split)
-    other = RunResults.load(names[1], baseline, split) if baseline else None
+    second = names[1] if baseline is None or names[1] != names[0] else str(baseline.path)
+    other = RunResults.load(second, baseline, split) if baseline else None
     context = _context(run, other, split, facts or {}, title)
     with as_written(folder.evaluation(split)):
         try:
@@ -177,7 +179,7 @@ def _absent(run: RunResults) -> list[str]:
     if isinstance(run.predictions, (AreaPredictions, JointPredictions)):
         if run.regions is None:
             absent.append("Borders and lesions of this split were not compared: `wsi-train segment` does it.")
-    elif not run.folder.mapped:
+    elif not run.folder.mapped and run.folds is None:
         absent.append("This run has no maps of what the model looked at: `wsi-train heatmap` writes them.")
     if run.memory.get("engine") == "plain PyTorch":
         absent.append(
