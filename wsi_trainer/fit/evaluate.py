@@ -174,7 +174,7 @@ def records_of(run: Run, slides: str) -> list[SlideRecord]:
     if Path(slides).is_file() and Path(slides).suffix.lower() == ".csv":
         return run.as_seen(records_in(run, Path(slides), labelled=False))
     listed = list_slides(slides, note=lambda text: say(Console(), text))
-    return run.as_seen([SlideRecord(one.job.name, one.job.slide, "", one.job.name, "") for one in listed])
+    return run.as_seen([run.record_of(one.job.slide, one.job.name) for one in listed])
 
 
 # Predictions and scores.

@@ -291,6 +291,13 @@ class Run:
             slides = dict(read_json(self.facts).get("slides", {}))
             return {slide: Fingerprint(**one) for slide, one in slides.items()}
 
+    def record_of(self, path: Path, name: str) -> SlideRecord:
+        """A slide without label; of one that the run has, the size of its pixels is known."""
+        own = {record.path.resolve(): record for record in replace(self, cohort=None).kept()}
+        record = own.get(path.resolve())
+        mpp = "" if record is None else record.others.get("mpp", "")
+        return SlideRecord(name, path, "", name, "", others={"mpp": mpp})
+
     def as_seen(self, records: Sequence[SlideRecord], tell: bool = True) -> list[SlideRecord]:
         """The records of slides that the run does not have, to be read at the resolution of those it was trained on.
 
@@ -439,7 +446,7 @@ class Run:
 
     def predict(self, slide: str | Path) -> dict[str, float]:
         """The prediction of one slide: a number for each name in the columns of `wsi-train predict`."""
-        record = SlideRecord(Path(slide).name, Path(slide), "", Path(slide).name, "")
+        record = self.record_of(Path(slide), Path(slide).name)
         records = self.as_seen([record])
         said: dict[str, np.ndarray] = _of_models("evaluate").predict_records(self, records, progress=False)
         return dict(zip(self.loaded.model.task.names, map(float, said[record.slide])))

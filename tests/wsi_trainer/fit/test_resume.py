@@ -18,7 +18,7 @@ from tests.wsi_trainer.fit import slow_steps
 from wsi_trainer.cli import main
 from wsi_trainer.cli.commands import FAULT_EXIT
 from wsi_trainer.errors import UserError
-from wsi_trainer.fit import checkpoints, fit
+from wsi_trainer.fit import fit, trainer
 from wsi_trainer.fit import run as runs
 from wsi_trainer.fit.config import TrainConfig
 from wsi_trainer.fit.run import Run, read_json
@@ -157,7 +157,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(
 
     def full(descriptor: int) -> None:
         nonlocal calls
-        calls += 1
+        calls += "checkpoints" in os.readlink(f"/proc/self/fd/{descriptor}")
         if calls > 3:
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(descriptor)
@@ -177,13 +177,13 @@ def test_a_full_disk_keeps_the_checkpoint_before(
 def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint_is_named(tmp_path: Path) -> None:
     """PyTorch tells of it in words of its own; what was there before stays."""
     path = tmp_path / "last.ckpt"
-    checkpoints.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
+    trainer.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(3)}}, path)
     before = path.read_bytes()
     (tmp_path / "last.ckpt.partial").symlink_to("/dev/full")
     with pytest.raises(
         UserError, match=r"last.ckpt cannot be written \(about 38.1 MiB\): No space left on device; the"
     ):
-        checkpoints.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(10_000_000)}}, path)
+        trainer.Checkpoints().save_checkpoint({"state_dict": {"w": torch.ones(10_000_000)}}, path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
 
