@@ -45,6 +45,7 @@ class Tile:
         scan: The tile of a scan.
         carried: Rows that a scan's tile was handed.
         handed_back: Gradients of the rows that it handed on.
+        number: The number of a scan's tile.
     """
 
     members: Sequence[Owned]
@@ -52,6 +53,7 @@ class Tile:
     scan: ScanTile | None = None
     carried: dict[int, Tensor] = field(default_factory=dict)
     handed_back: dict[int, Tensor] = field(default_factory=dict)
+    number: int = 0
 
 
 class Backward:
@@ -310,9 +312,9 @@ class Backward:
         tiles = list(zip(scan(program, self.segment.backward_grid), self.ctx.carried, strict=True))
         self.segment.expect(lambda: [(t.reads, t.owned) for t, _ in tiles], self.handles, self.given(program))
         back: dict[int, Tensor] = {}
-        for ((tile, carried),) in self.segment.step.told([pair] for pair in reversed(tiles)):
+        for ((number, (tile, carried)),) in self.segment.step.told([pair] for pair in reversed([*enumerate(tiles)])):
             with self.segment.watching(), ranged("tile"):
-                back = self.tile(program, Tile([tile.owned], None, tile, carried, back))
+                back = self.tile(program, Tile([tile.owned], None, tile, carried, back, number))
 
     def wanted(self, v: Value) -> bool:
         """Whether something that a tile reads needs a gradient."""
@@ -393,7 +395,8 @@ class Backward:
             return {}
         grads = {n.serial: n.outputs[0].requires_grad for n in program.steps}
         work.carried = {s: t.detach().requires_grad_(grads[s]) for s, t in work.carried.items()}
-        return run_tile(program, work.scan, work.carried, read, self.operands, emit, grad=True)
+        tape = self.tapes.of_scan(work.number, work.scan)
+        return run_tile(tape, program, work.scan, work.carried, read, self.operands, emit, grad=True)
 
     def pulls(
         self, target: Target, i: int, box: Box, tiles: Sequence[Tensor], work: Tile

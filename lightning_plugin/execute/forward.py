@@ -94,7 +94,7 @@ class Forward:
 
         tiles = scan(program, self.segment.plan.forward)
         self.expect(lambda: [(tile.reads, tile.owned) for tile in tiles])
-        for (tile,) in self.segment.step.told([t] for t in tiles):
+        for ((number, tile),) in self.segment.step.told([pair] for pair in enumerate(tiles)):
             if self.segment.trains:
                 self.carried.append(handed)
             near = self.segment.near(tile.reads)
@@ -104,8 +104,9 @@ class Forward:
                 self.note(i, [box], tiles[0], near)
 
             with self.segment.watching(), ranged("tile"):
+                tape = self.tapes.of_scan(number, tile)
                 handed = run_tile(
-                    program, tile, handed, self.read, self.operands, emit, grad=False, see=self.segment.see
+                    tape, program, tile, handed, self.read, self.operands, emit, grad=False, see=self.segment.see
                 )
 
     def tile(self, members: Sequence[Owned]) -> None:

@@ -25,7 +25,7 @@ from lightning_plugin.ops import TileOp
 from lightning_plugin.program.compiled import OFTEN, Compiled, Compiler
 from lightning_plugin.program.program import Program
 from lightning_plugin.program.structure import structure
-from lightning_plugin.program.tape import Emit, Read, See, Tape, record
+from lightning_plugin.program.tape import Emit, Read, ScanTile, See, Tape, record
 
 Interval = tuple[int, int]
 #: So many steps of tapes are kept at most: some tens of megabytes.
@@ -60,6 +60,8 @@ class Findings:
         self.lines: dict[tuple[int, int], Line] = {}
         self.kinds: dict[Hashable, int] = {}
         self.tapes: dict[tuple[int, ...], Tape] = {}
+        #: Those of a scan's tiles, by their number.
+        self.scans: dict[int, Tape] = {}
         #: How often a kind's tape has run, with grad or without, and what was compiled of it (None: it cannot be).
         self.runs: Counter[tuple[tuple[int, ...], bool]] = Counter()
         self.compiled: dict[tuple[tuple[int, ...], bool], Compiled | None] = {}
@@ -110,7 +112,7 @@ class Findings:
     @property
     def size(self) -> int:
         """How many steps of tapes it holds; lines and tiles count as much for each of their boxes."""
-        steps = sum(len(tape.steps) for tape in self.tapes.values())
+        steps = sum(len(tape.steps) for tape in (*self.tapes.values(), *self.scans.values()))
         boxes = sum(len(line.held) for line in self.lines.values()) + sum(map(len, self.tiles or ()))
         return steps + boxes
 
@@ -299,6 +301,14 @@ class Tapes:
                 tape = found.bound(self.program)
             self.bound[kind] = tape
         return tape
+
+    def of_scan(self, number: int, tile: ScanTile) -> Tape:
+        """The tape of a scan's tile, bound to this pass's program."""
+        found = self.found.scans.get(number)
+        if found is None:
+            found = self.found.scans[number] = record(self.program, tile.owned, tile.boxes(self.program), tile)
+            return found
+        return found.bound(self.program)
 
     def boxes(self, owned: Sequence[Box]) -> dict[int, Box]:
         """The boxes of all maps that a tile holds: `Program.boxes`, put together from what is known of its lines."""

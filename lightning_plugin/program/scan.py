@@ -32,7 +32,7 @@ from lightning_plugin.graph import Node, Value
 from lightning_plugin.ops import ReduceOp
 from lightning_plugin.program.parts import parts_of, with_rest
 from lightning_plugin.program.program import Program
-from lightning_plugin.program.tape import Emit, ScanTile, See, record
+from lightning_plugin.program.tape import Emit, ScanTile, See, Tape
 
 
 def shareable(program: Program, grid: Grid) -> bool:
@@ -193,6 +193,7 @@ def not_in_order(label: str, box: Box) -> PlanError:
 
 
 def run_tile(
+    tape: Tape,
     program: Program,
     tile: ScanTile,
     carried: Mapping[int, Tensor],
@@ -202,7 +203,7 @@ def run_tile(
     grad: bool,
     see: See | None = None,
 ) -> dict[int, Tensor]:
-    """Evaluate one tile of a scan, as `Tape.run` does of a grid; returns what it hands on, by serial."""
+    """Evaluate one tile of a scan by its tape; returns what it hands on, by serial."""
     kept, handed = list(tile.kept), dict[int, Tensor]()
 
     def take(i: int, box: Box, tiles: Sequence[Tensor]) -> None:
@@ -212,15 +213,7 @@ def run_tile(
             handed[kept[i - len(program.targets)]] = tiles[0] if grad else tiles[0].clone()
 
     looks = None if see is None else lambda place, result: see(program.steps[place], result, tile.owned)
-    tape = record(program, tile.owned, boxes_of(program, tile), tile)
     given = [read(v, tile.reads[id(v)]) for v in program.reads if id(v) in tile.reads]
     given += [carried[serial] for serial in tile.carried]
     tape.run(given, (*tile.owned, *tile.kept.values()), vectors, take, grad, looks)
     return handed
-
-
-def boxes_of(program: Program, tile: ScanTile) -> dict[int, Box]:
-    """What a tile has of each map that it reads or makes."""
-    made = {id(n.outputs[0]): n.serial for n in program.steps if not isinstance(n.op, ReduceOp)}
-    there = tile.fresh.keys() | tile.carried.keys()
-    return {**tile.reads, **{key: tile.held(serial) for key, serial in made.items() if serial in there}}

@@ -55,6 +55,12 @@ class ScanTile:
             return carried
         return fresh if carried is None else carried.hull(fresh)
 
+    def boxes(self, program: Program) -> dict[int, Box]:
+        """What the tile has of each map that it reads or makes."""
+        there = self.fresh.keys() | self.carried.keys()
+        made = {id(n.outputs[0]): self.held(n.serial) for n in program.steps if n.serial in there}
+        return {**self.reads, **made}
+
 
 class Step(NamedTuple):
     """One operator of a tape, the program's at a ``place``.

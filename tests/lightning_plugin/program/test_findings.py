@@ -316,7 +316,7 @@ def test_findings_are_not_all_looked_at_for_each_new_one(monkeypatch: pytest.Mon
     for i in range(kept):
         library.shorten()
         library.findings[i] = findings.Findings.__new__(findings.Findings)
-        vars(library.findings[i]).update(tapes={}, lines={}, tiles=None)
+        vars(library.findings[i]).update(tapes={}, scans={}, lines={}, tiles=None)
     assert len(looked) < 2 * findings.NEW * kept  # each for each would be 80,000
 
 
