@@ -49,7 +49,7 @@ def shares_inside(attribution: Attribution, regions: Sequence[Rings], margin: fl
 
 def sentence_on_regions(facts: dict[str, Any]) -> str:
     """Sentence about the shares in true regions of heatmaps.json; empty where none are known."""
-    if not facts.get("annotated_slides"):
+    if facts.get("mass_inside") is None:
         return ""
     mass, area, field = facts["mass_inside"], facts["area_inside"], facts["receptive_field"]
     return (

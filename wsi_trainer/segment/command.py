@@ -42,6 +42,7 @@ def segment(words: Sequence[str]) -> int:
     add_overwrite(parser)
     parser.add_class_arguments(SegmentOptions)
     run, options = open_run(parser, words)
+    chosen = SegmentOptions(**{field.name: getattr(options, field.name) for field in fields(SegmentOptions)})
     if options.slides is not None:
         records = run.as_seen(records_in(run, options.slides, labelled=False))
         run = run.of_cohort(options.name or name_of(options.slides))
@@ -49,7 +50,6 @@ def segment(words: Sequence[str]) -> int:
     model, data, config = run.loaded
     if not isinstance(model, SlideSegmenter):
         raise UserError(f"{type(model.task).__name__} has one prediction for a slide; segment is for SegmentationTask")
-    chosen = SegmentOptions(**{field.name: getattr(options, field.name) for field in fields(SegmentOptions)})
     if options.slides is None:
         records = run.slides(options.split)
     model.to(device_of(config))

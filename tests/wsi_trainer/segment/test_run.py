@@ -302,7 +302,7 @@ def test_lesions_are_joined_where_asked(run: Run, tmp_path: Path, capsys: pytest
     (tmp_path / "list.csv").write_text("slide,regions\na.tif,\n")
     words = ["segment", str(run.path), "--overwrite", f"--slides={tmp_path / 'list.csv'}"]
     assert main([*words, "--join=75"]) == 2
-    assert "how large its pixels are, which --join needs" in capsys.readouterr().err
+    assert "does not say how large its pixels are" in capsys.readouterr().err
     assert main([*words, "--join=-1"]) == 2
     assert "--join is -1" in capsys.readouterr().err
 
