@@ -55,8 +55,7 @@ class PyramidWriter:
     def run(self) -> None:
         """Makes what is missing. Raises what a reader raises; what was finished stays."""
         first = min(1, len(self._shapes) - 1)
-        # One thread more than asked for: while one waits for the disk, the others work on pixels.
-        with ThreadPoolExecutor(self._threads + 1) as pool:
+        with ThreadPoolExecutor(self._threads) as pool:
             for level in range(first, len(self._shapes)):
                 rows, columns = map(range, self._grids[level])
                 cells = [
