@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_a_slide_that_is_read_in_short_pieces_has_its_pixels(tmp_path: Path) -> 
     """A decoder of JPEG would take half a tile for a grey one, and nobody would know."""
     pixels = np.random.default_rng(0).integers(0, 256, (128, 128, 3), np.uint8)
     tifffile.imwrite(tmp_path / "s.tif", pixels, tile=(64, 64), photometric="rgb")
-    with TiffReader(tmp_path / "s.tif") as reader:
+    with closing(TiffReader(tmp_path / "s.tif")) as reader:
         np.testing.assert_array_equal(reader.read(0, 0, 0, 128, 128), pixels)
 
 
