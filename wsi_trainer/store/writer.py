@@ -1,7 +1,7 @@
 """Writing the pyramid of an image shard by shard, with a few shards in memory and every finished one kept.
 
 A shard of level 0 is halved chunk by chunk to its quarter of the shard of level 1, which is made in the same task.
-Coarser levels are made from what was written of the level below: a third of a per cent of a conversion's time.
+Coarser levels are made from what was written of the level below, which holds a quarter of the pixels or less.
 """
 
 from __future__ import annotations
